@@ -1,0 +1,31 @@
+//! The contract between the hub and the agents, and what both processes have in common.
+//!
+//! - [`wire`]: the types generated from `proto/sync.proto`; its comments are the protocol's specification.
+//!   They stay at the edge: only [`convert`] and the two gRPC endpoints see them.
+//! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
+//! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
+//! - [`identity`]: who a peer is: SPIFFE names, fingerprints of keys, the join string.
+//! - [`tls`]: TLS 1.3 settings of both ends.
+//! - [`ops`]: what each process owes its operator: logs, metrics, health, shutdown.
+pub mod convert;
+pub mod identity;
+pub mod model;
+pub mod ops;
+pub mod tls;
+
+/// Types generated from `sync.proto`.
+#[allow(missing_docs, clippy::all)]
+pub mod wire {
+    tonic::include_proto!("runnel.v1");
+}
+
+/// The oldest protocol this build speaks.
+pub const PROTOCOL_MIN: u32 = 1;
+/// The newest protocol this build speaks.
+pub const PROTOCOL_MAX: u32 = 1;
+
+/// The largest gRPC message that either end takes, in bytes.
+///
+/// The largest object an API server stores (1.5 MiB) fits compressed; agent frames are far smaller
+/// ([`model::AGENT_FRAME_LIMIT`]).
+pub const FRAME_LIMIT: usize = 4 * 1024 * 1024;
