@@ -1,1 +1,3 @@
 //! Runnel hub.
+
+pub mod crd;

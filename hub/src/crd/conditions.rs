@@ -1,0 +1,306 @@
+//! The closed list of condition types and reasons, and how a condition changes.
+use std::fmt;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use runnel_proto::model;
+
+use super::limits;
+
+/// Every condition type that the hub writes. The order is that of a status: what a person asks first stands first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConditionType {
+    /// Rule: True when every copy is applied and every chosen cluster is fresh. False when something failed, or nothing is
+    /// selected or chosen. Unknown when the only thing wrong is silence.
+    Ready,
+    /// Rule: what Ready says, of the connected clusters alone, so that one offline site does not hide the rest.
+    Applied,
+    /// Rule: the hub or the agents are at work on it. Present only while true.
+    Reconciling,
+    /// Rule: it cannot go on without a person. Present only while true.
+    Stalled,
+    /// Rule: it rests, because `spec.suspend` is true. Present only while true.
+    Suspended,
+    /// Member: True when the hub talks to the cluster, False when `spec.accepted` is false or the cluster leaves.
+    Accepted,
+    /// Member: True while the cluster's agent is connected.
+    Connected,
+    /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
+    Unclaimed,
+}
+
+impl ConditionType {
+    /// Every type, in the order of a status.
+    pub const ALL: [ConditionType; 8] = [
+        ConditionType::Ready,
+        ConditionType::Applied,
+        ConditionType::Reconciling,
+        ConditionType::Stalled,
+        ConditionType::Suspended,
+        ConditionType::Accepted,
+        ConditionType::Connected,
+        ConditionType::Unclaimed,
+    ];
+
+    /// The word in the condition's `type`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ConditionType::Ready => "Ready",
+            ConditionType::Applied => "Applied",
+            ConditionType::Reconciling => "Reconciling",
+            ConditionType::Stalled => "Stalled",
+            ConditionType::Suspended => "Suspended",
+            ConditionType::Accepted => "Accepted",
+            ConditionType::Connected => "Connected",
+            ConditionType::Unclaimed => "Unclaimed",
+        }
+    }
+}
+
+/// The status of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConditionStatus {
+    /// It holds.
+    True,
+    /// It does not hold.
+    False,
+    /// The hub cannot tell.
+    Unknown,
+}
+
+impl ConditionStatus {
+    /// The word in the condition's `status`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ConditionStatus::True => "True",
+            ConditionStatus::False => "False",
+            ConditionStatus::Unknown => "Unknown",
+        }
+    }
+}
+
+impl From<bool> for ConditionStatus {
+    fn from(holds: bool) -> Self {
+        if holds { ConditionStatus::True } else { ConditionStatus::False }
+    }
+}
+
+/// Every reason that the hub writes into a condition or beside a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Every copy is applied.
+    AllApplied,
+    /// The rule selects no object.
+    NoSources,
+    /// The rule chooses no cluster.
+    NoClusters,
+    /// Nothing failed, but clusters are silent, so their copies are as they last said.
+    ClustersUnreachable,
+    /// Copies failed.
+    CopiesFailed,
+    /// Copies wait for namespaces that do not exist yet.
+    CopiesWaiting,
+    /// The hub may not read what the rule selects, or cannot; its copies stay as they are.
+    SourceUnreadable,
+    /// Changes are on their way.
+    Progressing,
+    /// The rule is being deleted and its copies are being seen to.
+    Deleting,
+    /// The rule rests.
+    Suspended,
+    /// The spec cannot be carried out as it is written.
+    InvalidSpec,
+    /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
+    Copy(model::Reason),
+    /// Member: the hub talks to the cluster.
+    Accepted,
+    /// Member: `spec.accepted` is false.
+    NotAccepted,
+    /// Member: the cluster leaves, and its copies are being seen to.
+    Leaving,
+    /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
+    Left,
+    /// Member: the agent's session is open.
+    SessionOpen,
+    /// Member: the agent's session ended and has not come back.
+    SessionLost,
+    /// Member: no agent has connected yet.
+    NeverConnected,
+    /// Member: the agent's certificate has expired.
+    CertificateExpired,
+    /// Member: the cluster holds copies of rules that the hub does not know.
+    RulesUnknown,
+}
+
+impl Reason {
+    /// The CamelCase word in the condition's `reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::AllApplied => "AllApplied",
+            Reason::NoSources => "NoSources",
+            Reason::NoClusters => "NoClusters",
+            Reason::ClustersUnreachable => "ClustersUnreachable",
+            Reason::CopiesFailed => "CopiesFailed",
+            Reason::CopiesWaiting => "CopiesWaiting",
+            Reason::SourceUnreadable => "SourceUnreadable",
+            Reason::Progressing => "Progressing",
+            Reason::Deleting => "Deleting",
+            Reason::Suspended => "Suspended",
+            Reason::InvalidSpec => "InvalidSpec",
+            Reason::Copy(reason) => reason.as_str(),
+            Reason::Accepted => "Accepted",
+            Reason::NotAccepted => "NotAccepted",
+            Reason::Leaving => "Leaving",
+            Reason::Left => "Left",
+            Reason::SessionOpen => "SessionOpen",
+            Reason::SessionLost => "SessionLost",
+            Reason::NeverConnected => "NeverConnected",
+            Reason::CertificateExpired => "CertificateExpired",
+            Reason::RulesUnknown => "RulesUnknown",
+        }
+    }
+}
+
+impl From<model::Reason> for Reason {
+    fn from(reason: model::Reason) -> Self {
+        Reason::Copy(reason)
+    }
+}
+
+impl fmt::Display for ConditionType {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.as_str())
+    }
+}
+
+/// The condition of this type, if it is there.
+pub fn condition(conditions: &[Condition], condition_type: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|condition| condition.type_ == condition_type.as_str())
+}
+
+/// Says something anew. `lastTransitionTime` moves only when the status flips, so saying the same twice changes nothing.
+/// A new condition takes its place in the order of [`ConditionType`]. A message that is too long is cut.
+pub fn set_condition(
+    conditions: &mut Vec<Condition>,
+    condition_type: ConditionType,
+    status: ConditionStatus,
+    reason: impl Into<Reason>,
+    message: &str,
+    observed_generation: Option<i64>,
+    now: Timestamp,
+) {
+    let known = conditions.iter_mut().find(|condition| condition.type_ == condition_type.as_str());
+    let last_transition_time = match &known {
+        Some(known) if known.status == status.as_str() => known.last_transition_time.clone(),
+        _ => Time(now),
+    };
+    let condition = Condition {
+        type_: condition_type.as_str().to_owned(),
+        status: status.as_str().to_owned(),
+        reason: reason.into().as_str().to_owned(),
+        message: shortened(message),
+        observed_generation,
+        last_transition_time,
+    };
+    match known {
+        Some(known) => *known = condition,
+        None => {
+            let rank = |name: &str| ConditionType::ALL.iter().position(|known| known.as_str() == name);
+            let after =
+                |other: &Condition| rank(&other.type_).is_none_or(|other| Some(other) > rank(condition_type.as_str()));
+            let place = conditions.iter().position(after).unwrap_or(conditions.len());
+            conditions.insert(place, condition);
+        }
+    }
+}
+
+/// Takes a condition away: those that are present only while true.
+pub fn remove_condition(conditions: &mut Vec<Condition>, condition_type: ConditionType) {
+    conditions.retain(|condition| condition.type_ != condition_type.as_str());
+}
+
+/// A message that fits into a status: at most [`limits::MESSAGE`] bytes, cut between characters.
+pub fn shortened(message: &str) -> String {
+    const CUT: &str = "...";
+    if message.len() <= limits::MESSAGE {
+        return message.to_owned();
+    }
+    let mut end = limits::MESSAGE - CUT.len();
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{CUT}", &message[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn ready(conditions: &mut Vec<Condition>, status: ConditionStatus, message: &str, second: i64) {
+        let reason = Reason::Progressing;
+        set_condition(conditions, ConditionType::Ready, status, reason, message, Some(second), at(second));
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_when_the_status_flips() {
+        let mut conditions = Vec::new();
+        ready(&mut conditions, ConditionStatus::False, "one", 1);
+        ready(&mut conditions, ConditionStatus::False, "two", 2);
+        let known = condition(&conditions, ConditionType::Ready).unwrap();
+        assert_eq!((known.last_transition_time.0, known.message.as_str()), (at(1), "two"));
+        assert_eq!(known.observed_generation, Some(2));
+
+        ready(&mut conditions, ConditionStatus::True, "two", 3);
+        assert_eq!(condition(&conditions, ConditionType::Ready).unwrap().last_transition_time.0, at(3));
+        assert_eq!(conditions.len(), 1);
+    }
+
+    #[test]
+    fn saying_the_same_twice_changes_nothing() {
+        let mut conditions = Vec::new();
+        ready(&mut conditions, ConditionStatus::Unknown, "quiet", 1);
+        let before = conditions.clone();
+        let reason = Reason::Progressing;
+        let unknown = ConditionStatus::Unknown;
+        set_condition(&mut conditions, ConditionType::Ready, unknown, reason, "quiet", Some(1), at(9));
+        assert_eq!(conditions, before);
+    }
+
+    #[test]
+    fn conditions_stand_in_one_order_whichever_came_first() {
+        let mut conditions = Vec::new();
+        for condition_type in ConditionType::ALL.into_iter().rev() {
+            let status = ConditionStatus::True;
+            set_condition(&mut conditions, condition_type, status, model::Reason::Conflict, "", None, at(0));
+        }
+        let names: Vec<_> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
+        assert_eq!(names, ConditionType::ALL.map(ConditionType::as_str));
+        assert_eq!(conditions[0].reason, "Conflict");
+
+        remove_condition(&mut conditions, ConditionType::Stalled);
+        assert!(condition(&conditions, ConditionType::Stalled).is_none());
+        assert_eq!(conditions.len(), names_without_stalled());
+    }
+
+    fn names_without_stalled() -> usize {
+        ConditionType::ALL.len() - 1
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let long = "ä".repeat(limits::MESSAGE);
+        let cut = shortened(&long);
+        assert!(cut.len() <= limits::MESSAGE && cut.ends_with("ä..."), "{}", cut.len());
+        assert_eq!(shortened("short"), "short");
+    }
+}

@@ -1,0 +1,187 @@
+//! The custom resource definitions as manifests.
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
+};
+use kube::CustomResourceExt;
+
+use super::{ClusterDistributionRule, DistributionRule, MemberCluster, limits};
+
+/// The definitions, ready to be applied.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    let mut definitions = vec![DistributionRule::crd(), ClusterDistributionRule::crd(), MemberCluster::crd()];
+    for definition in &mut definitions {
+        let is_member = definition.spec.names.kind == "MemberCluster";
+        for version in &mut definition.spec.versions {
+            let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) else {
+                continue;
+            };
+            tidy(root);
+            root.title = None;
+            if is_member {
+                root.x_kubernetes_validations.get_or_insert_default().push(cluster_name_rule());
+            }
+        }
+    }
+    definitions
+}
+
+/// One file for each definition: its name and its text.
+pub fn files() -> Vec<(String, String)> {
+    definitions()
+        .iter()
+        .map(|definition| {
+            let name = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
+            (name, format!("# Written by `runnel-hub crds`; do not edit.\n---\n{}", text(definition)))
+        })
+        .collect()
+}
+
+/// All definitions as one stream of YAML documents, for `kubectl apply -f -`.
+pub fn yaml() -> String {
+    definitions().iter().map(|definition| format!("---\n{}", text(definition))).collect()
+}
+
+fn text(definition: &CustomResourceDefinition) -> String {
+    let mut text = serde_saphyr::to_string(definition).expect("a definition is plain data");
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+fn cluster_name_rule() -> ValidationRule {
+    let longest = limits::CLUSTER_NAME;
+    ValidationRule {
+        rule: format!("size(self.metadata.name) <= {longest}"),
+        message: Some(format!(
+            "metadata.name: the name of a MemberCluster has at most {longest} characters: shorten it"
+        )),
+        ..ValidationRule::default()
+    }
+}
+
+/// Two things that the derive does not do. An optional field is absent or has a value: an explicit null counts as absent,
+/// for the API server and for CEL's `has`. And a description is a paragraph, not the lines of a comment.
+fn tidy(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    schema.description = schema.description.take().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    schema.properties.iter_mut().flat_map(|properties| properties.values_mut()).for_each(tidy);
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(items)) => tidy(items),
+        Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(tidy),
+        None => {}
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        tidy(values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Every schema node with its path.
+    fn nodes<'a>(path: String, schema: &'a Value, found: &mut Vec<(String, &'a Value)>) {
+        found.push((path.clone(), schema));
+        for (name, child) in schema["properties"].as_object().into_iter().flatten() {
+            nodes(format!("{path}.{name}"), child, found);
+        }
+        for (key, mark) in [("items", "[]"), ("additionalProperties", "{}")] {
+            if schema[key].is_object() {
+                nodes(format!("{path}{mark}"), &schema[key], found);
+            }
+        }
+    }
+
+    fn each_node(check: impl Fn(&str, &Value)) {
+        for definition in definitions() {
+            let definition = serde_json::to_value(definition).unwrap();
+            let mut found = Vec::new();
+            let kind = definition["spec"]["names"]["kind"].as_str().unwrap().to_owned();
+            nodes(kind, &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], &mut found);
+            found.iter().for_each(|(path, schema)| check(path, schema));
+        }
+    }
+
+    #[test]
+    fn the_deployed_files_are_what_the_types_say() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/crds");
+        for (name, text) in files() {
+            let path = folder.join(&name);
+            if std::env::var_os("RUNNEL_UPDATE").is_some() {
+                std::fs::write(&path, &text).unwrap();
+            }
+            let deployed = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                deployed == text,
+                "deploy/crds/{name} is not what the types say; write it anew with\n  \
+                 RUNNEL_UPDATE=1 cargo test -p runnel-hub crd"
+            );
+        }
+    }
+
+    #[test]
+    fn the_text_says_what_the_definitions_say() {
+        for (definition, (name, text)) in definitions().into_iter().zip(files()) {
+            let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
+            assert!(read == definition, "{name}");
+        }
+        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 3);
+    }
+
+    #[test]
+    fn every_field_is_described() {
+        each_node(|path, schema| {
+            let is_element = path.ends_with("[]") || path.ends_with("{}");
+            assert!(is_element || schema["description"].is_string(), "{path}");
+        });
+    }
+
+    #[test]
+    fn every_string_and_list_is_bounded_so_that_checking_costs_are() {
+        each_node(|path, schema| match schema["type"].as_str() {
+            Some("string") => {
+                let bounded = schema["maxLength"].is_number() || schema["enum"].is_array();
+                assert!(bounded || schema["format"] == "date-time", "{path}");
+            }
+            Some("array") => assert!(schema["maxItems"].is_number(), "{path}"),
+            Some("object") if schema["additionalProperties"].is_object() => {
+                assert!(schema["maxProperties"].is_number(), "{path}");
+            }
+            Some("object") => assert!(schema["properties"].is_object(), "{path}"),
+            other => assert!(matches!(other, Some("boolean" | "integer")), "{path}: {other:?}"),
+        });
+    }
+
+    #[test]
+    fn every_list_says_how_it_merges_and_nothing_takes_null_or_unsigned_numbers() {
+        each_node(|path, schema| {
+            assert!(schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(), "{path}");
+            assert!(schema["nullable"].is_null(), "{path}");
+            assert!(schema["format"].as_str().is_none_or(|format| !format.starts_with('u')), "{path}");
+        });
+    }
+
+    #[test]
+    fn every_rule_says_what_to_do() {
+        each_node(|path, schema| {
+            for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+                assert!(rule["message"].as_str().is_some_and(|message| !message.contains('\n')), "{path}");
+            }
+        });
+    }
+
+    #[test]
+    fn resources_are_the_kinds_of_the_one_table() {
+        let resources: Vec<_> = runnel_proto::model::KINDS.iter().map(|kind| kind.resource).collect();
+        each_node(|path, schema| {
+            if path.ends_with(".resources[]") {
+                assert_eq!(schema["enum"], serde_json::json!(resources), "{path}");
+            }
+        });
+    }
+}

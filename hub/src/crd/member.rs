@@ -1,0 +1,189 @@
+//! Member clusters: the places that copies go to.
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{DeletionPolicy, limits, schema};
+
+/// Whether and how a cluster takes part.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "runnel.dev",
+    version = "v1alpha1",
+    kind = "MemberCluster",
+    doc = "A cluster that gets copies. Its labels are chosen by the hub's administrator and are what rules select by. Its name is a DNS name of at most 63 characters. Deleting it revokes the cluster's certificates at once; a cluster that leaves in order has leaving set first.",
+    shortname = "member",
+    category = "runnel",
+    status = "MemberClusterStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Accepted")].status"#,
+        description = "Whether the hub talks to this cluster."
+    ),
+    printcolumn(
+        name = "Connected",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Connected")].status"#,
+        description = "Whether the cluster's agent is connected."
+    ),
+    printcolumn(
+        name = "Agent",
+        type_ = "string",
+        json_path = ".status.agentVersion",
+        description = "The version of the agent."
+    ),
+    printcolumn(
+        name = "Kubernetes",
+        type_ = "string",
+        json_path = ".status.kubernetesVersion",
+        description = "The version of the cluster."
+    ),
+    printcolumn(
+        name = "Certificate-Expires",
+        type_ = "string",
+        json_path = ".status.certificate.expiresAt",
+        description = "When the agent's certificate expires; it is renewed long before."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberClusterSpec {
+    /// Whether the hub talks to this cluster. Setting it to false is a revocation: the agent is cut off within a second
+    /// and gets nothing more; its copies stay.
+    #[serde(default = "yes")]
+    pub accepted: bool,
+    /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
+    /// new ones. When its status says that it has left, delete it.
+    #[serde(default)]
+    pub leaving: bool,
+    /// The join that is allowed now, made by `runnel-hub token create`, or declared in Git together with the agent's Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Join")]
+    pub join: Option<Join>,
+}
+
+impl Default for MemberClusterSpec {
+    /// As the API server fills in an empty spec.
+    fn default() -> Self {
+        Self { accepted: true, leaving: false, join: None }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One allowed join. The token itself is never stored on the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Join {
+    /// `sha256:` and the SHA-256 of the token in lowercase hexadecimal digits.
+    #[schemars(transform = schema::sha256("join.tokenHash"))]
+    pub token_hash: String,
+    /// Until when the token is taken, in RFC 3339, such as 2026-01-31T12:00:00Z.
+    pub expires_at: Time,
+}
+
+/// What the hub knows of the cluster. No live counts stand here: those are metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberClusterStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Accepted and Connected always; Unclaimed while it is true.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::conditions)]
+    pub conditions: Vec<Condition>,
+    /// The certificate that the agent last connected with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Certificate")]
+    pub certificate: Option<Certificate>,
+    /// The version of the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(128))]
+    pub agent_version: Option<String>,
+    /// The version of the cluster's API server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(128))]
+    pub kubernetes_version: Option<String>,
+    /// The uid of the cluster's `kube-system` namespace, which tells clusters apart whatever they are called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(128))]
+    pub cluster_uid: Option<String>,
+    /// The keys by which the hub knows the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Identity")]
+    pub identity: Option<Identity>,
+    /// The last token that was redeemed, and by which key: a token is taken once, and again only from the same key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "RedeemedJoin")]
+    pub join: Option<RedeemedJoin>,
+    /// Rules that were deleted while the cluster could not be reached, and what becomes of their copies when it returns.
+    /// At most 1000; what does not fit is retained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("ruleUid", limits::PENDING_REMOVALS))]
+    pub pending_removals: Vec<PendingRemoval>,
+}
+
+/// A certificate of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Certificate {
+    /// When it expires.
+    pub expires_at: Time,
+}
+
+/// The keys by which the hub knows an agent. A certificate for any other key is refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    /// At most 4: during a renewal the old and the new key both hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("fingerprint", limits::KEYS))]
+    pub keys: Vec<KeyRecord>,
+}
+
+/// One key of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyRecord {
+    /// `sha256:` and the SHA-256 of the public key (its SubjectPublicKeyInfo) in lowercase hexadecimal digits.
+    #[schemars(transform = schema::sha256("fingerprint"))]
+    pub fingerprint: String,
+    /// When the newest certificate for this key was issued.
+    pub issued_at: Time,
+    /// When that certificate expires.
+    pub expires_at: Time,
+}
+
+/// A token that was redeemed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RedeemedJoin {
+    /// The hash of the token, as in `spec.join`.
+    #[schemars(transform = schema::sha256("tokenHash"))]
+    pub token_hash: String,
+    /// The fingerprint of the key that redeemed it.
+    #[schemars(transform = schema::sha256("keyFingerprint"))]
+    pub key_fingerprint: String,
+}
+
+/// A deleted rule whose copies in this cluster have not been seen to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingRemoval {
+    /// The uid of the rule.
+    #[schemars(transform = schema::text(128))]
+    pub rule_uid: String,
+    /// What becomes of its copies.
+    pub deletion_policy: DeletionPolicy,
+    /// How the rule was called: `namespace/name`, or `name` for a ClusterDistributionRule.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(512))]
+    pub rule: String,
+}

@@ -1,0 +1,59 @@
+//! The custom resources of the API group `runnel.dev`: what a user writes, and what the hub answers in the status.
+//!
+//! The types here are the API. Their doc comments become the descriptions that `kubectl explain` shows, and what they
+//! refuse is refused by the API server itself, with a message that names the field and the cure. All of it is pure:
+//! no I/O and no clock.
+pub mod conditions;
+mod generate;
+mod member;
+mod rule;
+mod rule_status;
+mod schema;
+mod selector;
+
+pub use generate::{definitions, files, yaml};
+pub use member::{
+    Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
+    RedeemedJoin,
+};
+pub use rule::{
+    ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
+    DistributionRule, DistributionRuleSpec, DriftPolicy, Namespaces, RuleTerms, Source,
+};
+pub use rule_status::{ClusterState, ClusterStatus, Display, RuleStatus, Summary};
+pub use selector::{LabelExpression, LabelSelector, Operator};
+
+/// The API group.
+pub const GROUP: &str = "runnel.dev";
+/// The API version.
+pub const VERSION: &str = "v1alpha1";
+/// The finalizer on rules: a rule is gone only when its copies have been seen to.
+pub const FINALIZER: &str = "runnel.dev/copies";
+
+/// What a spec may hold at most, so that the API server can bound the cost of checking it.
+pub mod limits {
+    /// Entries in a rule's `sources`.
+    pub const SOURCES: usize = 16;
+    /// Names or globs in one entry's `names` or `exclude`.
+    pub const NAMES: usize = 256;
+    /// Names or globs of namespaces in one list.
+    pub const NAMESPACES: usize = 128;
+    /// Names in `clusters.names` or `clusters.exclude`.
+    pub const CLUSTERS: usize = 512;
+    /// Requirements in one label selector: `matchLabels` and `matchExpressions` each.
+    pub const EXPRESSIONS: usize = 16;
+    /// Values in one `matchExpressions` entry.
+    pub const VALUES: usize = 64;
+    /// Clusters that a rule's status lists, the worst first.
+    pub const STATUS_CLUSTERS: usize = 20;
+    /// Conditions in one status.
+    pub const CONDITIONS: usize = 16;
+    /// Bytes in the message of a condition or of a listed cluster.
+    pub const MESSAGE: usize = 1024;
+    /// Characters in a `MemberCluster`'s name: it also stands in label values.
+    pub const CLUSTER_NAME: usize = 63;
+    /// Keys that one member may hold at a time: during a renewal, the old and the new one.
+    pub const KEYS: usize = 4;
+    /// Removals that wait for one member; what does not fit is retained.
+    pub const PENDING_REMOVALS: usize = 1000;
+}

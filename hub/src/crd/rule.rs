@@ -1,0 +1,308 @@
+//! Rules: what goes where.
+use kube::CustomResource;
+use runnel_proto::model::{self, Pattern};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{LabelSelector, RuleStatus, limits, schema, schema::Item};
+
+/// What is copied, to which clusters, and into which namespaces there.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "runnel.dev",
+    version = "v1alpha1",
+    kind = "DistributionRule",
+    doc = "Copies ConfigMaps and Secrets of its own namespace to member clusters, and keeps the copies right.",
+    namespaced,
+    shortname = "drule",
+    category = "runnel",
+    status = "RuleStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        description = "Whether every copy is applied in every chosen cluster."
+    ),
+    printcolumn(
+        name = "Clusters",
+        type_ = "string",
+        json_path = ".status.display.clusters",
+        description = "Clusters that are ready, of all that are chosen."
+    ),
+    printcolumn(
+        name = "Copies",
+        type_ = "string",
+        json_path = ".status.display.copies",
+        description = "Copies that are applied, of all that should exist."
+    ),
+    printcolumn(
+        name = "Failed",
+        type_ = "integer",
+        json_path = ".status.summary.copiesFailed",
+        description = "Copies whose last attempt failed."
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        description = "Why the rule is ready or not."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule_spec)]
+pub struct DistributionRuleSpec {
+    /// What is copied, out of this rule's own namespace. Entries add up: an object is a source when any entry selects it.
+    /// 1 to 16 entries.
+    #[schemars(transform = schema::list(limits::SOURCES))]
+    #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with resources and either selector or names"))]
+    pub sources: Vec<Source>,
+    /// Where the copies go and how they are kept.
+    #[serde(flatten)]
+    pub terms: RuleTerms,
+}
+
+/// What is copied, to which clusters, and into which namespaces there.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "runnel.dev",
+    version = "v1alpha1",
+    kind = "ClusterDistributionRule",
+    doc = "Copies ConfigMaps and Secrets of chosen namespaces to member clusters, and keeps the copies right. For administrators: it reads any namespace of the hub, and precedes every DistributionRule that wants the same copy.",
+    shortname = "cdrule",
+    category = "runnel",
+    status = "RuleStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        description = "Whether every copy is applied in every chosen cluster."
+    ),
+    printcolumn(
+        name = "Clusters",
+        type_ = "string",
+        json_path = ".status.display.clusters",
+        description = "Clusters that are ready, of all that are chosen."
+    ),
+    printcolumn(
+        name = "Copies",
+        type_ = "string",
+        json_path = ".status.display.copies",
+        description = "Copies that are applied, of all that should exist."
+    ),
+    printcolumn(
+        name = "Failed",
+        type_ = "integer",
+        json_path = ".status.summary.copiesFailed",
+        description = "Copies whose last attempt failed."
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        description = "Why the rule is ready or not."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule_spec)]
+pub struct ClusterDistributionRuleSpec {
+    /// What is copied, out of the namespaces that each entry names. Entries add up: an object is a source when any entry
+    /// selects it. 1 to 16 entries.
+    #[schemars(transform = schema::list(limits::SOURCES))]
+    #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with namespaces, resources and either selector or names"))]
+    pub sources: Vec<ClusterSource>,
+    /// Where the copies go and how they are kept.
+    #[serde(flatten)]
+    pub terms: RuleTerms,
+}
+
+/// Selects objects of one namespace. Set exactly one of selector and names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::source)]
+pub struct Source {
+    /// The kinds of objects, as `plural` or `plural.group`, as in RBAC. At least one.
+    #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds to copy, such as [configmaps, secrets]"))]
+    pub resources: Vec<String>,
+    /// Selects objects by their labels. It may not be empty; for every object write `names: ["*"]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("selector", "for every object remove it and write names: [\"*\"]"))]
+    pub selector: Option<LabelSelector>,
+    /// Selects objects by name: exact names, and globs in which `*` stands for any run of characters. At most 256.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("names", limits::NAMES, Item::ObjectPattern))]
+    pub names: Vec<String>,
+    /// Names and globs that are subtracted from what this entry selects. At most 256.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("exclude", limits::NAMES, Item::ObjectPattern))]
+    pub exclude: Vec<String>,
+}
+
+/// Selects objects of the named namespaces. Set exactly one of selector and names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterSource {
+    /// The hub's namespaces to read: exact names, and globs in which `*` stands for any run of characters. Globs never
+    /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128.
+    #[schemars(transform = schema::filled_set("namespaces", limits::NAMESPACES, Item::NamespacePattern, "name the hub's namespaces to read; for all of them write namespaces: [\"*\"]"))]
+    pub namespaces: Vec<String>,
+    /// What to select there.
+    #[serde(flatten)]
+    pub source: Source,
+}
+
+/// What both kinds of rules say besides their sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleTerms {
+    /// The member clusters that get copies. At least one of selector, names and all; they add up.
+    pub clusters: Clusters,
+    /// The namespaces in each member cluster that get copies. Without it, a copy goes to the namespace that its source
+    /// is in. A namespace that does not exist yet gets its copies when it comes to be; until then they are counted as
+    /// waiting, not as failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Namespaces")]
+    pub namespaces: Option<Namespaces>,
+    /// Whether namespaces that are missing in a member cluster are created. Holds for the names in `namespaces.names`
+    /// that are not globs. A namespace that was created is never deleted.
+    #[serde(default)]
+    pub create_namespaces: bool,
+    /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it.
+    #[serde(default)]
+    pub conflict_policy: ConflictPolicy,
+    /// What to do when a copy was changed in a member cluster. Correct: put it back.
+    #[serde(default)]
+    pub drift_policy: DriftPolicy,
+    /// What to do with a copy that is no longer wanted, whatever the cause: the rule, its source, a label, a namespace or
+    /// a cluster. Delete: delete it. Retain: leave it where it is, without Runnel's marks.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+    /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+/// Chooses member clusters. At least one of selector, names and all; they add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "has(self.selector) || (has(self.names) && size(self.names) > 0) || (has(self.all) && self.all)",
+    "clusters chooses nothing: set selector or names, or all: true for every cluster",
+))]
+pub struct Clusters {
+    /// Chooses clusters by the labels of their MemberCluster. It may not be empty; for every cluster write `all: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("clusters.selector", "for every cluster remove it and write all: true"))]
+    pub selector: Option<LabelSelector>,
+    /// Chooses clusters by the exact names of their MemberClusters. At most 512.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("clusters.names", limits::CLUSTERS, Item::ClusterName))]
+    pub names: Vec<String>,
+    /// Whether every accepted cluster is chosen, also those that join later.
+    #[serde(default)]
+    pub all: bool,
+    /// Names and globs of clusters that are subtracted. At most 512.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("clusters.exclude", limits::CLUSTERS, Item::ClusterPattern))]
+    pub exclude: Vec<String>,
+}
+
+/// Chooses namespaces in the member clusters. At least one of names and selector; they add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "has(self.selector) || (has(self.names) && size(self.names) > 0)",
+    "namespaces chooses nothing: set names or selector, or remove namespaces to keep each source's own namespace",
+))]
+pub struct Namespaces {
+    /// Exact names, and globs in which `*` stands for any run of characters. Globs never match `kube-*` or the namespace
+    /// of Runnel itself; an exact name may. At most 128.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
+    pub names: Vec<String>,
+    /// Chooses namespaces by their labels in the member cluster. Never matches `kube-*` or the namespace of Runnel itself.
+    /// It may not be empty; for every namespace write `names: ["*"]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("namespaces.selector", "for every namespace remove it and write names: [\"*\"]"))]
+    pub selector: Option<LabelSelector>,
+    /// Names and globs of namespaces that are subtracted. At most 128.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("namespaces.exclude", limits::NAMESPACES, Item::NamespacePattern))]
+    pub exclude: Vec<String>,
+}
+
+/// What to do with an object that is not a copy and stands where a copy should.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ConflictPolicy {
+    /// Leave it alone and report it.
+    #[default]
+    Fail,
+}
+
+/// What to do with a copy that was changed in a member cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DriftPolicy {
+    /// Put it back.
+    #[default]
+    Correct,
+}
+
+/// What to do with a copy that is no longer wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum DeletionPolicy {
+    /// Delete it.
+    #[default]
+    Delete,
+    /// Leave it, without Runnel's marks.
+    Retain,
+}
+
+impl From<ConflictPolicy> for model::ConflictPolicy {
+    fn from(policy: ConflictPolicy) -> Self {
+        match policy {
+            ConflictPolicy::Fail => model::ConflictPolicy::Fail,
+        }
+    }
+}
+
+impl From<DriftPolicy> for model::DriftPolicy {
+    fn from(policy: DriftPolicy) -> Self {
+        match policy {
+            DriftPolicy::Correct => model::DriftPolicy::Correct,
+        }
+    }
+}
+
+impl From<DeletionPolicy> for model::DeletionPolicy {
+    fn from(policy: DeletionPolicy) -> Self {
+        match policy {
+            DeletionPolicy::Delete => model::DeletionPolicy::Delete,
+            DeletionPolicy::Retain => model::DeletionPolicy::Retain,
+        }
+    }
+}
+
+impl From<model::DeletionPolicy> for DeletionPolicy {
+    fn from(policy: model::DeletionPolicy) -> Self {
+        match policy {
+            model::DeletionPolicy::Delete => DeletionPolicy::Delete,
+            model::DeletionPolicy::Retain => DeletionPolicy::Retain,
+        }
+    }
+}
+
+impl From<&Namespaces> for model::NamespaceChoice {
+    fn from(namespaces: &Namespaces) -> Self {
+        let patterns = |texts: &[String]| texts.iter().map(Pattern::new).collect();
+        Self {
+            names: patterns(&namespaces.names),
+            selector: namespaces.selector.as_ref().map(Into::into),
+            exclude: patterns(&namespaces.exclude),
+        }
+    }
+}

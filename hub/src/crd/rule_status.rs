@@ -1,0 +1,156 @@
+//! What the hub says about a rule. Bounded in bytes, whatever the size of the fleet.
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{limits, schema};
+
+/// What has become of the rule.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleStatus {
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Stands for the newest state of rule and sources that is applied in every chosen cluster; it tells that an edit has
+    /// arrived. Opaque: compare it, do not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(128))]
+    pub revision: Option<String>,
+    /// The counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Summary")]
+    pub summary: Option<Summary>,
+    /// The counts as `kubectl get` shows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Display")]
+    pub display: Option<Display>,
+    /// Ready and Applied always; Reconciling, Stalled and Suspended while they are true.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::conditions)]
+    pub conditions: Vec<Condition>,
+    /// The clusters that are not as they should be, the worst first, at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("name", limits::STATUS_CLUSTERS))]
+    pub clusters: Vec<ClusterStatus>,
+    /// Whether there are more such clusters than are listed.
+    #[serde(default)]
+    pub truncated: bool,
+}
+
+/// The counts of a rule. Those of copies sum up over the chosen clusters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Summary {
+    /// Objects on the hub that the rule selects.
+    pub sources: i64,
+    /// Member clusters that the rule chooses.
+    pub clusters: i64,
+    /// Of these, the clusters that are connected and have every copy applied.
+    pub clusters_ready: i64,
+    /// Copies that should exist.
+    pub copies: i64,
+    /// Copies that equal their source.
+    pub copies_applied: i64,
+    /// Copies whose last attempt failed.
+    pub copies_failed: i64,
+    /// Copies for namespaces that do not exist yet.
+    pub copies_waiting: i64,
+}
+
+/// The counts of a rule as `kubectl get` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Display {
+    /// Clusters that are ready, of all that are chosen, such as `118/120`.
+    #[schemars(transform = schema::text(64))]
+    pub clusters: String,
+    /// Copies that are applied, of all that should exist, such as `948/960`.
+    #[schemars(transform = schema::text(64))]
+    pub copies: String,
+}
+
+impl From<&Summary> for Display {
+    fn from(summary: &Summary) -> Self {
+        Self {
+            clusters: format!("{}/{}", summary.clusters_ready, summary.clusters),
+            copies: format!("{}/{}", summary.copies_applied, summary.copies),
+        }
+    }
+}
+
+/// How a rule fares in one cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// The name of the MemberCluster.
+    #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
+    pub name: String,
+    /// Failed: a copy failed. Unreachable: the cluster is not connected, and what is counted here is what it last said.
+    /// Waiting: a namespace does not exist yet. Progressing: copies are on their way. Ready: every copy is applied.
+    pub state: ClusterState,
+    /// Copies that equal their source.
+    #[serde(default)]
+    pub applied: i64,
+    /// Copies whose last attempt failed.
+    #[serde(default)]
+    pub failed: i64,
+    /// Copies for namespaces that do not exist yet.
+    #[serde(default)]
+    pub waiting: i64,
+    /// The worst reason among the copies, or why the cluster is in this state: one CamelCase word.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(128))]
+    pub reason: String,
+    /// A sentence for a person. Never holds content of a source.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(limits::MESSAGE))]
+    pub message: String,
+    /// Since when the cluster has been in this state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub since: Option<Time>,
+}
+
+/// The state of a rule in one cluster; the worst is the smallest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum ClusterState {
+    /// A copy failed.
+    Failed,
+    /// The cluster is not connected.
+    Unreachable,
+    /// A namespace does not exist yet.
+    Waiting,
+    /// Copies are on their way.
+    #[default]
+    Progressing,
+    /// Every copy is applied.
+    Ready,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_counts_are_written() {
+        let status = RuleStatus { summary: Some(Summary::default()), ..RuleStatus::default() };
+        let written = serde_json::to_value(&status).unwrap();
+        let zero = serde_json::json!(0);
+        for count in
+            ["sources", "clusters", "clustersReady", "copies", "copiesApplied", "copiesFailed", "copiesWaiting"]
+        {
+            assert_eq!(written["summary"][count], zero, "{count}");
+        }
+    }
+
+    #[test]
+    fn the_worst_state_comes_first() {
+        let mut states = [ClusterState::Ready, ClusterState::Waiting, ClusterState::Failed, ClusterState::Unreachable];
+        states.sort();
+        assert_eq!(
+            states,
+            [ClusterState::Failed, ClusterState::Unreachable, ClusterState::Waiting, ClusterState::Ready]
+        );
+    }
+}

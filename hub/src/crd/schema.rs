@@ -1,0 +1,211 @@
+//! What the API server checks beyond types: limits, list types, and CEL rules whose messages name the field and the cure.
+use runnel_proto::model::KINDS;
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+
+use super::limits;
+
+/// A DNS-1123 subdomain in which `*` counts as a letter. A glob that this refuses could not match any valid name.
+const SUBDOMAIN_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?(\\.[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?)*$";
+const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const LABEL_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$";
+const QUALIFIED_NAME: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
+const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
+
+const LABEL_KEY_CURE: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
+     ends, optionally after a DNS name and '/', such as app or example.com/app";
+const LABEL_VALUE_CURE: &str =
+    "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
+
+/// What the strings of a list are.
+#[derive(Clone, Copy)]
+pub(super) enum Item {
+    /// Object names and globs.
+    ObjectPattern,
+    /// Namespace names and globs.
+    NamespacePattern,
+    /// Names of `MemberCluster`s.
+    ClusterName,
+    /// Names of `MemberCluster`s and globs.
+    ClusterPattern,
+    /// Values of labels.
+    LabelValue,
+    /// `plural[.group]` of the kinds that can be distributed.
+    Resource,
+}
+
+impl Item {
+    /// Regular expression, longest string, and the cure.
+    fn pattern(self) -> Option<(&'static str, usize, &'static str)> {
+        Some(match self {
+            Item::ObjectPattern => (
+                SUBDOMAIN_GLOB,
+                253,
+                "write an object name (lowercase letters, digits, '-' and '.', with a letter or digit at both ends) or a \
+                 glob of such characters and '*', such as tls-*",
+            ),
+            Item::NamespacePattern => (
+                LABEL_GLOB,
+                63,
+                "write a namespace name (lowercase letters, digits and '-', with a letter or digit at both ends) or a \
+                 glob of such characters and '*', such as team-*",
+            ),
+            Item::ClusterName => (
+                SUBDOMAIN,
+                limits::CLUSTER_NAME,
+                "write the whole name of a MemberCluster (lowercase letters, digits, '-' and '.'); to choose several \
+                 clusters at once use clusters.selector",
+            ),
+            Item::ClusterPattern => (
+                SUBDOMAIN_GLOB,
+                limits::CLUSTER_NAME,
+                "write the name of a MemberCluster (lowercase letters, digits, '-' and '.') or a glob of such characters \
+                 and '*', such as eu-*",
+            ),
+            Item::LabelValue => (LABEL_VALUE, 63, LABEL_VALUE_CURE),
+            Item::Resource => return None,
+        })
+    }
+}
+
+/// A list of distinct strings, called `field` in messages.
+pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("x-kubernetes-list-type".into(), json!("set"));
+        schema.insert("maxItems".into(), json!(max));
+        let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else { return };
+        if let Some((regex, longest, cure)) = item.pattern() {
+            items.insert("maxLength".into(), json!(longest));
+            add(items, &format!("self.matches('{regex}')"), &format!("{field}: {cure}"));
+        } else {
+            items.insert("maxLength".into(), json!(253));
+            items.insert("enum".into(), KINDS.iter().map(|kind| kind.resource).collect());
+        }
+    }
+}
+
+/// Like [`set`], and not empty.
+pub(super) fn filled_set(field: &'static str, max: usize, item: Item, cure: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        set(field, max, item)(schema);
+        rule("size(self) > 0", format!("{field} is empty: {cure}"))(schema);
+    }
+}
+
+/// A list of objects that is replaced as a whole.
+pub(super) fn list(max: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("x-kubernetes-list-type".into(), json!("atomic"));
+        schema.insert("maxItems".into(), json!(max));
+    }
+}
+
+/// A list of objects that are told apart by `key`.
+pub(super) fn keyed_list(key: &'static str, max: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("x-kubernetes-list-type".into(), json!("map"));
+        schema.insert("x-kubernetes-list-map-keys".into(), json!([key]));
+        schema.insert("maxItems".into(), json!(max));
+    }
+}
+
+/// The conditions of a status.
+pub(super) fn conditions(schema: &mut Schema) {
+    keyed_list("type", limits::CONDITIONS)(schema);
+    let properties = schema.get_mut("items").and_then(|items| items.get_mut("properties"));
+    let Some(properties) = properties.and_then(Value::as_object_mut) else { return };
+    let longest = [("type", 316), ("reason", 1024), ("message", limits::MESSAGE)];
+    for (name, value) in properties {
+        let Some(field) = value.as_object_mut() else { continue };
+        if let Some((_, longest)) = longest.iter().find(|(bounded, _)| bounded == name) {
+            field.insert("maxLength".into(), json!(longest));
+        }
+        if name == "status" {
+            field.insert("enum".into(), json!(["True", "False", "Unknown"]));
+        }
+    }
+}
+
+/// A string of at most so many characters.
+pub(super) fn text(max: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxLength".into(), json!(max));
+    }
+}
+
+/// `sha256:` and 64 hexadecimal digits.
+pub(super) fn sha256(field: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxLength".into(), json!(71));
+        rule(
+            "self.matches('^sha256:[0-9a-f]{64}$')",
+            format!("{field}: write sha256: and 64 lowercase hexadecimal digits"),
+        )(schema);
+    }
+}
+
+/// One CEL rule; it holds of the object or the message is the answer.
+pub(super) fn rule(rule: impl Into<String>, message: impl Into<String>) -> impl FnMut(&mut Schema) {
+    let (rule, message) = (rule.into(), message.into());
+    move |schema| add(schema.ensure_object(), &rule, &message)
+}
+
+/// A label selector that is there is not empty, for which `cure` is the right thing to write.
+pub(super) fn filled_selector(field: &'static str, cure: &'static str) -> impl FnMut(&mut Schema) {
+    rule(
+        "(has(self.matchLabels) && size(self.matchLabels) > 0) || \
+         (has(self.matchExpressions) && size(self.matchExpressions) > 0)",
+        format!("{field} is empty: set matchLabels or matchExpressions, or {cure}"),
+    )
+}
+
+/// The labels of a selector.
+pub(super) fn match_labels(schema: &mut Schema) {
+    schema.insert("maxProperties".into(), json!(limits::EXPRESSIONS));
+    if let Some(values) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+        values.insert("maxLength".into(), json!(63));
+        add(values, &format!("self.matches('{LABEL_VALUE}')"), &format!("matchLabels: {LABEL_VALUE_CURE}"));
+    }
+    rule(
+        format!("self.all(key, key.matches('{QUALIFIED_NAME}') && key.indexOf('/') <= 253)"),
+        format!("matchLabels: {LABEL_KEY_CURE}"),
+    )(schema);
+}
+
+/// The key of a label.
+pub(super) fn label_key(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(317));
+    rule(
+        format!("self.matches('{QUALIFIED_NAME}') && self.indexOf('/') <= 253"),
+        format!("matchExpressions.key: {LABEL_KEY_CURE}"),
+    )(schema);
+}
+
+/// An entry of `sources`.
+pub(super) fn source(schema: &mut Schema) {
+    rule(
+        "has(self.selector) || (has(self.names) && size(self.names) > 0)",
+        "this entry of sources selects nothing: set selector or names; for every object write names: [\"*\"]",
+    )(schema);
+    rule(
+        "!has(self.selector) || !has(self.names) || size(self.names) == 0",
+        "this entry of sources has both selector and names: write one entry of sources for each, entries add up",
+    )(schema);
+}
+
+/// The spec of either kind of rule.
+pub(super) fn rule_spec(schema: &mut Schema) {
+    rule(
+        "!self.createNamespaces || (has(self.namespaces) && has(self.namespaces.names) && \
+         self.namespaces.names.exists(name, !name.contains('*')))",
+        "createNamespaces creates only what is named literally: add a name without '*' to namespaces.names, or set \
+         createNamespaces: false",
+    )(schema);
+}
+
+fn add(schema: &mut Map<String, Value>, rule: &str, message: &str) {
+    let rules = schema.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
+    if let Some(rules) = rules.as_array_mut() {
+        rules.push(json!({"rule": rule, "message": message}));
+    }
+}
