@@ -1,0 +1,215 @@
+//! Frames of the hub, read by an agent.
+use super::parts::{
+    bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid,
+    source, source_to_wire, terms, terms_to_wire, Unreadable,
+};
+use super::{FrameError, NAME_LIMIT};
+use crate::model::{
+    Batch, Encoding, HubFrame, Intent, Payload, Reason, Refusal, Revision, RuleDelta, RuleUid, SetDigest,
+    SnapshotBegin, SnapshotEnd, SourceRef, Tombstone, PAYLOAD_LIMIT,
+};
+use crate::wire;
+use crate::wire::hub_frame::Frame;
+
+/// Reads a frame of the hub, and names the items of a batch that this build cannot read: they are not in force, and
+/// belong into the batch's ack. A refusal whose source is empty speaks of the rule's terms or removal.
+///
+/// What a rule says about its intents decides where they may go, so where its terms are unreadable its new content is
+/// refused too. Tombstones are taken in by themselves.
+///
+/// # Errors
+/// [`FrameError`], when the frame is of a kind this agent does not know, or is unreadable outside a batch's items.
+pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), FrameError> {
+    let malformed = |part| FrameError::Malformed { peer: "hub", part };
+    let mut refused = vec![];
+    let frame = match wire.frame.ok_or(FrameError::Unknown { peer: "hub", own: "agent" })? {
+        Frame::SnapshotBegin(wire) => HubFrame::SnapshotBegin(snapshot_begin(wire).map_err(malformed)?),
+        Frame::WantDetail(wire) => {
+            let uids = wire.rule_uids.into_iter().map(rule_uid).collect::<Result<_, _>>();
+            HubFrame::WantDetail(uids.map_err(malformed)?)
+        }
+        Frame::Batch(wire) => {
+            let rules = wire.rules.into_iter().map(|delta| rule_delta(delta, &mut refused)).collect();
+            HubFrame::Batch(Batch { nonce: wire.nonce, rules })
+        }
+        Frame::SnapshotEnd(wire) => {
+            let digest = SetDigest::from_bytes(&wire.digest).ok_or(malformed("digest"))?;
+            HubFrame::SnapshotEnd(SnapshotEnd { intents: wire.intents, digest })
+        }
+        Frame::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
+    };
+    Ok((frame, refused))
+}
+
+fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable> {
+    Ok(SnapshotBegin {
+        protocol: wire.protocol,
+        hub_id: bounded(wire.hub_id, NAME_LIMIT, "hub_id")?,
+        hub_cluster_uid: bounded(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
+    })
+}
+
+/// Why one item is not taken in.
+enum ItemError {
+    Unreadable(Unreadable),
+    TooLarge,
+}
+
+impl From<Unreadable> for ItemError {
+    fn from(part: Unreadable) -> Self {
+        Self::Unreadable(part)
+    }
+}
+
+/// The refusals of one rule.
+struct Refusals<'a> {
+    rule: RuleUid,
+    all: &'a mut Vec<Refusal>,
+}
+
+impl Refusals<'_> {
+    fn add(&mut self, source: SourceRef, revision: Revision, error: ItemError) {
+        let (reason, text) = match error {
+            ItemError::Unreadable(part) => {
+                let text = format!("this agent cannot read {part} of what the hub sent: upgrade the agent");
+                (Reason::Unsupported, text)
+            }
+            ItemError::TooLarge => {
+                (Reason::TooLarge, format!("the content is larger than {PAYLOAD_LIMIT} bytes: make the object smaller"))
+            }
+        };
+        let message = message(&text);
+        self.all.push(Refusal { rule: self.rule.clone(), source, revision, reason, message });
+    }
+
+    fn add_item(&mut self, source: Option<&wire::Source>, revision: Option<&[u8]>, error: ItemError) {
+        self.add(named_source(source), shown_revision(revision.unwrap_or_default()), error);
+    }
+
+    fn add_rule(&mut self, error: ItemError) {
+        self.add(no_source(), Revision([0; 16]), error);
+    }
+}
+
+fn shown_revision(bytes: &[u8]) -> Revision {
+    revision(bytes).unwrap_or(Revision([0; 16]))
+}
+
+fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
+    let uid = RuleUid::from(cut(&wire.rule_uid, NAME_LIMIT));
+    let mut delta = RuleDelta::new(uid.clone());
+    let mut refused = Refusals { rule: uid, all };
+    // A rule without a readable identity cannot be acted on at all: its items are refused one by one.
+    let mut usable = match rule_uid(wire.rule_uid) {
+        Ok(_) => Ok(()),
+        Err(part) => Err(part),
+    };
+    let identified = usable.is_ok();
+    if let (Some(wire), true) = (wire.terms, identified) {
+        match terms(wire) {
+            Ok(terms) => delta.terms = Some(terms),
+            Err(part) => {
+                refused.add_rule(part.into());
+                usable = Err(part);
+            }
+        }
+    }
+    for wire in wire.upserts {
+        let (shown, bytes) = (wire.source.clone(), wire.revision.clone());
+        match usable.map_err(ItemError::from).and_then(|()| intent(wire)) {
+            Ok(intent) => delta.upserts.push(intent),
+            Err(error) => refused.add_item(shown.as_ref(), Some(&bytes), error),
+        }
+    }
+    if !identified {
+        refused.add_rule(ItemError::Unreadable("rule_uid"));
+        return delta;
+    }
+    for wire in wire.tombstones {
+        let shown = wire.source.clone();
+        match tombstone(wire) {
+            Ok(tombstone) => delta.tombstones.push(tombstone),
+            Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
+        }
+    }
+    match wire.removal.map(|removal| deletion_policy(removal.deletion_policy)) {
+        None => {}
+        Some(Ok(policy)) => delta.removal = Some(policy),
+        Some(Err(part)) => refused.add_rule(part.into()),
+    }
+    delta.unclaimed = wire.unclaimed;
+    delta
+}
+
+fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
+    let encoding = match wire::Encoding::try_from(wire.encoding) {
+        Ok(wire::Encoding::Plain) => Encoding::Plain,
+        Ok(wire::Encoding::Zstd) => Encoding::Zstd,
+        Ok(wire::Encoding::Unspecified) | Err(_) => return Err("encoding".into()),
+    };
+    let source = source(wire.source)?;
+    let revision = revision(&wire.revision)?;
+    if wire.size as usize > PAYLOAD_LIMIT || wire.payload.len() > PAYLOAD_LIMIT {
+        return Err(ItemError::TooLarge);
+    }
+    Ok(Intent { source, revision, payload: Payload::from_wire(encoding, wire.payload, wire.size) })
+}
+
+fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
+    Ok(Tombstone { source: source(wire.source)?, deletion_policy: deletion_policy(wire.deletion_policy)? })
+}
+
+/// Writes a frame of the hub. Payload bytes are shared, not copied.
+pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
+    let frame = match frame {
+        HubFrame::SnapshotBegin(begin) => Frame::SnapshotBegin(wire::SnapshotBegin {
+            protocol: begin.protocol,
+            hub_id: begin.hub_id.clone(),
+            hub_cluster_uid: begin.hub_cluster_uid.clone(),
+        }),
+        HubFrame::WantDetail(uids) => {
+            Frame::WantDetail(wire::WantDetail { rule_uids: uids.iter().map(RuleUid::to_string).collect() })
+        }
+        HubFrame::Batch(batch) => Frame::Batch(wire::Batch {
+            nonce: batch.nonce,
+            rules: batch.rules.iter().map(rule_delta_to_wire).collect(),
+        }),
+        HubFrame::SnapshotEnd(end) => Frame::SnapshotEnd(wire::SnapshotEnd {
+            intents: end.intents,
+            digest: end.digest.to_bytes().to_vec().into(),
+        }),
+        HubFrame::Drain(within_milliseconds) => {
+            Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds })
+        }
+    };
+    wire::HubFrame { frame: Some(frame) }
+}
+
+fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
+    let tombstone = |tombstone: &Tombstone| wire::Tombstone {
+        source: Some(source_to_wire(&tombstone.source)),
+        deletion_policy: deletion_policy_to_wire(tombstone.deletion_policy),
+    };
+    wire::RuleDelta {
+        rule_uid: delta.uid.to_string(),
+        terms: delta.terms.as_ref().map(|(terms, digest)| terms_to_wire(terms, digest)),
+        upserts: delta.upserts.iter().map(intent_to_wire).collect(),
+        tombstones: delta.tombstones.iter().map(tombstone).collect(),
+        removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
+        unclaimed: delta.unclaimed,
+    }
+}
+
+fn intent_to_wire(intent: &Intent) -> wire::Intent {
+    let encoding = match intent.payload.encoding() {
+        Encoding::Plain => wire::Encoding::Plain,
+        Encoding::Zstd => wire::Encoding::Zstd,
+    };
+    wire::Intent {
+        source: Some(source_to_wire(&intent.source)),
+        revision: intent.revision.0.to_vec().into(),
+        encoding: encoding as i32,
+        payload: intent.payload.bytes().clone(),
+        size: intent.payload.size(),
+    }
+}

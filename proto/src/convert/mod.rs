@@ -1,0 +1,39 @@
+//! Wire to model and back, and the splitting of an agent's frames.
+//!
+//! Total in both directions: any decoded message gives a value or a named refusal, never a panic. What one item of a
+//! batch lacks costs that item alone. Kinds are not judged here: a [`SourceRef`](crate::model::SourceRef) carries any
+//! text.
+mod agent;
+mod hub;
+mod parts;
+mod split;
+#[cfg(test)]
+mod tests;
+
+pub use agent::{agent_frame, agent_frame_to_wire};
+pub use hub::{hub_frame, hub_frame_to_wire};
+pub use split::split;
+
+/// The longest name, namespace, resource or uid that is taken from the wire, in bytes.
+pub const NAME_LIMIT: usize = 253;
+
+/// Why a whole frame cannot be used. The stream ends with it; nothing of the frame is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// A frame that this build does not know, or an empty one.
+    #[error("the {peer} sent a frame that this {own} does not know: upgrade the {own}")]
+    Unknown {
+        /// Who sent it.
+        peer: &'static str,
+        /// Who read it.
+        own: &'static str,
+    },
+    /// A part is missing, too long, or not what the protocol says.
+    #[error("the {peer} sent an unreadable frame ({part}): upgrade hub and agent to versions that fit")]
+    Malformed {
+        /// Who sent it.
+        peer: &'static str,
+        /// The field, as `sync.proto` calls it.
+        part: &'static str,
+    },
+}

@@ -1,0 +1,243 @@
+//! The small parts that frames are made of. A reader names the unreadable field.
+use std::sync::Arc;
+
+use super::NAME_LIMIT;
+use crate::model::{
+    ConflictPolicy, DeletionPolicy, DriftPolicy, NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision,
+    RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest, MESSAGE_LIMIT,
+};
+use crate::wire;
+
+/// The unreadable field, as `sync.proto` calls it.
+pub(super) type Unreadable = &'static str;
+
+/// Longest key or value in a label selector: a prefix of 253, a slash and 63 more.
+const LABEL_LIMIT: usize = 317;
+/// Longest kind of a rule.
+const KIND_LIMIT: usize = 63;
+
+/// The text cut to `limit` bytes at a character boundary.
+pub(super) fn cut(text: &str, limit: usize) -> &str {
+    let mut end = limit.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// A sentence for a person as it may travel on: bounded, and without control characters, as it ends in terminals.
+pub(super) fn message(text: &str) -> String {
+    let text = cut(text, MESSAGE_LIMIT);
+    // A control character of two bytes becomes a space of one, so the bound holds.
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+pub(super) fn bounded(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
+    if text.len() <= limit { Ok(text) } else { Err(part) }
+}
+
+pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {
+    if uid.is_empty() || uid.len() > NAME_LIMIT { Err("rule_uid") } else { Ok(uid.into()) }
+}
+
+fn name(text: String, part: Unreadable) -> Result<Arc<str>, Unreadable> {
+    if text.is_empty() || text.len() > NAME_LIMIT { Err(part) } else { Ok(text.into()) }
+}
+
+pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable> {
+    let wire = wire.ok_or("source")?;
+    Ok(SourceRef {
+        resource: name(wire.resource, "source.resource")?,
+        namespace: name(wire.namespace, "source.namespace")?,
+        name: name(wire.name, "source.name")?,
+    })
+}
+
+/// The source of an item that is refused: whatever is there, cut, so that the refusal names what it can.
+pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
+    let Some(wire) = wire else { return no_source() };
+    let short = |text: &str| Arc::from(cut(text, NAME_LIMIT));
+    SourceRef { resource: short(&wire.resource), namespace: short(&wire.namespace), name: short(&wire.name) }
+}
+
+/// Stands for the rule itself in a refusal.
+pub(super) fn no_source() -> SourceRef {
+    SourceRef::new("", "", "")
+}
+
+pub(super) fn source_to_wire(source: &SourceRef) -> wire::Source {
+    wire::Source {
+        resource: source.resource.to_string(),
+        namespace: source.namespace.to_string(),
+        name: source.name.to_string(),
+    }
+}
+
+pub(super) fn revision(bytes: &[u8]) -> Result<Revision, Unreadable> {
+    bytes.try_into().map(Revision).map_err(|_| "revision")
+}
+
+pub(super) fn rule_name(wire: Option<wire::RuleName>) -> Result<RuleName, Unreadable> {
+    let wire = wire.unwrap_or_default();
+    Ok(RuleName {
+        kind: bounded(wire.kind, KIND_LIMIT, "rule.kind")?,
+        namespace: bounded(wire.namespace, NAME_LIMIT, "rule.namespace")?,
+        name: bounded(wire.name, NAME_LIMIT, "rule.name")?,
+    })
+}
+
+pub(super) fn rule_name_to_wire(rule: &RuleName) -> wire::RuleName {
+    wire::RuleName { kind: rule.kind.clone(), namespace: rule.namespace.clone(), name: rule.name.clone() }
+}
+
+/// A reason that a newer agent gives and this hub does not know reads as `Unsupported`; its message says the rest.
+pub(super) fn reason(wire: i32) -> Reason {
+    match wire::Reason::try_from(wire) {
+        Ok(wire::Reason::Conflict) => Reason::Conflict,
+        Ok(wire::Reason::Invalid) => Reason::Invalid,
+        Ok(wire::Reason::Forbidden) => Reason::Forbidden,
+        Ok(wire::Reason::NamespaceTerminating) => Reason::NamespaceTerminating,
+        Ok(wire::Reason::Immutable) => Reason::Immutable,
+        Ok(wire::Reason::Unavailable) => Reason::Unavailable,
+        Ok(wire::Reason::Superseded) => Reason::Superseded,
+        Ok(wire::Reason::WaitingForHub) => Reason::WaitingForHub,
+        Ok(wire::Reason::TooLarge) => Reason::TooLarge,
+        Ok(wire::Reason::AmbiguousSource) => Reason::AmbiguousSource,
+        Ok(wire::Reason::Denied) => Reason::Denied,
+        Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
+    }
+}
+
+pub(super) fn reason_to_wire(reason: Reason) -> i32 {
+    let wire = match reason {
+        Reason::Conflict => wire::Reason::Conflict,
+        Reason::Invalid => wire::Reason::Invalid,
+        Reason::Forbidden => wire::Reason::Forbidden,
+        Reason::NamespaceTerminating => wire::Reason::NamespaceTerminating,
+        Reason::Immutable => wire::Reason::Immutable,
+        Reason::Unavailable => wire::Reason::Unavailable,
+        Reason::Superseded => wire::Reason::Superseded,
+        Reason::WaitingForHub => wire::Reason::WaitingForHub,
+        Reason::Unsupported => wire::Reason::Unsupported,
+        Reason::TooLarge => wire::Reason::TooLarge,
+        Reason::AmbiguousSource => wire::Reason::AmbiguousSource,
+        Reason::Denied => wire::Reason::Denied,
+    };
+    wire as i32
+}
+
+pub(super) fn deletion_policy(wire: i32) -> Result<DeletionPolicy, Unreadable> {
+    match wire::DeletionPolicy::try_from(wire) {
+        Ok(wire::DeletionPolicy::Delete) => Ok(DeletionPolicy::Delete),
+        Ok(wire::DeletionPolicy::Retain) => Ok(DeletionPolicy::Retain),
+        Ok(wire::DeletionPolicy::Unspecified) | Err(_) => Err("deletion_policy"),
+    }
+}
+
+pub(super) fn deletion_policy_to_wire(policy: DeletionPolicy) -> i32 {
+    let wire = match policy {
+        DeletionPolicy::Delete => wire::DeletionPolicy::Delete,
+        DeletionPolicy::Retain => wire::DeletionPolicy::Retain,
+    };
+    wire as i32
+}
+
+pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadable> {
+    let digest = wire.digest.as_ref().try_into().map(TermsDigest).map_err(|_| "terms.digest")?;
+    let conflict_policy = match wire::ConflictPolicy::try_from(wire.conflict_policy) {
+        Ok(wire::ConflictPolicy::Fail) => ConflictPolicy::Fail,
+        Ok(wire::ConflictPolicy::Unspecified) | Err(_) => return Err("terms.conflict_policy"),
+    };
+    let drift_policy = match wire::DriftPolicy::try_from(wire.drift_policy) {
+        Ok(wire::DriftPolicy::Correct) => DriftPolicy::Correct,
+        Ok(wire::DriftPolicy::Unspecified) | Err(_) => return Err("terms.drift_policy"),
+    };
+    let terms = Terms {
+        rule: rule_name(wire.rule)?,
+        created_at: wire.created_at,
+        namespaces: wire.namespaces.map(namespace_choice).transpose()?,
+        create_namespaces: wire.create_namespaces,
+        conflict_policy,
+        drift_policy,
+        deletion_policy: deletion_policy(wire.deletion_policy).map_err(|_| "terms.deletion_policy")?,
+        suspend: wire.suspend,
+    };
+    Ok((terms, digest))
+}
+
+pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms {
+    let conflict_policy = match terms.conflict_policy {
+        ConflictPolicy::Fail => wire::ConflictPolicy::Fail,
+    };
+    let drift_policy = match terms.drift_policy {
+        DriftPolicy::Correct => wire::DriftPolicy::Correct,
+    };
+    wire::Terms {
+        rule: Some(rule_name_to_wire(&terms.rule)),
+        created_at: terms.created_at,
+        namespaces: terms.namespaces.as_ref().map(namespace_choice_to_wire),
+        create_namespaces: terms.create_namespaces,
+        conflict_policy: conflict_policy as i32,
+        drift_policy: drift_policy as i32,
+        deletion_policy: deletion_policy_to_wire(terms.deletion_policy),
+        suspend: terms.suspend,
+        digest: digest.0.to_vec().into(),
+    }
+}
+
+fn patterns(names: Vec<String>, part: Unreadable) -> Result<Vec<Pattern>, Unreadable> {
+    let usable = |name: String| if name.is_empty() { Err(part) } else { bounded(name, NAME_LIMIT, part) };
+    names.into_iter().map(|name| usable(name).map(Pattern::new)).collect()
+}
+
+fn namespace_choice(wire: wire::NamespaceChoice) -> Result<NamespaceChoice, Unreadable> {
+    Ok(NamespaceChoice {
+        names: patterns(wire.names, "namespaces.names")?,
+        selector: wire.selector.map(selector).transpose()?,
+        exclude: patterns(wire.exclude, "namespaces.exclude")?,
+    })
+}
+
+fn namespace_choice_to_wire(choice: &NamespaceChoice) -> wire::NamespaceChoice {
+    let texts = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect();
+    wire::NamespaceChoice {
+        names: texts(&choice.names),
+        selector: choice.selector.as_ref().map(selector_to_wire),
+        exclude: texts(&choice.exclude),
+    }
+}
+
+fn selector(wire: wire::LabelSelector) -> Result<Selector, Unreadable> {
+    let requirements = wire.requirements.into_iter().map(requirement).collect::<Result<_, _>>()?;
+    Ok(Selector { requirements })
+}
+
+fn requirement(wire: wire::Requirement) -> Result<Requirement, Unreadable> {
+    let operator = match wire::Operator::try_from(wire.operator) {
+        Ok(wire::Operator::In) => Operator::In,
+        Ok(wire::Operator::NotIn) => Operator::NotIn,
+        Ok(wire::Operator::Exists) => Operator::Exists,
+        Ok(wire::Operator::DoesNotExist) => Operator::DoesNotExist,
+        Ok(wire::Operator::Unspecified) | Err(_) => return Err("selector.operator"),
+    };
+    let values = wire.values.into_iter().map(|value| bounded(value, LABEL_LIMIT, "selector.values"));
+    Ok(Requirement {
+        key: bounded(wire.key, LABEL_LIMIT, "selector.key")?,
+        operator,
+        values: values.collect::<Result<_, _>>()?,
+    })
+}
+
+fn selector_to_wire(selector: &Selector) -> wire::LabelSelector {
+    let requirement = |requirement: &Requirement| wire::Requirement {
+        key: requirement.key.clone(),
+        operator: match requirement.operator {
+            Operator::In => wire::Operator::In,
+            Operator::NotIn => wire::Operator::NotIn,
+            Operator::Exists => wire::Operator::Exists,
+            Operator::DoesNotExist => wire::Operator::DoesNotExist,
+        } as i32,
+        values: requirement.values.clone(),
+    };
+    wire::LabelSelector { requirements: selector.requirements.iter().map(requirement).collect() }
+}

@@ -1,0 +1,369 @@
+use bytes::Bytes;
+use prop::collection::vec;
+use proptest::prelude::*;
+use prost::Message;
+
+use super::*;
+use crate::model::*;
+use crate::wire;
+
+fn name() -> impl Strategy<Value = String> {
+    "[a-zäß./-]{1,20}"
+}
+
+fn source() -> impl Strategy<Value = SourceRef> {
+    (name(), name(), name()).prop_map(|(r, ns, n)| SourceRef::new(&r, &ns, &n))
+}
+
+fn uid() -> impl Strategy<Value = RuleUid> {
+    name().prop_map(RuleUid::from)
+}
+
+fn rule_name() -> impl Strategy<Value = RuleName> {
+    ("[A-Z]{0,9}", "[a-z]{0,9}", "[a-z]{0,9}").prop_map(|(kind, namespace, name)| RuleName { kind, namespace, name })
+}
+
+fn reason() -> impl Strategy<Value = Reason> {
+    prop::sample::select(Reason::ALL.to_vec())
+}
+
+fn state() -> impl Strategy<Value = RuleState> {
+    let failure = (reason(), source(), "[ a-zö]{0,99}")
+        .prop_map(|(reason, copy, message)| Failure { reason, copy, message });
+    let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
+    (head, any::<[u32; 5]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
+        RuleState {
+            uid: head.0,
+            rule: head.1,
+            intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
+            intents: head.3,
+            terms_digest: head.4.map(TermsDigest),
+            counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4] },
+            failures,
+            gone,
+        }
+    })
+}
+
+fn agent_frames() -> impl Strategy<Value = AgentFrame> {
+    let hello = (any::<[u32; 2]>(), name(), name()).prop_map(|(n, a, b)| {
+        AgentFrame::Hello(Hello {
+            protocol_min: n[0],
+            protocol_max: n[1],
+            agent_version: a.clone(),
+            kubernetes_version: b.clone(),
+            boot_id: b,
+            cluster_uid: a,
+        })
+    });
+    let held = (source(), any::<[u8; 16]>()).prop_map(|(source, r)| HeldIntent { source, revision: Revision(r) });
+    let refusal = (uid(), source(), any::<[u8; 16]>(), reason(), "[ a-zö]{0,99}").prop_map(
+        |(rule, source, r, reason, message)| Refusal { rule, source, revision: Revision(r), reason, message },
+    );
+    prop_oneof![
+        hello,
+        (vec(state(), 0..60), any::<bool>()).prop_map(|(rules, last)| AgentFrame::HeldRules(rules, last)),
+        (uid(), vec(held, 0..600), any::<bool>()).prop_map(|(uid, held, last)| AgentFrame::Detail(uid, held, last)),
+        (any::<u64>(), vec(refusal, 0..200)).prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
+        vec(state(), 0..60).prop_map(AgentFrame::Report),
+        (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = DeletionPolicy> {
+    prop_oneof![Just(DeletionPolicy::Delete), Just(DeletionPolicy::Retain)]
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    let operators = vec![Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist];
+    let requirement = (name(), prop::sample::select(operators), vec(name(), 0..3))
+        .prop_map(|(key, operator, values)| Requirement { key, operator, values });
+    let patterns = || vec(name().prop_map(Pattern::new), 0..4);
+    let selector = vec(requirement, 0..3).prop_map(|requirements| Selector { requirements });
+    let choice = (patterns(), prop::option::of(selector), patterns())
+        .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude });
+    (rule_name(), any::<i64>(), prop::option::of(choice), any::<bool>(), policy(), any::<bool>()).prop_map(
+        |(rule, created_at, namespaces, create_namespaces, deletion_policy, suspend)| Terms {
+            rule,
+            created_at,
+            namespaces,
+            create_namespaces,
+            conflict_policy: ConflictPolicy::Fail,
+            drift_policy: DriftPolicy::Correct,
+            deletion_policy,
+            suspend,
+        },
+    )
+}
+
+/// What proptest may hold without being able to print it.
+#[derive(Clone)]
+struct Unprinted<T>(T);
+
+impl<T> std::fmt::Debug for Unprinted<T> {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("(not printed)")
+    }
+}
+
+fn bare<T>(items: Vec<Unprinted<T>>) -> Vec<T> {
+    items.into_iter().map(|item| item.0).collect()
+}
+
+fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
+    let intent = (source(), any::<[u8; 16]>(), vec(any::<u8>(), 0..600), any::<bool>()).prop_map(|(source, r, b, z)| {
+        let payload = if z {
+            Payload::encode(b)
+        } else {
+            Payload::from_wire(Encoding::Plain, Bytes::from(b), 7)
+        };
+        Unprinted(Intent { source, revision: Revision(r), payload })
+    });
+    let tombstone =
+        (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
+    let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
+    let items = (vec(intent, 0..4), vec(tombstone, 0..4));
+    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>()).prop_map(
+        |(uid, terms, (upserts, tombstones), removal, unclaimed)| {
+            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, unclaimed })
+        },
+    )
+}
+
+/// Payloads have no `Debug`, so a comparison answers yes or no only.
+fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
+    let same_intent = |(a, b): (&Intent, &Intent)| {
+        a.source == b.source && a.revision == b.revision && a.payload == b.payload
+    };
+    a.uid == b.uid
+        && a.terms == b.terms
+        && a.upserts.len() == b.upserts.len()
+        && a.upserts.iter().zip(&b.upserts).all(same_intent)
+        && a.tombstones == b.tombstones
+        && a.removal == b.removal
+        && a.unclaimed == b.unclaimed
+}
+
+fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
+    let frame = wire::hub_frame::Frame::Batch(wire::Batch { nonce: 1, rules });
+    match hub_frame(wire::HubFrame { frame: Some(frame) }).unwrap() {
+        (HubFrame::Batch(batch), refused) => (batch, refused),
+        _ => panic!("not a batch"),
+    }
+}
+
+fn delta_to_wire(delta: RuleDelta) -> wire::RuleDelta {
+    match hub_frame_to_wire(&HubFrame::Batch(Batch { nonce: 1, rules: vec![delta] })).frame {
+        Some(wire::hub_frame::Frame::Batch(mut batch)) => batch.rules.remove(0),
+        _ => panic!("not a batch"),
+    }
+}
+
+fn example() -> wire::RuleDelta {
+    let intent = |name| Intent {
+        source: SourceRef::new("configmaps", "a", name),
+        revision: Revision([7; 16]),
+        payload: Payload::encode(b"{}".to_vec()),
+    };
+    let terms = Terms {
+        rule: RuleName::default(),
+        created_at: 0,
+        namespaces: None,
+        create_namespaces: false,
+        conflict_policy: ConflictPolicy::Fail,
+        drift_policy: DriftPolicy::Correct,
+        deletion_policy: DeletionPolicy::Delete,
+        suspend: false,
+    };
+    let gone = Tombstone { source: SourceRef::new("secrets", "a", "old"), deletion_policy: DeletionPolicy::Delete };
+    delta_to_wire(RuleDelta {
+        terms: Some((terms, TermsDigest([1; 16]))),
+        upserts: vec![intent("one"), intent("two")],
+        tombstones: vec![gone],
+        removal: Some(DeletionPolicy::Retain),
+        ..RuleDelta::new("uid".into())
+    })
+}
+
+#[test]
+fn one_unreadable_item_costs_itself_alone() {
+    let mut wire = example();
+    wire.upserts[0].encoding = 99;
+    let (batch, refused) = batch(vec![wire]);
+    assert_eq!(batch.rules[0].upserts.len(), 1);
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].source, SourceRef::new("configmaps", "a", "one"));
+    assert_eq!((refused[0].reason, refused[0].revision), (Reason::Unsupported, Revision([7; 16])));
+    assert!(refused[0].message.contains("upgrade the agent"));
+}
+
+#[test]
+fn unreadable_terms_refuse_new_content_and_leave_removals_in_force() {
+    let mut wire = example();
+    wire.terms.as_mut().unwrap().conflict_policy = 77;
+    let (batch, refused) = batch(vec![wire]);
+    assert!(batch.rules[0].terms.is_none() && batch.rules[0].upserts.is_empty());
+    assert_eq!((batch.rules[0].tombstones.len(), batch.rules[0].removal), (1, Some(DeletionPolicy::Retain)));
+    assert_eq!(refused.len(), 3);
+    assert_eq!(refused[0].source, SourceRef::new("", "", ""));
+}
+
+#[test]
+fn an_order_to_remove_that_does_not_say_how_removes_nothing() {
+    let mut wire = example();
+    wire.tombstones[0].deletion_policy = 0;
+    wire.removal.as_mut().unwrap().deletion_policy = 9;
+    let (batch, refused) = batch(vec![wire]);
+    assert!(batch.rules[0].tombstones.is_empty() && batch.rules[0].removal.is_none());
+    assert_eq!(refused.len(), 2);
+}
+
+#[test]
+fn a_rule_without_identity_is_refused_item_by_item_and_removes_nothing() {
+    let mut wire = example();
+    wire.rule_uid.clear();
+    let (batch, refused) = batch(vec![wire]);
+    assert!(batch.rules[0].terms.is_none() && batch.rules[0].upserts.is_empty());
+    assert!(batch.rules[0].tombstones.is_empty() && batch.rules[0].removal.is_none());
+    assert_eq!(refused.len(), 3);
+}
+
+#[test]
+fn sizes_and_names_are_bounded() {
+    let mut wire = example();
+    wire.upserts[0].size = u32::MAX;
+    wire.upserts[1].source.as_mut().unwrap().name = "ä".repeat(300);
+    let (batch, refused) = batch(vec![wire]);
+    assert!(batch.rules[0].upserts.is_empty());
+    assert_eq!(refused[0].reason, Reason::TooLarge);
+    assert_eq!(refused[1].source.name.len(), 252);
+    let long = Refusal { message: format!("\u{1b}[2J{}", "ä".repeat(300)), ..refused[0].clone() };
+    let AgentFrame::Ack(_, read) = agent_frame(agent_frame_to_wire(&AgentFrame::Ack(1, vec![long]))).unwrap() else {
+        panic!("not an ack")
+    };
+    assert!(read[0].message.len() <= MESSAGE_LIMIT && !read[0].message.contains('\u{1b}'));
+}
+
+#[test]
+fn an_unknown_frame_says_who_must_be_upgraded() {
+    // Field 15, empty.
+    let from_the_future = [0x7a, 0];
+    let error = agent_frame(wire::AgentFrame::decode(&from_the_future[..]).unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "the agent sent a frame that this hub does not know: upgrade the hub");
+    let error = hub_frame(wire::HubFrame::decode(&from_the_future[..]).unwrap()).err().unwrap();
+    assert_eq!(error.to_string(), "the hub sent a frame that this agent does not know: upgrade the agent");
+}
+
+#[test]
+fn an_unknown_kind_is_no_error() {
+    let mut wire = example();
+    wire.upserts[0].source.as_mut().unwrap().resource = "widgets.example.com".into();
+    let (batch, refused) = batch(vec![wire]);
+    assert!(refused.is_empty());
+    assert_eq!(&*batch.rules[0].upserts[0].source.resource, "widgets.example.com");
+}
+
+#[test]
+fn the_largest_possible_item_fits_a_frame() {
+    let long = || "n".repeat(NAME_LIMIT);
+    let source = SourceRef::new(&long(), &long(), &long());
+    let failure = Failure { reason: Reason::Denied, copy: source, message: "m".repeat(MESSAGE_LIMIT) };
+    let state = RuleState {
+        uid: long().into(),
+        rule: RuleName { kind: "k".repeat(63), namespace: long(), name: long() },
+        intents_digest: SetDigest::default(),
+        intents: u32::MAX,
+        terms_digest: Some(TermsDigest([1; 16])),
+        counts: Counts { copies: u32::MAX, applied: u32::MAX, failed: u32::MAX, waiting: u32::MAX, removing: 1 },
+        failures: vec![failure; FAILURES_LIMIT],
+        gone: true,
+    };
+    let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
+    assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn an_agent_frame_reads_back(frame in agent_frames()) {
+        let bytes = agent_frame_to_wire(&frame).encode_to_vec();
+        let read = agent_frame(wire::AgentFrame::decode(&bytes[..]).unwrap());
+        prop_assert_eq!(read, Ok(frame));
+    }
+
+    #[test]
+    fn split_frames_are_small_and_say_the_same(frame in agent_frames()) {
+        let frames = split(frame.clone());
+        for frame in &frames {
+            prop_assert!(agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT);
+        }
+        let lasts: Vec<bool> = frames.iter().filter_map(|frame| match frame {
+            AgentFrame::HeldRules(_, last) | AgentFrame::Detail(_, _, last) => Some(*last),
+            _ => None,
+        }).collect();
+        prop_assert!(lasts.iter().rev().skip(1).all(|last| !last));
+        let joined = frames.into_iter().reduce(|mut whole, next| {
+            match (&mut whole, next) {
+                (AgentFrame::HeldRules(all, last), AgentFrame::HeldRules(more, end)) => { all.extend(more); *last = end; }
+                (AgentFrame::Detail(_, all, last), AgentFrame::Detail(_, more, end)) => { all.extend(more); *last = end; }
+                (AgentFrame::Ack(_, all), AgentFrame::Ack(_, more)) => all.extend(more),
+                (AgentFrame::Report(all), AgentFrame::Report(more)) => all.extend(more),
+                (AgentFrame::Want(_, all), AgentFrame::Want(_, more)) => all.extend(more),
+                _ => panic!("frames of two kinds"),
+            }
+            whole
+        });
+        let empty = matches!(&frame, AgentFrame::Report(all) if all.is_empty())
+            || matches!(&frame, AgentFrame::Want(_, all) if all.is_empty());
+        prop_assert_eq!(joined, if empty { None } else { Some(frame) });
+    }
+
+    #[test]
+    fn a_batch_reads_back(nonce: u64, rules in vec(delta(), 0..4)) {
+        let rules = bare(rules);
+        let bytes = hub_frame_to_wire(&HubFrame::Batch(Batch { nonce, rules: rules.clone() })).encode_to_vec();
+        let (read, refused) = hub_frame(wire::HubFrame::decode(&bytes[..]).unwrap()).ok().unwrap();
+        prop_assert!(refused.is_empty());
+        let HubFrame::Batch(read) = read else { panic!("not a batch") };
+        prop_assert_eq!(read.nonce, nonce);
+        prop_assert_eq!(read.rules.len(), rules.len());
+        prop_assert!(read.rules.iter().zip(&rules).all(|(a, b)| same_delta(a, b)));
+    }
+
+    #[test]
+    fn the_other_frames_of_the_hub_read_back(uids in vec(uid(), 0..9), n: u32, digest: [u8; 16], text in name()) {
+        let digest = SetDigest::from_bytes(&digest).unwrap();
+        let begin = SnapshotBegin { protocol: n, hub_id: text.clone(), hub_cluster_uid: text };
+        let end = SnapshotEnd { intents: n.into(), digest };
+        let read = |frame| hub_frame(hub_frame_to_wire(&frame)).ok().unwrap().0;
+        prop_assert!(matches!(read(HubFrame::SnapshotBegin(begin.clone())), HubFrame::SnapshotBegin(b) if b == begin));
+        prop_assert!(matches!(read(HubFrame::WantDetail(uids.clone())), HubFrame::WantDetail(u) if u == uids));
+        prop_assert!(matches!(read(HubFrame::SnapshotEnd(end)), HubFrame::SnapshotEnd(e) if e == end));
+        prop_assert!(matches!(read(HubFrame::Drain(n)), HubFrame::Drain(m) if m == n));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_bytes_give_a_value_or_an_error(bytes: Vec<u8>) {
+        if let Ok(wire) = wire::AgentFrame::decode(&bytes[..]) {
+            let _ = agent_frame(wire);
+        }
+        if let Ok(wire) = wire::HubFrame::decode(&bytes[..]) {
+            let _ = hub_frame(wire).map(|_| ());
+        }
+    }
+
+    #[test]
+    fn a_damaged_batch_gives_a_value_or_an_error(rules in vec(delta(), 1..3), at: prop::sample::Index, to: u8) {
+        let mut bytes = hub_frame_to_wire(&HubFrame::Batch(Batch { nonce: 1, rules: bare(rules) })).encode_to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = to;
+        if let Ok(wire) = wire::HubFrame::decode(&bytes[..]) {
+            let _ = hub_frame(wire).map(|_| ());
+        }
+    }
+}
