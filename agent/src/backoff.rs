@@ -1,0 +1,80 @@
+//! How long to wait before the next try. The random part is an argument.
+use std::time::Duration;
+
+/// A doubling delay between two bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    /// The first delay.
+    pub base: Duration,
+    /// The longest delay.
+    pub limit: Duration,
+}
+
+/// For one copy that could not be written.
+pub const COPY: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(300) };
+/// For what is looked at again soon, because it may pass without a sign: conflicts and missing rights.
+pub const RECHECK: Backoff = Backoff { base: Duration::from_secs(5), limit: Duration::from_secs(30) };
+/// For connections to the hub.
+pub const CONNECT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(30) };
+
+impl Backoff {
+    /// The longest delay after this many failures in a row (1 is the first).
+    pub fn ceiling(&self, failures: u32) -> Duration {
+        let doubled = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.base.saturating_mul(doubled).min(self.limit)
+    }
+
+    /// Between half the ceiling and the ceiling: `random` is evenly spread over 0..1.
+    pub fn jittered(&self, failures: u32, random: f64) -> Duration {
+        self.ceiling(failures).mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
+    }
+
+    /// Between nothing and the ceiling, so that a fleet does not come back in step.
+    pub fn full_jitter(&self, failures: u32, random: f64) -> Duration {
+        self.ceiling(failures).mul_f64(random.clamp(0.0, 1.0))
+    }
+}
+
+/// A small generator of random numbers for jitter; not for secrets.
+#[derive(Clone, Debug)]
+pub struct Jitter(u64);
+
+impl Jitter {
+    /// A generator; equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number, evenly spread over 0..1 (SplitMix64).
+    pub fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^= z >> 31;
+        (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn it_doubles_up_to_its_limit() {
+        let seconds: Vec<u64> = (1..=10).map(|failures| COPY.ceiling(failures).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        assert_eq!(COPY.ceiling(u32::MAX), COPY.limit);
+    }
+
+    proptest! {
+        #[test]
+        fn jitter_stays_in_its_bounds(seed: u64, failures in 1u32..40) {
+            let mut jitter = Jitter::new(seed);
+            let (half, full) = (COPY.jittered(failures, jitter.next()), COPY.full_jitter(failures, jitter.next()));
+            prop_assert!(half >= COPY.ceiling(failures) / 2 && half <= COPY.ceiling(failures));
+            prop_assert!(full <= COPY.ceiling(failures));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Payloads kept in memory, bounded in bytes: the least recently used go first.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Payload, Revision};
+
+use crate::records::IntentKey;
+
+/// The default bound of a [`PayloadCache`], in bytes.
+pub const CACHE_BYTES: usize = 64 * 1024 * 1024;
+
+struct Entry {
+    revision: Revision,
+    payload: Payload,
+    used: u64,
+}
+
+/// Compressed payloads by intent. Without `Debug`: it holds content.
+pub struct PayloadCache {
+    limit: usize,
+    bytes: usize,
+    clock: u64,
+    entries: BTreeMap<IntentKey, Entry>,
+    by_use: BTreeMap<u64, IntentKey>,
+}
+
+impl PayloadCache {
+    /// A cache that holds at most this many bytes of payload, and always the newest one.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, bytes: 0, clock: 0, entries: BTreeMap::new(), by_use: BTreeMap::new() }
+    }
+
+    /// Keeps a payload, in place of an earlier one of the same intent.
+    pub fn insert(&mut self, key: IntentKey, revision: Revision, payload: Payload) {
+        self.remove(&key);
+        self.clock += 1;
+        self.bytes += payload.bytes().len();
+        self.by_use.insert(self.clock, key.clone());
+        self.entries.insert(key, Entry { revision, payload, used: self.clock });
+        while self.bytes > self.limit && self.entries.len() > 1 {
+            let Some((_, oldest)) = self.by_use.first_key_value() else { break };
+            let oldest = oldest.clone();
+            self.remove(&oldest);
+        }
+    }
+
+    /// The payload of an intent, if it is here in this revision.
+    pub fn get(&mut self, key: &IntentKey, revision: &Revision) -> Option<Payload> {
+        let entry = self.entries.get_mut(key).filter(|entry| entry.revision == *revision)?;
+        self.clock += 1;
+        if let Some(key) = self.by_use.remove(&entry.used) {
+            self.by_use.insert(self.clock, key);
+        }
+        entry.used = self.clock;
+        Some(entry.payload.clone())
+    }
+
+    /// Whether the payload of an intent is here in this revision.
+    pub fn has(&self, key: &IntentKey, revision: &Revision) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.revision == *revision)
+    }
+
+    /// Drops the payload of an intent.
+    pub fn remove(&mut self, key: &IntentKey) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.bytes -= entry.payload.bytes().len();
+            self.by_use.remove(&entry.used);
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use runnel_proto::model::SourceRef;
+
+    fn key(name: u8) -> IntentKey {
+        IntentKey { rule: "rule".into(), source: SourceRef::new("configmaps", "team", &name.to_string()) }
+    }
+
+    fn payload(size: usize) -> Payload {
+        Payload::encode(vec![b'x'; size])
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut cache = PayloadCache::new(20);
+        for name in 0..2 {
+            cache.insert(key(name), Revision([name; 16]), payload(10));
+        }
+        assert!(cache.get(&key(0), &Revision([0; 16])).is_some());
+        cache.insert(key(2), Revision([2; 16]), payload(10));
+        assert!(cache.has(&key(0), &Revision([0; 16])));
+        assert!(!cache.has(&key(1), &Revision([1; 16])));
+        assert!(!cache.has(&key(0), &Revision([9; 16])));
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_are_counted_and_bounded(steps in proptest::collection::vec((0u8..6, 0usize..40, any::<bool>()), 0..60)) {
+            let mut cache = PayloadCache::new(100);
+            for (name, size, remove) in steps {
+                if remove {
+                    cache.remove(&key(name));
+                } else {
+                    cache.insert(key(name), Revision([name; 16]), payload(size));
+                    prop_assert!(cache.has(&key(name), &Revision([name; 16])));
+                }
+                let sum: usize = cache.entries.values().map(|entry| entry.payload.bytes().len()).sum();
+                prop_assert_eq!(sum, cache.bytes());
+                prop_assert!(cache.bytes() <= 100);
+                prop_assert_eq!(cache.entries.len(), cache.by_use.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! A live object of the member cluster, reduced to the little that decisions need. Its content stays at the edge.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::api::{DynamicObject, ObjectMeta};
+use runnel_proto::model::{
+    Content, Kind, Revision, RuleUid, SourceRef, HUB_LABEL, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION,
+    SEAL_ANNOTATION, SOURCE_ANNOTATION,
+};
+use serde_json::Value;
+
+use crate::seal::{self, Identity, Seal, Sealer};
+
+/// The name under which the agent applies.
+pub const FIELD_MANAGER: &str = "runnel-agent";
+
+/// Whose a live object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// Our copy.
+    Ours,
+    /// Was our copy once and was left on purpose; taken back by an intent with equal content.
+    Retained,
+    /// Carries our seal of another object: a clone that somebody made.
+    Clone,
+    /// Somebody else's.
+    Foreign,
+}
+
+/// What a seal with a valid identity says was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// The owning rule.
+    pub rule: RuleUid,
+    /// The source.
+    pub source: SourceRef,
+    /// The revision.
+    pub revision: Revision,
+}
+
+/// A live object, without its content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// The object's uid.
+    pub uid: Arc<str>,
+    /// Its resourceVersion, compared for equality only.
+    pub version: Arc<str>,
+    /// Whose it is.
+    pub ownership: Ownership,
+    /// What was written, if it is ours and says so.
+    pub sealed: Option<Sealed>,
+    /// It is ours, and every mark and all content are exactly as they were written.
+    pub intact: bool,
+    /// It is being deleted.
+    pub terminating: bool,
+    /// When our fields were last applied, in seconds since 1970.
+    pub applied_at: i64,
+}
+
+impl Live {
+    /// Whether the copy holds exactly this revision of this rule's source.
+    pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
+        let equal = |sealed: &Sealed| sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision;
+        self.ownership == Ownership::Ours && self.intact && self.sealed.as_ref().is_some_and(equal)
+    }
+}
+
+/// The name of a live object of a kind; `None` for one without a name or a namespace.
+pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
+    Some(SourceRef::new(kind.resource, metadata.namespace.as_deref()?, metadata.name.as_deref()?))
+}
+
+/// Reduces a live object. `None` for one without name, namespace, uid or resourceVersion, which no API server sends.
+pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(SourceRef, Live)> {
+    let metadata = &object.metadata;
+    let copy = copy_of(kind, metadata)?;
+    let entry = apply_entry(metadata);
+    let seal = annotation(metadata, SEAL_ANNOTATION).and_then(Seal::parse);
+    let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy));
+    let ownership = ownership(metadata, identity, entry.is_some(), sealer.hub());
+    let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
+    let (mut sealed, mut intact) = (None, false);
+    if let (Some(Identity::Ours), Some(seal), Some(source)) = (identity, seal, source) {
+        let owned = Owned::of(entry);
+        intact = owned.has_all_marks()
+            && annotation(metadata, RETAINED_ANNOTATION).is_none()
+            && sealer.check_content(&seal, &copy, &source, &content(kind, object, &owned));
+        sealed = Some(Sealed { rule: seal.rule, source, revision: seal.revision });
+    }
+    let live = Live {
+        uid: metadata.uid.as_deref()?.into(),
+        version: metadata.resource_version.as_deref()?.into(),
+        ownership,
+        sealed,
+        intact,
+        terminating: metadata.deletion_timestamp.is_some(),
+        applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
+    };
+    Some((copy, live))
+}
+
+/// The content of a live object as far as it is ours: the kind's fields, and the labels and annotations that our
+/// Apply owns. `None` unless the seal proves that it is what was written for this rule, source and revision.
+pub fn proven_content(kind: &Kind, object: &DynamicObject, sealer: &Sealer, expected: &Sealed) -> Option<Content> {
+    let (_, live) = reduce(kind, object, sealer)?;
+    if !live.holds(&expected.rule, &expected.source, &expected.revision) {
+        return None;
+    }
+    Some(content(kind, object, &Owned::of(apply_entry(&object.metadata))))
+}
+
+/// Whether the fields of a live object equal the content's, labels and annotations aside.
+pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
+    fields(kind, object) == seal::canonical(content).fields
+}
+
+/// The annotations of an object by key.
+fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, applied: bool, hub: &str) -> Ownership {
+    match identity {
+        Some(Identity::Ours) => return Ownership::Ours,
+        Some(Identity::Clone) => return Ownership::Clone,
+        Some(Identity::OtherKey) | None => {}
+    }
+    let label = metadata.labels.as_ref().and_then(|labels| labels.get(HUB_LABEL));
+    if annotation(metadata, RETAINED_ANNOTATION).is_some() {
+        Ownership::Retained
+    } else if applied && label.is_none_or(|label| label == hub) {
+        Ownership::Ours
+    } else {
+        Ownership::Foreign
+    }
+}
+
+fn apply_entry(metadata: &ObjectMeta) -> Option<&ManagedFieldsEntry> {
+    metadata.managed_fields.as_ref()?.iter().find(|entry| is_our_apply(entry))
+}
+
+/// Whether this entry of `managedFields` is our server-side apply.
+pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
+    let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
+    entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.operation.as_deref() == Some("Apply") && of_whole_object
+}
+
+/// The labels and annotations that our Apply owns. The API server takes a field from us when somebody else changes
+/// its value, so what is owned has the value that we gave it.
+#[derive(Default)]
+struct Owned<'a> {
+    labels: BTreeSet<&'a str>,
+    annotations: BTreeSet<&'a str>,
+}
+
+impl<'a> Owned<'a> {
+    fn of(entry: Option<&'a ManagedFieldsEntry>) -> Self {
+        let Some(fields) = entry.and_then(|entry| entry.fields_v1.as_ref()) else { return Self::default() };
+        let keys = |part: &str| {
+            let map = fields.0.get("f:metadata").and_then(|metadata| metadata.get(part)).and_then(Value::as_object);
+            map.into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:")).collect()
+        };
+        Self { labels: keys("f:labels"), annotations: keys("f:annotations") }
+    }
+
+    fn has_all_marks(&self) -> bool {
+        [MANAGED_BY_LABEL, HUB_LABEL].iter().all(|mark| self.labels.contains(mark))
+            && [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION].iter().all(|mark| self.annotations.contains(mark))
+    }
+}
+
+fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
+    let pick = |map: &Option<BTreeMap<String, String>>, keys: &BTreeSet<&str>| {
+        let pairs = map.iter().flatten();
+        pairs
+            .filter(|(key, _)| keys.contains(key.as_str()) && !seal::is_mark(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    Content {
+        labels: pick(&object.metadata.labels, &owned.labels),
+        annotations: pick(&object.metadata.annotations, &owned.annotations),
+        fields: fields(kind, object),
+    }
+}
+
+fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
+    let present = kind.fields.iter().filter_map(|field| Some((*field, object.data.get(field)?)));
+    present
+        .filter(|(_, value)| !seal::is_empty(value))
+        .map(|(field, value)| (field.to_owned(), value.clone()))
+        .collect()
+}

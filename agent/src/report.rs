@@ -1,0 +1,256 @@
+//! What the hub is told: outcomes per copy, summed per rule as they change, and sent newest first-hand, coalesced.
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::{Counts, Failure, RuleUid, SourceRef, FAILURES_LIMIT, MESSAGE_LIMIT};
+
+use crate::decide::{Outcome, Trouble};
+
+/// How often an unsettled rule is reported at most.
+pub const INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+struct RuleReport {
+    counts: Counts,
+    failures: BTreeMap<(usize, SourceRef), Trouble>,
+    /// Something changed since the last report.
+    dirty: bool,
+    reported: Option<Instant>,
+}
+
+/// Outcomes of copies, and what of them is still to be reported.
+#[derive(Default)]
+pub struct Report {
+    copies: BTreeMap<SourceRef, Vec<(RuleUid, Outcome)>>,
+    rules: BTreeMap<RuleUid, RuleReport>,
+    /// Rules that changed since their last report.
+    dirty: BTreeSet<RuleUid>,
+}
+
+impl Report {
+    /// Replaces what is said of one copy, by the rules that want it or remove it.
+    pub fn set(&mut self, copy: &SourceRef, outcomes: Vec<(RuleUid, Outcome)>) {
+        let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
+        if before == outcomes {
+            return;
+        }
+        let before = self.copies.remove(copy).unwrap_or_default();
+        for (rule, outcome) in &before {
+            self.count(rule, copy, outcome, false);
+        }
+        for (rule, outcome) in &outcomes {
+            self.count(rule, copy, outcome, true);
+        }
+        if !outcomes.is_empty() {
+            self.copies.insert(copy.clone(), outcomes);
+        }
+    }
+
+    /// What is said of one copy for one rule.
+    pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&Outcome> {
+        self.copies.get(copy)?.iter().find(|(of, _)| of == rule).map(|(_, outcome)| outcome)
+    }
+
+    fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &Outcome, add: bool) {
+        let entry = self.rules.entry(rule.clone()).or_default();
+        let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
+        let counts = &mut entry.counts;
+        match outcome {
+            Outcome::Removing => step(&mut counts.removing),
+            _ => step(&mut counts.copies),
+        }
+        match outcome {
+            Outcome::Applied => step(&mut counts.applied),
+            Outcome::Waiting => step(&mut counts.waiting),
+            Outcome::Failed(trouble) => {
+                step(&mut counts.failed);
+                let key = (trouble.reason.rank(), copy.clone());
+                if add {
+                    entry.failures.insert(key, trouble.clone());
+                } else {
+                    entry.failures.remove(&key);
+                }
+            }
+            Outcome::UnderWay | Outcome::Removing => {}
+        }
+        entry.dirty = true;
+        self.dirty.insert(rule.clone());
+    }
+
+    /// Says that something else about a rule changed: what is held, or its terms.
+    pub fn touch(&mut self, rule: &RuleUid) {
+        self.rules.entry(rule.clone()).or_default().dirty = true;
+        self.dirty.insert(rule.clone());
+    }
+
+    /// Forgets a rule of which nothing is left.
+    pub fn forget(&mut self, rule: &RuleUid) {
+        self.rules.remove(rule);
+        self.dirty.remove(rule);
+    }
+
+    /// The counts of a rule.
+    pub fn counts(&self, rule: &RuleUid) -> Counts {
+        self.rules.get(rule).map(|entry| entry.counts).unwrap_or_default()
+    }
+
+    /// The worst failures of a rule.
+    pub fn failures(&self, rule: &RuleUid) -> Vec<Failure> {
+        let failures = self.rules.get(rule).into_iter().flat_map(|entry| &entry.failures);
+        failures
+            .take(FAILURES_LIMIT)
+            .map(|((_, copy), trouble)| Failure {
+                reason: trouble.reason,
+                copy: copy.clone(),
+                message: clip(&trouble.message, MESSAGE_LIMIT),
+            })
+            .collect()
+    }
+
+    /// The changed rules whose report is due: settled ones at once, others when [`INTERVAL`] has passed since their
+    /// last. They count as reported.
+    pub fn take_due(&mut self, now: Instant) -> Vec<RuleUid> {
+        let due: Vec<_> = self.dirty.iter().filter(|rule| self.due_at(rule, now) <= now).cloned().collect();
+        for rule in &due {
+            self.reported(rule, now);
+        }
+        due
+    }
+
+    /// Notes that a rule's newest state has been told.
+    pub fn reported(&mut self, rule: &RuleUid, now: Instant) {
+        self.dirty.remove(rule);
+        if let Some(entry) = self.rules.get_mut(rule) {
+            entry.dirty = false;
+            entry.reported = Some(now);
+        }
+    }
+
+    /// When the next report is due; `None` while nothing changed.
+    pub fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.dirty.iter().map(|rule| self.due_at(rule, now)).min()
+    }
+
+    fn due_at(&self, rule: &RuleUid, now: Instant) -> Instant {
+        match self.rules.get(rule) {
+            Some(entry) if !entry.counts.is_settled() => entry.reported.map_or(now, |reported| reported + INTERVAL),
+            _ => now,
+        }
+    }
+
+    /// The sums over all rules, for metrics.
+    pub fn totals(&self) -> Counts {
+        let mut sum = Counts::default();
+        for Counts { copies, applied, failed, waiting, removing } in self.rules.values().map(|entry| entry.counts) {
+            sum.copies += copies;
+            sum.applied += applied;
+            sum.failed += failed;
+            sum.waiting += waiting;
+            sum.removing += removing;
+        }
+        sum
+    }
+}
+
+/// The text, cut to a number of bytes at a character's border.
+pub fn clip(text: &str, limit: usize) -> String {
+    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use runnel_proto::model::Reason;
+
+    fn copy(name: u8) -> SourceRef {
+        SourceRef::new("configmaps", "a", &format!("n{name:02}"))
+    }
+
+    fn failed(reason: Reason) -> Outcome {
+        Outcome::Failed(Trouble::new(reason, "no"))
+    }
+
+    #[test]
+    fn a_settled_rule_is_due_at_once_and_an_unsettled_one_after_a_while() {
+        let (mut report, start) = (Report::default(), Instant::now());
+        let rule: RuleUid = "r".into();
+        report.set(&copy(1), vec![(rule.clone(), Outcome::UnderWay)]);
+        assert_eq!(report.take_due(start), [rule.clone()]);
+        report.set(&copy(2), vec![(rule.clone(), Outcome::UnderWay)]);
+        let soon = start + Duration::from_millis(10);
+        assert!(report.take_due(soon).is_empty());
+        assert_eq!(report.next_due(soon), Some(start + INTERVAL));
+        assert_eq!(report.take_due(start + INTERVAL), [rule.clone()]);
+        report.set(&copy(1), vec![(rule.clone(), Outcome::Applied)]);
+        report.set(&copy(2), vec![(rule.clone(), Outcome::Applied)]);
+        assert_eq!(report.take_due(start + INTERVAL), [rule]);
+        assert_eq!(report.next_due(start + INTERVAL), None);
+    }
+
+    #[test]
+    fn the_worst_failures_come_first() {
+        let mut report = Report::default();
+        let rule: RuleUid = "r".into();
+        for (name, reason) in [(1, Reason::Unavailable), (2, Reason::Forbidden), (3, Reason::Conflict)] {
+            report.set(&copy(name), vec![(rule.clone(), failed(reason))]);
+        }
+        for name in 4..9 {
+            report.set(&copy(name), vec![(rule.clone(), failed(Reason::Conflict))]);
+        }
+        let failures = report.failures(&rule);
+        assert_eq!(failures.len(), FAILURES_LIMIT);
+        assert!(failures.iter().all(|failure| failure.reason == Reason::Conflict));
+        assert_eq!(failures[0].copy, copy(3));
+    }
+
+    #[test]
+    fn equal_outcomes_are_no_news() {
+        let (mut report, now) = (Report::default(), Instant::now());
+        report.set(&copy(1), vec![("r".into(), Outcome::Applied)]);
+        report.take_due(now);
+        report.set(&copy(1), vec![("r".into(), Outcome::Applied)]);
+        assert_eq!(report.next_due(now), None);
+    }
+
+    fn outcomes() -> impl Strategy<Value = Outcome> {
+        prop_oneof![
+            Just(Outcome::UnderWay),
+            Just(Outcome::Applied),
+            Just(Outcome::Waiting),
+            Just(Outcome::Removing),
+            (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_sums_are_those_of_the_outcomes(
+            steps in proptest::collection::vec((0u8..6, proptest::collection::btree_map(0u8..3, outcomes(), 0..3)), 0..40),
+        ) {
+            let mut report = Report::default();
+            for (name, outcomes) in steps {
+                let outcomes = outcomes.into_iter().map(|(rule, o)| (format!("r{rule}").into(), o)).collect();
+                report.set(&copy(name), outcomes);
+            }
+            for rule in 0u8..3 {
+                let uid: RuleUid = format!("r{rule}").into();
+                let mut expected = Counts::default();
+                let mut failures = 0;
+                for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
+                    match outcome {
+                        Outcome::Removing => { expected.removing += 1; continue }
+                        Outcome::Applied => expected.applied += 1,
+                        Outcome::Waiting => expected.waiting += 1,
+                        Outcome::Failed(_) => { expected.failed += 1; failures += 1 }
+                        Outcome::UnderWay => {}
+                    }
+                    expected.copies += 1;
+                }
+                prop_assert_eq!(report.counts(&uid), expected);
+                prop_assert_eq!(report.failures(&uid).len(), failures.min(FAILURES_LIMIT));
+            }
+        }
+    }
+}

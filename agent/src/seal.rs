@@ -1,0 +1,272 @@
+//! The seal: by it an agent knows its own copy, and whether the copy still says what was written into it.
+//!
+//! Two truncated HMACs under a key that never leaves the member cluster. The first binds the mark to one object
+//! name, so a clone in another namespace is not taken for a copy. The second binds what was written: rule, source,
+//! revision and content. Terms are not in it: a changed policy must not rewrite copies.
+use std::fmt;
+
+use data_encoding::HEXLOWER;
+use ring::{digest, hmac};
+use runnel_proto::model::{
+    Content, Revision, RuleUid, SourceRef, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX,
+};
+use serde_json::Value;
+
+const VERSION: &str = "v1";
+const MAC_LENGTH: usize = 16;
+
+/// A truncated HMAC.
+type Mac = [u8; MAC_LENGTH];
+
+/// Makes and checks the seals of one agent for one hub. Without `Debug`: it holds a key.
+#[derive(Clone)]
+pub struct Sealer {
+    key: hmac::Key,
+    key_id: String,
+    hub: String,
+}
+
+/// What the text of a seal says; nothing of it is proved before [`Sealer`] has checked it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seal {
+    /// Which agent-local key made it.
+    pub key_id: String,
+    /// The owning rule.
+    pub rule: RuleUid,
+    /// The revision that was written.
+    pub revision: Revision,
+    identity: Mac,
+    content: Mac,
+}
+
+/// What a seal says about whose an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Made by this agent for this very object.
+    Ours,
+    /// Made by this agent for another object: somebody copied our copy.
+    Clone,
+    /// Made with another key; says nothing here.
+    OtherKey,
+}
+
+impl Seal {
+    /// Reads a seal's text; `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (rest, content) = text.rsplit_once('.')?;
+        let (rest, identity) = rest.rsplit_once('.')?;
+        let (rest, revision) = rest.rsplit_once('.')?;
+        let (version, rest) = rest.split_once('.')?;
+        let (key_id, rule) = rest.split_once('.')?;
+        if version != VERSION || key_id.is_empty() || rule.is_empty() {
+            return None;
+        }
+        Some(Self {
+            key_id: key_id.to_owned(),
+            rule: rule.into(),
+            revision: Revision::parse(revision)?,
+            identity: parse_mac(identity)?,
+            content: parse_mac(content)?,
+        })
+    }
+}
+
+impl fmt::Display for Seal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (identity, content) = (HEXLOWER.encode(&self.identity), HEXLOWER.encode(&self.content));
+        write!(out, "{VERSION}.{}.{}.{}.{identity}.{content}", self.key_id, self.rule, self.revision)
+    }
+}
+
+fn parse_mac(text: &str) -> Option<Mac> {
+    HEXLOWER.decode(text.as_bytes()).ok()?.try_into().ok()
+}
+
+impl Sealer {
+    /// A sealer with an agent-local secret, for copies of one hub.
+    pub fn new(secret: &[u8], hub: &str) -> Self {
+        let whole = digest::digest(&digest::SHA256, secret);
+        let key_id = HEXLOWER.encode(&whole.as_ref()[..4]);
+        Self { key: hmac::Key::new(hmac::HMAC_SHA256, secret), key_id, hub: hub.to_owned() }
+    }
+
+    /// The hub whose copies these are.
+    pub fn hub(&self) -> &str {
+        &self.hub
+    }
+
+    /// The seal of a copy with this content.
+    pub fn seal(
+        &self,
+        copy: &SourceRef,
+        rule: &RuleUid,
+        source: &SourceRef,
+        revision: &Revision,
+        content: &Content,
+    ) -> Seal {
+        Seal {
+            key_id: self.key_id.clone(),
+            rule: rule.clone(),
+            revision: *revision,
+            identity: self.identity(copy),
+            content: self.content(copy, rule, source, revision, content),
+        }
+    }
+
+    /// Whose the object of this name is, as far as its seal tells.
+    pub fn check_identity(&self, seal: &Seal, copy: &SourceRef) -> Identity {
+        if seal.key_id != self.key_id {
+            Identity::OtherKey
+        } else if equal(&seal.identity, &self.identity(copy)) {
+            Identity::Ours
+        } else {
+            Identity::Clone
+        }
+    }
+
+    /// Whether this is exactly the content that was sealed.
+    pub fn check_content(&self, seal: &Seal, copy: &SourceRef, source: &SourceRef, content: &Content) -> bool {
+        seal.key_id == self.key_id
+            && equal(&seal.content, &self.content(copy, &seal.rule, source, &seal.revision, content))
+    }
+
+    fn identity(&self, copy: &SourceRef) -> Mac {
+        self.mac(&[b"identity", self.hub.as_bytes(), copy.to_string().as_bytes()])
+    }
+
+    fn content(
+        &self,
+        copy: &SourceRef,
+        rule: &RuleUid,
+        source: &SourceRef,
+        revision: &Revision,
+        content: &Content,
+    ) -> Mac {
+        self.mac(&[
+            b"content",
+            self.hub.as_bytes(),
+            copy.to_string().as_bytes(),
+            rule.as_str().as_bytes(),
+            source.to_string().as_bytes(),
+            &revision.0,
+            &canonical(content).to_bytes(),
+        ])
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> Mac {
+        let mut context = hmac::Context::with_key(&self.key);
+        for part in parts {
+            // Lengths keep the parts apart: no two different lists of parts are the same input.
+            context.update(&(part.len() as u64).to_be_bytes());
+            context.update(part);
+        }
+        let tag = context.sign();
+        let mut short = [0; MAC_LENGTH];
+        short.copy_from_slice(&tag.as_ref()[..MAC_LENGTH]);
+        short
+    }
+}
+
+fn equal(left: &Mac, right: &Mac) -> bool {
+    left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+/// Whether a label or annotation is a mark of Runnel's own, never content.
+pub fn is_mark(key: &str) -> bool {
+    key == MANAGED_BY_LABEL || key == HUB_LABEL || key.starts_with(RESERVED_PREFIX)
+}
+
+/// Content in the form that is sealed and written: no marks, and no empty maps, which the API server drops.
+pub fn canonical(content: &Content) -> Content {
+    let pairs = |map: &std::collections::BTreeMap<String, String>| {
+        map.iter().filter(|(key, _)| !is_mark(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    Content {
+        labels: pairs(&content.labels),
+        annotations: pairs(&content.annotations),
+        fields: content
+            .fields
+            .iter()
+            .filter(|(_, value)| !is_empty(value))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+    }
+}
+
+/// Whether a field's value is the same as no field.
+pub fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn content(pairs: &[(String, String)]) -> Content {
+        let data = pairs.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
+        Content { fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]), ..Content::default() }
+    }
+
+    fn copy(namespace: &str) -> SourceRef {
+        SourceRef::new("configmaps", namespace, "settings")
+    }
+
+    #[test]
+    fn a_clone_is_told_from_a_copy() {
+        let sealer = Sealer::new(b"secret", "hub-1");
+        let (source, revision, content) = (copy("team"), Revision([1; 16]), Content::default());
+        let seal = sealer.seal(&copy("a"), &"uid".into(), &source, &revision, &content);
+        assert_eq!(sealer.check_identity(&seal, &copy("a")), Identity::Ours);
+        assert_eq!(sealer.check_identity(&seal, &copy("b")), Identity::Clone);
+        assert_eq!(Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a")), Identity::OtherKey);
+        assert_eq!(Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a")), Identity::Clone);
+    }
+
+    #[test]
+    fn each_sealed_thing_matters() {
+        let sealer = Sealer::new(b"secret", "hub");
+        let (source, revision) = (copy("team"), Revision([1; 16]));
+        let written = content(&[("k".into(), "v".into())]);
+        let seal = sealer.seal(&copy("a"), &"uid".into(), &source, &revision, &written);
+        assert!(sealer.check_content(&seal, &copy("a"), &source, &written));
+        assert!(!sealer.check_content(&seal, &copy("a"), &source, &content(&[("k".into(), "w".into())])));
+        assert!(!sealer.check_content(&seal, &copy("a"), &copy("other"), &written));
+        assert!(!sealer.check_content(&seal, &copy("b"), &source, &written));
+        let other_rule = Seal { rule: "uid2".into(), ..seal.clone() };
+        assert!(!sealer.check_content(&other_rule, &copy("a"), &source, &written));
+        let other_revision = Seal { revision: Revision([2; 16]), ..seal };
+        assert!(!sealer.check_content(&other_revision, &copy("a"), &source, &written));
+    }
+
+    #[test]
+    fn marks_and_empty_maps_are_no_content() {
+        let sealer = Sealer::new(b"secret", "hub");
+        let plain = content(&[("k".into(), "v".into())]);
+        let mut marked = plain.clone();
+        marked.labels.insert(MANAGED_BY_LABEL.into(), "x".into());
+        marked.annotations.insert("runnel.dev/anything".into(), "x".into());
+        marked.fields.insert("binaryData".into(), Value::Object(serde_json::Map::new()));
+        let seal = sealer.seal(&copy("a"), &"uid".into(), &copy("s"), &Revision([0; 16]), &plain);
+        assert!(sealer.check_content(&seal, &copy("a"), &copy("s"), &marked));
+    }
+
+    proptest! {
+        #[test]
+        fn a_seal_reads_back_what_it_wrote(
+            secret: Vec<u8>, rule in "[a-z0-9.-]{1,36}", revision: [u8; 16], pairs: Vec<(String, String)>,
+        ) {
+            let sealer = Sealer::new(&secret, "hub");
+            let content = content(&pairs);
+            let seal = sealer.seal(&copy("a"), &rule.as_str().into(), &copy("s"), &Revision(revision), &content);
+            prop_assert_eq!(Seal::parse(&seal.to_string()), Some(seal.clone()));
+            prop_assert!(sealer.check_content(&seal, &copy("a"), &copy("s"), &content));
+        }
+
+        #[test]
+        fn any_text_parses_without_a_panic(text: String) {
+            let _ = Seal::parse(&text);
+        }
+    }
+}
