@@ -1,6 +1,7 @@
-//! The custom resource definitions as manifests.
+//! The custom resource definitions as manifests: what the derive gives, and what it cannot say.
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
+    CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+    JSONSchemaPropsOrBool, ValidationRule,
 };
 use kube::CustomResourceExt;
 
@@ -12,6 +13,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
     for definition in &mut definitions {
         let is_member = definition.spec.names.kind == "MemberCluster";
         for version in &mut definition.spec.versions {
+            version.additional_printer_columns = Some(if is_member { member_columns() } else { rule_columns() });
             let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) else {
                 continue;
             };
@@ -42,11 +44,55 @@ pub fn yaml() -> String {
 }
 
 fn text(definition: &CustomResourceDefinition) -> String {
-    let mut text = serde_saphyr::to_string(definition).expect("a definition is plain data");
+    let mut text = serde_saphyr::to_string(definition).expect("a definition can be written as YAML");
     if !text.ends_with('\n') {
         text.push('\n');
     }
     text
+}
+
+/// What `kubectl get` shows of a rule.
+fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
+    vec![
+        column(
+            "Ready",
+            "string",
+            &of_condition("Ready", "status"),
+            "Whether every copy is applied in every chosen cluster.",
+        ),
+        column("Clusters", "string", ".status.display.clusters", "Clusters that are ready, of all that are chosen."),
+        column("Copies", "string", ".status.display.copies", "Copies that are applied, of all that should exist."),
+        column("Failed", "integer", ".status.summary.copiesFailed", "Copies whose last attempt failed."),
+        column("Reason", "string", &of_condition("Ready", "reason"), "Why the rule is ready or not."),
+        column("Age", "date", ".metadata.creationTimestamp", "How long the rule has existed."),
+    ]
+}
+
+/// What `kubectl get` shows of a member cluster. A column of type date could not show a time to come.
+fn member_columns() -> Vec<CustomResourceColumnDefinition> {
+    let expires = "When the agent's certificate expires; it is renewed long before.";
+    vec![
+        column("Accepted", "string", &of_condition("Accepted", "status"), "Whether the hub talks to the cluster."),
+        column("Connected", "string", &of_condition("Connected", "status"), "Whether the agent is connected."),
+        column("Agent", "string", ".status.agentVersion", "The version of the agent."),
+        column("Kubernetes", "string", ".status.kubernetesVersion", "The version of the cluster."),
+        column("Certificate-Expires", "string", ".status.certificate.expiresAt", expires),
+        column("Age", "date", ".metadata.creationTimestamp", "How long the cluster has been known."),
+    ]
+}
+
+fn of_condition(condition_type: &str, field: &str) -> String {
+    format!(r#".status.conditions[?(@.type=="{condition_type}")].{field}"#)
+}
+
+fn column(name: &str, type_: &str, path: &str, description: &str) -> CustomResourceColumnDefinition {
+    CustomResourceColumnDefinition {
+        name: name.to_owned(),
+        type_: type_.to_owned(),
+        json_path: path.to_owned(),
+        description: Some(description.to_owned()),
+        ..CustomResourceColumnDefinition::default()
+    }
 }
 
 fn cluster_name_rule() -> ValidationRule {
@@ -60,7 +106,7 @@ fn cluster_name_rule() -> ValidationRule {
     }
 }
 
-/// Two things that the derive does not do. An optional field is absent or has a value: an explicit null counts as absent,
+/// An optional field is absent or has a value: an explicit null counts as absent,
 /// for the API server and for CEL's `has`. And a description is a paragraph, not the lines of a comment.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;

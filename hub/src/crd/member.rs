@@ -17,38 +17,7 @@ use super::{DeletionPolicy, limits, schema};
     category = "runnel",
     status = "MemberClusterStatus",
     derive = "PartialEq",
-    derive = "Default",
-    printcolumn(
-        name = "Accepted",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Accepted")].status"#,
-        description = "Whether the hub talks to this cluster."
-    ),
-    printcolumn(
-        name = "Connected",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Connected")].status"#,
-        description = "Whether the cluster's agent is connected."
-    ),
-    printcolumn(
-        name = "Agent",
-        type_ = "string",
-        json_path = ".status.agentVersion",
-        description = "The version of the agent."
-    ),
-    printcolumn(
-        name = "Kubernetes",
-        type_ = "string",
-        json_path = ".status.kubernetesVersion",
-        description = "The version of the cluster."
-    ),
-    printcolumn(
-        name = "Certificate-Expires",
-        type_ = "string",
-        json_path = ".status.certificate.expiresAt",
-        description = "When the agent's certificate expires; it is renewed long before."
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    derive = "Default"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterSpec {

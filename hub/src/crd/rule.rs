@@ -18,38 +18,7 @@ use super::{LabelSelector, RuleStatus, limits, schema, schema::Item};
     category = "runnel",
     status = "RuleStatus",
     derive = "PartialEq",
-    derive = "Default",
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
-        description = "Whether every copy is applied in every chosen cluster."
-    ),
-    printcolumn(
-        name = "Clusters",
-        type_ = "string",
-        json_path = ".status.display.clusters",
-        description = "Clusters that are ready, of all that are chosen."
-    ),
-    printcolumn(
-        name = "Copies",
-        type_ = "string",
-        json_path = ".status.display.copies",
-        description = "Copies that are applied, of all that should exist."
-    ),
-    printcolumn(
-        name = "Failed",
-        type_ = "integer",
-        json_path = ".status.summary.copiesFailed",
-        description = "Copies whose last attempt failed."
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
-        description = "Why the rule is ready or not."
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    derive = "Default"
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule_spec)]
@@ -75,38 +44,7 @@ pub struct DistributionRuleSpec {
     category = "runnel",
     status = "RuleStatus",
     derive = "PartialEq",
-    derive = "Default",
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
-        description = "Whether every copy is applied in every chosen cluster."
-    ),
-    printcolumn(
-        name = "Clusters",
-        type_ = "string",
-        json_path = ".status.display.clusters",
-        description = "Clusters that are ready, of all that are chosen."
-    ),
-    printcolumn(
-        name = "Copies",
-        type_ = "string",
-        json_path = ".status.display.copies",
-        description = "Copies that are applied, of all that should exist."
-    ),
-    printcolumn(
-        name = "Failed",
-        type_ = "integer",
-        json_path = ".status.summary.copiesFailed",
-        description = "Copies whose last attempt failed."
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
-        description = "Why the rule is ready or not."
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    derive = "Default"
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule_spec)]

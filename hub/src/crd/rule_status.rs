@@ -29,11 +29,11 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
-    /// The clusters that are not as they should be, the worst first, at most 20.
+    /// The chosen clusters, the worst first, at most 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("name", limits::STATUS_CLUSTERS))]
     pub clusters: Vec<ClusterStatus>,
-    /// Whether there are more such clusters than are listed.
+    /// Whether more clusters are chosen than are listed.
     #[serde(default)]
     pub truncated: bool,
 }
