@@ -1,0 +1,490 @@
+//! The custom resources on a real API server: what it accepts, what it fills in, what it refuses and with which words.
+
+#[path = "crds/cases.rs"]
+mod cases;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use runnel_hub::crd::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
+use runnel_hub::crd::{
+    Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display, DistributionRule,
+    DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
+    RuleStatus, RuleTerms, Source, Summary, definitions, files, limits,
+};
+use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::wait::eventually;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+const SOON: Duration = Duration::from_secs(30);
+
+static HUB: OnceCell<ControlPlane> = OnceCell::const_new();
+
+/// A control plane that has the definitions, shared by the tests of this file.
+async fn hub() -> Result<&'static ControlPlane> {
+    HUB.get_or_try_init(|| async {
+        let hub = ControlPlane::start("crds", Options::default()).await?;
+        let manifests: Vec<String> = files().into_iter().map(|(_, text)| text).collect();
+        // The files as kubectl reads them; a warning of the API server is an error here.
+        let apply = ["apply", "--warnings-as-errors", "--server-side", "-f", "-"];
+        hub.kubectl_stdin(&apply, &manifests.concat()).await?;
+        let crds: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
+        for definition in definitions() {
+            let name = definition.name_any();
+            eventually(&format!("{name} to be established"), SOON, async || {
+                let crd = crds.get(&name).await?;
+                let conditions = crd.status.unwrap_or_default().conditions.unwrap_or_default();
+                if let Some(bad) = conditions.iter().find(|condition| is_complaint(&condition.type_, &condition.status))
+                {
+                    bail!("{} is {}: {:?}", bad.type_, bad.status, bad.message);
+                }
+                Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
+            })
+            .await?;
+        }
+        Ok(hub)
+    })
+    .await
+}
+
+fn is_complaint(condition_type: &str, status: &str) -> bool {
+    let wanted = if matches!(condition_type, "Established" | "NamesAccepted") { "True" } else { "False" };
+    status != wanted
+}
+
+/// What the API server would store for an object of this kind, or its refusal.
+async fn ask(kind: &str, spec: &Value) -> Result<Result<Value, String>> {
+    ask_named(kind, "example", spec).await
+}
+
+async fn ask_named(kind: &str, name: &str, spec: &Value) -> Result<Result<Value, String>> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("runnel.dev", "v1alpha1", kind));
+    let client = hub().await?.client().await?;
+    let api: Api<DynamicObject> = match kind {
+        "DistributionRule" => Api::namespaced_with(client, "default", &resource),
+        _ => Api::all_with(client, &resource),
+    };
+    let object = DynamicObject::new(name, &resource).data(json!({"spec": spec}));
+    let only_ask = PostParams { dry_run: true, ..PostParams::default() };
+    match api.create(&only_ask, &object).await {
+        Ok(stored) => Ok(Ok(stored.data["spec"].clone())),
+        Err(kube::Error::Api(status)) => Ok(Err(status.message.clone())),
+        Err(error) => Err(error).context("the API server did not answer"),
+    }
+}
+
+async fn accepted(kind: &str, what: &str, spec: &Value) -> Result<Value> {
+    ask(kind, spec).await?.map_err(|said| anyhow::anyhow!("{kind}, {what}: refused with {said}"))
+}
+
+async fn refused(kind: &str, name: &str, what: &str, spec: &Value, words: &[&str]) -> Result<()> {
+    let Err(said) = ask_named(kind, name, spec).await? else { bail!("{kind}, {what}: accepted") };
+    for word in words {
+        ensure!(said.contains(word), "{kind}, {what}: the refusal does not say {word:?}: {said}");
+    }
+    // For a person who reads the test's output: what a user would see.
+    println!("{kind}, {what}:\n  {said}");
+    Ok(())
+}
+
+/// The five lines of spec that make the smallest rule.
+fn smallest() -> Value {
+    json!({
+        "sources": [{"resources": ["configmaps", "secrets"], "selector": {"matchLabels": {"rule": "test"}}}],
+        "clusters": {"selector": {"matchLabels": {"env": "prod"}}},
+        "namespaces": {"names": ["default", "another-test"]},
+    })
+}
+
+fn everything() -> Value {
+    json!({
+        "sources": [
+            {"resources": ["configmaps"], "names": ["ca", "tls-*", "*.example.com", "*"], "exclude": ["tls-old-*", "a.b"]},
+            {"resources": ["secrets"], "names": [], "selector": {
+                "matchLabels": {"app": "x", "example.com/Team_1": "", "tier": "A.b_c-1"},
+                "matchExpressions": [
+                    {"key": "env", "operator": "In", "values": ["prod", ""]},
+                    {"key": "env", "operator": "NotIn", "values": ["lab"]},
+                    {"key": "sub.example.com/x", "operator": "Exists"},
+                    {"key": "y", "operator": "DoesNotExist", "values": []},
+                ],
+            }},
+        ],
+        "clusters": {
+            "selector": {"matchExpressions": [{"key": "env", "operator": "Exists"}]},
+            "names": ["eu-3", "us.west"], "all": true, "exclude": ["lab-*", "eu-4"],
+        },
+        "namespaces": {
+            "names": ["default", "kube-public", "team-*"],
+            "selector": {"matchLabels": {"copies": "wanted"}},
+            "exclude": ["*-old"],
+        },
+        "createNamespaces": true,
+        "conflictPolicy": "Fail",
+        "driftPolicy": "Correct",
+        "deletionPolicy": "Retain",
+        "suspend": true,
+    })
+}
+
+/// The same spec for a ClusterDistributionRule, whose sources also name the hub's namespaces.
+fn for_cluster_rule(mut spec: Value) -> Value {
+    for source in spec["sources"].as_array_mut().into_iter().flatten() {
+        source["namespaces"] = json!(["default", "team-*"]);
+    }
+    spec
+}
+
+/// The fields of `change` in place of those of `spec`; null removes.
+fn changed(mut spec: Value, change: &Value) -> Value {
+    let fields = spec.as_object_mut().expect("a spec is an object");
+    for (name, value) in change.as_object().expect("a change is an object") {
+        match value {
+            Value::Null => fields.remove(name),
+            value => fields.insert(name.clone(), value.clone()),
+        };
+    }
+    spec
+}
+
+#[tokio::test]
+async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Result<()> {
+    let defaults = json!({
+        "createNamespaces": false,
+        "conflictPolicy": "Fail",
+        "driftPolicy": "Correct",
+        "deletionPolicy": "Delete",
+        "suspend": false,
+    });
+    let mut wanted = changed(smallest(), &defaults);
+    wanted["clusters"]["all"] = json!(false);
+    let stored = accepted("DistributionRule", "the smallest", &smallest()).await?;
+    ensure!(stored == wanted, "{stored:#}");
+    let stored = accepted("ClusterDistributionRule", "the smallest", &for_cluster_rule(smallest())).await?;
+    ensure!(stored == for_cluster_rule(wanted), "{stored:#}");
+
+    let read: DistributionRuleSpec = serde_json::from_value(smallest())?;
+    let stored: DistributionRuleSpec = serde_json::from_value(accepted("DistributionRule", "", &smallest()).await?)?;
+    ensure!(stored == read, "the types' defaults are not those of the API server: {read:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rule_that_says_everything_is_accepted_as_it_is() -> Result<()> {
+    let stored = accepted("DistributionRule", "everything", &everything()).await?;
+    ensure!(stored == everything(), "{stored:#}");
+    let spec = for_cluster_rule(everything());
+    let stored = accepted("ClusterDistributionRule", "everything", &spec).await?;
+    ensure!(stored == spec, "{stored:#}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_explicit_null_counts_as_absent() -> Result<()> {
+    let mut spec = smallest();
+    spec["sources"][0]["names"] = Value::Null;
+    spec["sources"][0]["exclude"] = Value::Null;
+    spec["clusters"]["names"] = Value::Null;
+    spec["namespaces"] = Value::Null;
+    let stored = accepted("DistributionRule", "nulls", &spec).await?;
+    ensure!(stored.get("namespaces").is_none() && stored["sources"][0].get("names").is_none(), "{stored:#}");
+
+    let mut spec = smallest();
+    spec["sources"][0]["selector"] = Value::Null;
+    refused(
+        "DistributionRule",
+        "example",
+        "a selector that is null",
+        &spec,
+        &["spec.sources[0]", "set selector or names"],
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_refused_rule_is_told_the_field_and_the_cure() -> Result<()> {
+    for (what, change, words) in cases::selections().into_iter().chain(cases::selectors()).chain(cases::targets()) {
+        let spec = changed(smallest(), &change);
+        refused("DistributionRule", "example", what, &spec, words).await?;
+        refused("ClusterDistributionRule", "example", what, &for_cluster_rule(spec), words).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_source_of_a_cluster_rule_names_its_namespaces() -> Result<()> {
+    let cases: Vec<(&str, Value, &[&str])> = vec![
+        ("no namespaces", Value::Null, &["spec.sources[0].namespaces", "Required"]),
+        ("empty namespaces", json!([]), &["spec.sources[0].namespaces", "namespaces is empty", "namespaces: [\"*\"]"]),
+        ("a bad namespace", json!(["Team"]), &["spec.sources[0].namespaces[0]", "namespaces: write a namespace name"]),
+        ("an empty namespace", json!([""]), &["spec.sources[0].namespaces[0]", "namespaces: write a namespace name"]),
+        ("too many", json!(cases::names(129)), &["spec.sources[0].namespaces", "at most 128"]),
+    ];
+    for (what, namespaces, words) in cases {
+        let mut spec = for_cluster_rule(smallest());
+        spec["sources"][0]["namespaces"] = namespaces;
+        refused("ClusterDistributionRule", "example", what, &spec, words).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn rules_at_their_limits_are_within_the_budget() -> Result<()> {
+    let long = |count: usize, length: usize| -> Vec<String> {
+        (0..count).map(|number| format!("{}{number:04}", "a".repeat(length - 4))).collect()
+    };
+    let value = "v".repeat(59);
+    let values: Vec<String> = (0..limits::VALUES).map(|number| format!("{value}{number:04}")).collect();
+    let key =
+        format!("{}/{}", ["d".repeat(63), "d".repeat(63), "d".repeat(63), "d".repeat(61)].join("."), "k".repeat(63));
+    let expressions = json!(vec![json!({"key": key, "operator": "In", "values": values}); limits::EXPRESSIONS]);
+    let labels: serde_json::Map<String, Value> = (0..limits::EXPRESSIONS)
+        .map(|number| (format!("{}{number:02}", &key[..key.len() - 2]), json!(values[0])))
+        .collect();
+    let selector = json!({"matchLabels": labels, "matchExpressions": expressions});
+    let namespaces = long(limits::NAMESPACES, 63);
+
+    let clusters = json!({
+        "selector": selector, "names": long(limits::CLUSTERS, 63), "exclude": long(limits::CLUSTERS, 63),
+    });
+    let targets = json!({"selector": selector, "names": namespaces, "exclude": namespaces});
+    let resources = ["configmaps", "secrets"];
+    // Both at their limit at once would be more than a request may hold.
+    let by_name =
+        json!({"resources": resources, "names": long(limits::NAMES, 120), "exclude": long(limits::NAMES, 120)});
+    let by_label = json!({"resources": resources, "selector": selector, "exclude": long(16, 253)});
+    for entry in [by_name, by_label] {
+        let spec = json!({
+            "sources": vec![entry; limits::SOURCES], "clusters": clusters, "namespaces": targets, "createNamespaces": true,
+        });
+        accepted("DistributionRule", "at its limits", &spec).await?;
+        let mut spec = for_cluster_rule(spec);
+        for source in spec["sources"].as_array_mut().unwrap() {
+            source["namespaces"] = json!(namespaces);
+        }
+        accepted("ClusterDistributionRule", "at its limits", &spec).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rule_for_512_named_clusters_is_applied_by_kubectl() -> Result<()> {
+    let spec = changed(smallest(), &cases::clusters(json!({"names": cases::names(512)})));
+    let rule = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "wide", "namespace": "default"}, "spec": spec,
+    });
+    hub().await?.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &rule.to_string()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result<()> {
+    let stored = accepted("MemberCluster", "the smallest", &json!({})).await?;
+    ensure!(stored == json!({"accepted": true, "leaving": false}), "{stored:#}");
+    let read: MemberClusterSpec = serde_json::from_value(json!({}))?;
+    ensure!(read == MemberClusterSpec::default() && read == serde_json::from_value(stored)?, "{read:?}");
+
+    let spec = json!({
+        "accepted": false, "leaving": true,
+        "join": {"tokenHash": format!("sha256:{}", "0a".repeat(32)), "expiresAt": "2026-01-31T12:00:00Z"},
+    });
+    let stored = accepted("MemberCluster", "everything", &spec).await?;
+    ensure!(stored == spec, "{stored:#}");
+    for name in ["a".repeat(limits::CLUSTER_NAME), "eu.west-1".to_owned()] {
+        let answer = ask_named("MemberCluster", &name, &json!({})).await?;
+        ensure!(answer.is_ok(), "{name}: {answer:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_member_cluster_is_told_the_field_and_the_cure() -> Result<()> {
+    let join = |hash: String, expires: &str| json!({"join": {"tokenHash": hash, "expiresAt": expires}});
+    let hash = |digits: String| join(format!("sha256:{digits}"), "2026-01-31T12:00:00Z");
+    let cure: &[&str] = &["spec.join.tokenHash", "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits"];
+    let cases: Vec<(&str, Value, &[&str])> = vec![
+        ("a hash with capitals", hash("0A".repeat(32)), cure),
+        ("a hash that is too short", hash("0a".repeat(31)), cure),
+        ("a hash without its kind", join("0a".repeat(32), "2026-01-31T12:00:00Z"), cure),
+        ("a hash that is too long", hash("0a".repeat(33)), &["spec.join.tokenHash", "71"]),
+        ("no hash", json!({"join": {"expiresAt": "2026-01-31T12:00:00Z"}}), &["spec.join.tokenHash", "Required"]),
+        ("no expiry", json!({"join": {"tokenHash": "sha256:00"}}), &["spec.join.expiresAt", "Required"]),
+        (
+            "an expiry that is no time",
+            join(format!("sha256:{}", "0a".repeat(32)), "tomorrow"),
+            &["spec.join.expiresAt", "date-time"],
+        ),
+        ("accepted that is no boolean", json!({"accepted": "yes"}), &["spec.accepted", "boolean"]),
+    ];
+    for (what, spec, words) in cases {
+        refused("MemberCluster", "example", what, &spec, words).await?;
+    }
+    let too_long = "a".repeat(limits::CLUSTER_NAME + 1);
+    let words = ["metadata.name", "at most 63 characters: shorten it"];
+    refused("MemberCluster", &too_long, "a name that is too long", &json!({}), &words).await
+}
+
+/// The cells of a table.
+fn rows(shown: &str) -> Vec<Vec<&str>> {
+    shown.lines().map(|line| line.split_whitespace().collect()).collect()
+}
+
+fn rule_status(now: Timestamp) -> RuleStatus {
+    let summary = Summary {
+        sources: 4,
+        clusters: 120,
+        clusters_ready: 118,
+        copies: 960,
+        copies_applied: 948,
+        copies_failed: 12,
+        copies_waiting: 0,
+    };
+    let mut status = RuleStatus {
+        observed_generation: Some(1),
+        revision: Some("r1".to_owned()),
+        display: Some(Display::from(&summary)),
+        summary: Some(summary),
+        conditions: Vec::new(),
+        clusters: vec![ClusterStatus {
+            name: "eu-3".to_owned(),
+            state: ClusterState::Failed,
+            applied: 6,
+            failed: 2,
+            waiting: 0,
+            reason: "NamespaceTerminating".to_owned(),
+            message: "ns-a is being deleted".to_owned(),
+            since: Some(Time(now)),
+        }],
+        truncated: true,
+    };
+    for (condition_type, holds) in [(ConditionType::Ready, false), (ConditionType::Stalled, true)] {
+        let (reason, message) = (Reason::CopiesFailed, "x".repeat(5000));
+        set_condition(
+            &mut status.conditions,
+            condition_type,
+            ConditionStatus::from(holds),
+            reason,
+            &message,
+            Some(1),
+            now,
+        );
+    }
+    status
+}
+
+#[tokio::test]
+async fn kubectl_shows_the_columns_of_a_rule() -> Result<()> {
+    let hub = hub().await?;
+    let rules: Api<DistributionRule> = Api::namespaced(hub.client().await?, "default");
+    let spec = DistributionRuleSpec {
+        sources: vec![Source {
+            resources: vec!["configmaps".to_owned()],
+            names: vec!["*".to_owned()],
+            ..Source::default()
+        }],
+        terms: RuleTerms { clusters: Clusters { all: true, ..Clusters::default() }, ..RuleTerms::default() },
+    };
+    let made = rules.create(&PostParams::default(), &DistributionRule::new("shown", spec.clone())).await?;
+    ensure!(made.spec == spec, "{made:?}");
+    ensure!(
+        made.spec.terms.conflict_policy == ConflictPolicy::Fail && made.spec.terms.drift_policy == DriftPolicy::Correct
+    );
+
+    let now = "2026-01-31T12:00:00Z".parse()?;
+    let status = rule_status(now);
+    let patch = Patch::Merge(json!({"status": status}));
+    let patched = rules.patch_status("shown", &PatchParams::default(), &patch).await?;
+    ensure!(patched.status == Some(status), "{:?}", patched.status);
+
+    let shown = hub.kubectl(&["get", "drule", "shown", "-n", "default"]).await?;
+    let rows = rows(&shown);
+    ensure!(rows[0] == ["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"], "{shown}");
+    ensure!(rows[1][..6] == ["shown", "False", "118/120", "948/960", "12", "CopiesFailed"], "{shown}");
+    // All kinds at once, by their category.
+    let shown = hub.kubectl(&["get", "runnel", "-n", "default"]).await?;
+    ensure!(shown.contains("distributionrule.runnel.dev/shown"), "{shown}");
+    // kubectl itself can wait for what the hub says.
+    hub.kubectl(&["wait", "drule/shown", "-n", "default", "--for=condition=Ready=false", "--timeout=5s"]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result<()> {
+    let hub = hub().await?;
+    let object = |kind: &str, spec: Value| {
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": {"name": "columns"}, "spec": spec})
+            .to_string()
+    };
+    let rule = object("ClusterDistributionRule", for_cluster_rule(smallest()));
+    hub.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &rule).await?;
+    let shown = hub.kubectl(&["get", "cdrule"]).await?;
+    ensure!(rows(&shown)[0] == ["NAME", "READY", "CLUSTERS", "COPIES", "FAILED", "REASON", "AGE"], "{shown}");
+
+    hub.kubectl_stdin(&["apply", "--warnings-as-errors", "-f", "-"], &object("MemberCluster", json!({}))).await?;
+    let now: Timestamp = "2026-01-31T12:00:00Z".parse()?;
+    let mut status = MemberClusterStatus {
+        agent_version: Some("0.1.0".to_owned()),
+        kubernetes_version: Some("v1.36.3".to_owned()),
+        certificate: Some(Certificate { expires_at: Time(now) }),
+        pending_removals: vec![PendingRemoval {
+            rule_uid: "u-1".to_owned(),
+            deletion_policy: DeletionPolicy::Retain,
+            rule: "ns/name".to_owned(),
+        }],
+        ..MemberClusterStatus::default()
+    };
+    set_condition(
+        &mut status.conditions,
+        ConditionType::Connected,
+        ConditionStatus::False,
+        Reason::SessionLost,
+        "",
+        None,
+        now,
+    );
+    set_condition(
+        &mut status.conditions,
+        ConditionType::Accepted,
+        ConditionStatus::True,
+        Reason::Accepted,
+        "",
+        None,
+        now,
+    );
+    let members: Api<MemberCluster> = Api::all(hub.client().await?);
+    let patch = Patch::Merge(json!({"status": status}));
+    let patched = members.patch_status("columns", &PatchParams::default(), &patch).await?;
+    ensure!(patched.status == Some(status), "{:?}", patched.status);
+    let shown = hub.kubectl(&["get", "member", "columns"]).await?;
+    let rows = rows(&shown);
+    let columns = ["NAME", "ACCEPTED", "CONNECTED", "AGENT", "KUBERNETES", "CERTIFICATE-EXPIRES", "AGE"];
+    ensure!(rows[0] == columns, "{shown}");
+    ensure!(rows[1][..6] == ["columns", "True", "False", "0.1.0", "v1.36.3", "2026-01-31T12:00:00Z"], "{shown}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_explains_every_field_it_is_asked_for() -> Result<()> {
+    let hub = hub().await?;
+    let cases = [
+        ("drule.spec.sources", "Entries add up"),
+        ("drule.spec.sources.selector.matchExpressions.operator", "NotIn"),
+        ("drule.spec.clusters", "At least one of selector, names and all"),
+        ("cdrule.spec.sources.namespaces", "namespaces to read"),
+        ("drule.status.conditions", "Reconciling"),
+        ("member.spec.join", "runnel-hub token create"),
+    ];
+    for (path, words) in cases {
+        let said = hub.kubectl(&["explain", path]).await?;
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(said.contains(words), "{path}: {said}");
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Rules that are refused. A case is one line: it is read as a table.
+
+use serde_json::{Value, json};
+
+use super::changed;
+
+/// One entry of sources that takes everything, with a change.
+fn source(change: Value) -> Value {
+    json!({"sources": [changed(json!({"resources": ["configmaps"], "names": ["*"]}), &change)]})
+}
+
+fn source_selector(selector: Value) -> Value {
+    let mut entry = json!({"resources": ["configmaps"]});
+    entry["selector"] = selector;
+    json!({"sources": [entry]})
+}
+
+pub fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("name-{number}")).collect()
+}
+
+pub fn clusters(change: Value) -> Value {
+    json!({"clusters": change})
+}
+
+fn namespaces(change: Value) -> Value {
+    json!({"namespaces": change})
+}
+
+/// What is wrong, the fields of the smallest rule's spec that are different, and words of the refusal.
+pub type Case = (&'static str, Value, &'static [&'static str]);
+
+/// What is copied.
+#[rustfmt::skip]
+pub fn selections() -> Vec<Case> {
+    let many = |count: usize, entry: Value| json!({"sources": vec![entry; count]});
+    let one = json!({"resources": ["configmaps"], "names": ["*"]});
+    vec![
+        ("no sources", json!({"sources": null}), &["spec.sources", "Required"]),
+        ("an empty list of sources", json!({"sources": []}), &["spec.sources", "sources is empty", "add an entry"]),
+        ("too many sources", many(17, one), &["spec.sources", "at most 16"]),
+        ("no resources", source(json!({"resources": null})), &["spec.sources[0].resources", "Required"]),
+        ("empty resources", source(json!({"resources": []})), &["spec.sources[0].resources", "resources is empty", "[configmaps, secrets]"]),
+        ("an unknown resource", source(json!({"resources": ["pods"]})), &["spec.sources[0].resources[0]", "\"pods\"", "\"configmaps\", \"secrets\""]),
+        ("a resource twice", source(json!({"resources": ["secrets", "secrets"]})), &["spec.sources[0].resources[1]", "Duplicate"]),
+        ("neither selector nor names", source(json!({"names": null})), &["spec.sources[0]", "set selector or names", "names: [\"*\"]"]),
+        ("empty names", source(json!({"names": []})), &["spec.sources[0]", "set selector or names", "names: [\"*\"]"]),
+        ("both selector and names", source(json!({"selector": {"matchLabels": {"a": "b"}}})), &["spec.sources[0]", "both selector and names", "one entry of sources for each"]),
+        ("an empty selector", source_selector(json!({})), &["spec.sources[0].selector", "is empty", "names: [\"*\"]"]),
+        ("a selector that is empty inside", source_selector(json!({"matchLabels": {}, "matchExpressions": []})), &["spec.sources[0].selector", "is empty", "names: [\"*\"]"]),
+        ("too many names", source(json!({"names": names(257)})), &["spec.sources[0].names", "at most 256"]),
+        ("a name twice", source(json!({"names": ["a", "a"]})), &["spec.sources[0].names[1]", "Duplicate"]),
+        ("an empty name", source(json!({"names": [""]})), &["spec.sources[0].names[0]", "names: write an object name", "tls-*"]),
+        ("a name with capitals", source(json!({"names": ["ok", "My-CA"]})), &["spec.sources[0].names[1]", "names: write an object name", "tls-*"]),
+        ("a glob with a question mark", source(json!({"names": ["tls-?"]})), &["spec.sources[0].names[0]", "names: write an object name", "tls-*"]),
+        ("a glob with a character class", source(json!({"names": ["tls-[ab]"]})), &["spec.sources[0].names[0]", "names: write an object name", "tls-*"]),
+        ("a name that ends in a dot", source(json!({"names": ["ca."]})), &["spec.sources[0].names[0]", "names: write an object name"]),
+        ("a glob that no name can match", source(json!({"names": ["-*"]})), &["spec.sources[0].names[0]", "names: write an object name"]),
+        ("a name that is too long", source(json!({"names": ["a".repeat(254)]})), &["spec.sources[0].names[0]", "253"]),
+        ("a bad exclude", source(json!({"exclude": ["a b"]})), &["spec.sources[0].exclude[0]", "exclude: write an object name"]),
+        ("too many excludes", source(json!({"exclude": names(257)})), &["spec.sources[0].exclude", "at most 256"]),
+    ]
+}
+
+/// Label selectors.
+#[rustfmt::skip]
+pub fn selectors() -> Vec<Case> {
+    let expression = |expression: Value| source_selector(json!({"matchExpressions": [expression]}));
+    let labels = |key: &str, value: &str| source_selector(json!({"matchLabels": {key: value}}));
+    let many_labels: serde_json::Map<String, Value> = names(17).into_iter().map(|name| (name, json!("x"))).collect();
+    let exists = json!({"key": "a", "operator": "Exists"});
+    let long_prefix = format!("{}/x", "a".repeat(254));
+    vec![
+        ("an unknown operator", expression(json!({"key": "a", "operator": "Equals", "values": ["b"]})), &["matchExpressions[0].operator", "\"Equals\"", "\"In\", \"NotIn\", \"Exists\", \"DoesNotExist\""]),
+        ("no operator", expression(json!({"key": "a"})), &["matchExpressions[0].operator", "Required"]),
+        ("no key", expression(json!({"operator": "Exists"})), &["matchExpressions[0].key", "Required"]),
+        ("In without values", expression(json!({"key": "a", "operator": "In"})), &["matchExpressions[0]", "need values", "list at least one"]),
+        ("NotIn with empty values", expression(json!({"key": "a", "operator": "NotIn", "values": []})), &["matchExpressions[0]", "need values", "list at least one"]),
+        ("Exists with values", expression(json!({"key": "a", "operator": "Exists", "values": ["b"]})), &["matchExpressions[0]", "take no values", "remove values"]),
+        ("DoesNotExist with values", expression(json!({"key": "a", "operator": "DoesNotExist", "values": ["b"]})), &["matchExpressions[0]", "take no values", "remove values"]),
+        ("a bad key", expression(json!({"key": "-a", "operator": "Exists"})), &["matchExpressions[0].key", "a label key is", "example.com/app"]),
+        ("an empty key", expression(json!({"key": "", "operator": "Exists"})), &["matchExpressions[0].key", "a label key is"]),
+        ("a key with two slashes", expression(json!({"key": "a/b/c", "operator": "Exists"})), &["matchExpressions[0].key", "a label key is"]),
+        ("a key whose name is too long", expression(json!({"key": "a".repeat(64), "operator": "Exists"})), &["matchExpressions[0].key", "a label key is up to 63"]),
+        ("a key whose prefix is too long", expression(json!({"key": long_prefix, "operator": "Exists"})), &["matchExpressions[0].key", "a label key is"]),
+        ("a bad value", expression(json!({"key": "a", "operator": "In", "values": ["b c"]})), &["matchExpressions[0].values[0]", "a label value is up to 63"]),
+        ("a value that is too long", expression(json!({"key": "a", "operator": "In", "values": ["b".repeat(64)]})), &["matchExpressions[0].values[0]", "63"]),
+        ("too many values", expression(json!({"key": "a", "operator": "In", "values": names(65)})), &["matchExpressions[0].values", "at most 64"]),
+        ("too many expressions", source_selector(json!({"matchExpressions": vec![exists; 17]})), &["matchExpressions", "at most 16"]),
+        ("a bad key of matchLabels", labels("a b", "c"), &["spec.sources[0].selector.matchLabels", "a label key is", "example.com/app"]),
+        ("a bad value of matchLabels", labels("a", "c-"), &["spec.sources[0].selector.matchLabels", "a label value is up to 63"]),
+        ("too many labels", source_selector(json!({"matchLabels": many_labels})), &["matchLabels", "at most 16"]),
+    ]
+}
+
+/// Where copies go and how they are kept.
+#[rustfmt::skip]
+pub fn targets() -> Vec<Case> {
+    let create = |namespaces: Value| json!({"namespaces": namespaces, "createNamespaces": true});
+    vec![
+        ("no clusters", json!({"clusters": null}), &["spec.clusters", "Required"]),
+        ("empty clusters", clusters(json!({})), &["spec.clusters", "chooses nothing", "all: true"]),
+        ("all: false and nothing else", clusters(json!({"all": false})), &["spec.clusters", "chooses nothing", "all: true"]),
+        ("only an exclude of clusters", clusters(json!({"exclude": ["eu-*"]})), &["spec.clusters", "chooses nothing", "all: true"]),
+        ("empty names of clusters", clusters(json!({"names": []})), &["spec.clusters", "chooses nothing", "all: true"]),
+        ("an empty cluster selector", clusters(json!({"all": true, "selector": {"matchLabels": {}}})), &["spec.clusters.selector", "is empty", "all: true"]),
+        ("a glob among the names of clusters", clusters(json!({"names": ["eu-*"]})), &["spec.clusters.names[0]", "clusters.names: write the whole name", "clusters.selector"]),
+        ("a bad name of a cluster", clusters(json!({"names": ["EU"]})), &["spec.clusters.names[0]", "clusters.names: write the whole name"]),
+        ("a cluster name that is too long", clusters(json!({"names": ["a".repeat(64)]})), &["spec.clusters.names[0]", "63"]),
+        ("too many names of clusters", clusters(json!({"names": names(513)})), &["spec.clusters.names", "at most 512"]),
+        ("a bad exclude of clusters", clusters(json!({"all": true, "exclude": ["a?"]})), &["spec.clusters.exclude[0]", "clusters.exclude: write the name", "eu-*"]),
+        ("too many excludes of clusters", clusters(json!({"all": true, "exclude": names(513)})), &["spec.clusters.exclude", "at most 512"]),
+        ("a bad cluster selector", clusters(json!({"selector": {"matchLabels": {"a": "b c"}}})), &["spec.clusters.selector.matchLabels", "a label value is"]),
+        ("empty namespaces", namespaces(json!({})), &["spec.namespaces", "chooses nothing", "set names or selector"]),
+        ("only an exclude of namespaces", namespaces(json!({"exclude": ["a"]})), &["spec.namespaces", "chooses nothing", "set names or selector"]),
+        ("empty names of namespaces", namespaces(json!({"names": []})), &["spec.namespaces", "chooses nothing", "remove namespaces"]),
+        ("an empty namespace selector", namespaces(json!({"selector": {"matchLabels": {}}})), &["spec.namespaces.selector", "is empty", "names: [\"*\"]"]),
+        ("a bad name of a namespace", namespaces(json!({"names": ["a.b"]})), &["spec.namespaces.names[0]", "namespaces.names: write a namespace name", "team-*"]),
+        ("a namespace name that is too long", namespaces(json!({"names": ["a".repeat(64)]})), &["spec.namespaces.names[0]", "63"]),
+        ("too many names of namespaces", namespaces(json!({"names": names(129)})), &["spec.namespaces.names", "at most 128"]),
+        ("a bad exclude of namespaces", namespaces(json!({"names": ["a"], "exclude": ["[a]"]})), &["spec.namespaces.exclude[0]", "namespaces.exclude: write a namespace name"]),
+        ("too many excludes of namespaces", namespaces(json!({"names": ["a"], "exclude": names(129)})), &["spec.namespaces.exclude", "at most 128"]),
+        ("createNamespaces with globs only", create(json!({"names": ["team-*"]})), &["spec", "createNamespaces", "namespaces.names"]),
+        ("createNamespaces with a selector only", create(json!({"selector": {"matchLabels": {"a": "b"}}})), &["spec", "createNamespaces", "namespaces.names"]),
+        ("createNamespaces without namespaces", create(Value::Null), &["spec", "createNamespaces", "namespaces.names"]),
+        ("an unknown conflictPolicy", json!({"conflictPolicy": "Overwrite"}), &["spec.conflictPolicy", "\"Overwrite\"", "\"Fail\""]),
+        ("an unknown driftPolicy", json!({"driftPolicy": "Report"}), &["spec.driftPolicy", "\"Report\"", "\"Correct\""]),
+        ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),
+    ]
+}
