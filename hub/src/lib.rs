@@ -1,3 +1,11 @@
-//! Runnel hub.
+//! The hub: turns rules and sources into desired sets, streams them to the agents, and tells the truth about the
+//! copies in the rules' statuses.
+//!
+//! A file either decides or does I/O, never both. These decide: [`crd`] (the API), [`plan`] (what one rule wants),
+//! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`status`] (what a rule's
+//! status should say).
 
 pub mod crd;
+pub mod index;
+pub mod plan;
+pub mod session;

@@ -1,0 +1,114 @@
+//! Member clusters come, change and go.
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use runnel_proto::model::{ClusterName, RuleUid};
+
+use super::{Effect, Index};
+use crate::crd::{KeyRecord, MemberCluster, PendingRemoval};
+
+/// A member cluster as the hub knows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cluster {
+    /// Uid of the `MemberCluster`: a name that is joined again is another cluster.
+    pub uid: String,
+    /// Its labels, chosen by the hub's administrator.
+    pub labels: BTreeMap<String, String>,
+    /// Whether the hub talks to it.
+    pub accepted: bool,
+    /// Whether it leaves: it gets nothing new, and what it has goes.
+    pub leaving: bool,
+    /// The keys by which the hub knows its agent.
+    pub keys: Vec<KeyRecord>,
+    /// Orders from rules that were deleted while it was away.
+    pub pending: BTreeMap<RuleUid, PendingRemoval>,
+    /// Whether an agent ever connected.
+    pub was_connected: bool,
+}
+
+impl Cluster {
+    /// Reads a `MemberCluster`.
+    pub fn read(object: &MemberCluster) -> Self {
+        let status = object.status.clone().unwrap_or_default();
+        let pending = status.pending_removals.into_iter();
+        Self {
+            uid: object.uid().unwrap_or_default(),
+            labels: object.labels().clone(),
+            accepted: object.spec.accepted && object.metadata.deletion_timestamp.is_none(),
+            leaving: object.spec.leaving,
+            keys: status.identity.unwrap_or_default().keys,
+            pending: pending.map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal)).collect(),
+            was_connected: status.cluster_uid.is_some(),
+        }
+    }
+
+    /// Whether rules may choose it.
+    pub fn takes_part(&self) -> bool {
+        self.accepted && !self.leaving
+    }
+
+    /// Whether a session with this certificate is allowed: the object's uid, an accepted cluster, a recorded key that
+    /// has not expired.
+    pub fn admits(&self, uid: &str, fingerprint: &str, now: Timestamp) -> bool {
+        let known = |key: &KeyRecord| key.fingerprint == fingerprint && key.expires_at.0 > now;
+        self.accepted && self.uid == uid && self.keys.iter().any(known)
+    }
+}
+
+impl Index {
+    /// A cluster is as given now.
+    pub fn set_cluster(&mut self, name: ClusterName, cluster: Cluster) -> Effect {
+        let mut effect = Effect::default();
+        let former = self.clusters.insert(name.clone(), cluster.clone());
+        if former.as_ref() == Some(&cluster) {
+            return effect;
+        }
+        let reborn = former.is_none_or(|former| former.uid != cluster.uid || former.leaving != cluster.leaving);
+        for (uid, chosen) in self.choices(&name, &cluster) {
+            self.choose(&uid, &name, chosen, reborn, &mut effect);
+        }
+        effect.clusters.insert(name);
+        effect
+    }
+
+    /// A cluster is no longer on the hub: it is revoked.
+    pub fn remove_cluster(&mut self, name: &ClusterName) -> Effect {
+        let mut effect = Effect::default();
+        if self.clusters.remove(name).is_some() {
+            let uids: Vec<_> = self.rules.keys().cloned().collect();
+            for uid in uids {
+                self.choose(&uid, name, false, false, &mut effect);
+            }
+            effect.clusters.insert(name.clone());
+        }
+        effect
+    }
+
+    /// These are all the clusters there are: the others are gone.
+    pub fn retain_clusters(&mut self, listed: &BTreeSet<ClusterName>) -> Effect {
+        let gone: Vec<_> = self.clusters.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        let mut effect = Effect::default();
+        for name in gone {
+            effect.merge(self.remove_cluster(&name));
+        }
+        effect
+    }
+
+    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, bool)> {
+        let takes_part = cluster.takes_part();
+        let choose = |entry: &super::RuleEntry| takes_part && entry.rule.chooses(name, &cluster.labels);
+        self.rules.iter().map(|(uid, entry)| (uid.clone(), choose(entry))).collect()
+    }
+
+    fn choose(&mut self, uid: &RuleUid, name: &ClusterName, chosen: bool, always: bool, effect: &mut Effect) {
+        let Some(entry) = self.rules.get_mut(uid) else { return };
+        let changed = if chosen { entry.clusters.insert(name.clone()) } else { entry.clusters.remove(name) };
+        if changed || always {
+            // Other clusters have nothing to hear, so only this one is named; the version tells its session.
+            let mut own = Effect::default();
+            self.touch(uid, &mut own);
+            effect.rules.append(&mut own.rules);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Everything the hub knows, and the plans that follow from it: pure, behind one lock with short sections.
+//!
+//! An event (a rule, a source, a cluster, a kind whose watch came or went) re-plans only the rules that it touches and
+//! names in its [`Effect`] the clusters whose desired set changed and the sources whose content must be read. After any
+//! sequence of events every plan equals [`crate::plan::plan`] of the final state.
+//!
+//! Sessions do not get desired sets pushed: they ask for the [`Claim`]s that changed since the version they last saw.
+//! So an agent that is slow skips to the newest state, and nothing can overflow.
+mod clusters;
+mod rules;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleName, RuleUid, SourceRef};
+
+use crate::plan::{Rule, RulePlan, Source};
+pub use clusters::Cluster;
+pub use sources::KindState;
+
+/// Forgotten rules that are remembered for sessions that have not heard of it yet.
+const FORGOTTEN_LIMIT: usize = 1024;
+
+/// What the hub says about one rule to one cluster.
+#[derive(Clone)]
+pub enum Claim {
+    /// The cluster should have this.
+    Wanted(Arc<RulePlan>),
+    /// The rule exists, or is being deleted, and wants nothing in this cluster: what is there goes.
+    Unwanted(DeletionPolicy),
+    /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
+    Held(Arc<RulePlan>),
+    /// The hub does not know the rule.
+    Unclaimed,
+}
+
+/// What follows from an event.
+#[derive(Default)]
+pub struct Effect {
+    /// Rules whose plan, clusters or spec changed: their status may be out of date.
+    pub rules: BTreeSet<RuleUid>,
+    /// Clusters to which some claim changed.
+    pub clusters: BTreeSet<ClusterName>,
+    /// Sources whose content is needed and not known.
+    pub read: BTreeSet<SourceRef>,
+}
+
+impl Effect {
+    /// Both effects.
+    pub fn merge(&mut self, mut other: Effect) {
+        self.rules.append(&mut other.rules);
+        self.clusters.append(&mut other.clusters);
+        self.read.append(&mut other.read);
+    }
+}
+
+/// One rule in the index.
+pub struct RuleEntry {
+    /// The rule as it is on the hub.
+    pub rule: Rule,
+    /// Its plan.
+    pub plan: Arc<RulePlan>,
+    /// The clusters that it goes to, leaving clusters not included.
+    pub clusters: BTreeSet<ClusterName>,
+    version: u64,
+}
+
+/// Everything the hub knows.
+#[derive(Default)]
+pub struct Index {
+    rules: BTreeMap<RuleUid, RuleEntry>,
+    sources: BTreeMap<SourceRef, Source>,
+    /// Sources that vanished, and when: they count as being there until the grace is over.
+    vanished: BTreeMap<SourceRef, Instant>,
+    kinds: BTreeMap<&'static str, KindState>,
+    clusters: BTreeMap<ClusterName, Cluster>,
+    /// Rules that select a source now.
+    selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
+    /// Rules by the namespace they read.
+    reading: BTreeMap<String, BTreeSet<RuleUid>>,
+    /// Rules that read namespaces by glob.
+    reading_any: BTreeSet<RuleUid>,
+    version: u64,
+    /// The newest version of each rule.
+    changes: BTreeMap<u64, RuleUid>,
+    forgotten: BTreeMap<u64, RuleUid>,
+}
+
+impl Index {
+    /// An index that knows nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A rule, if the hub knows it.
+    pub fn rule(&self, uid: &RuleUid) -> Option<&RuleEntry> {
+        self.rules.get(uid)
+    }
+
+    /// Every rule.
+    pub fn rules(&self) -> impl Iterator<Item = (&RuleUid, &RuleEntry)> {
+        self.rules.iter()
+    }
+
+    /// A cluster, if the hub knows it.
+    pub fn cluster(&self, name: &ClusterName) -> Option<&Cluster> {
+        self.clusters.get(name)
+    }
+
+    /// Every cluster.
+    pub fn clusters(&self) -> impl Iterator<Item = (&ClusterName, &Cluster)> {
+        self.clusters.iter()
+    }
+
+    /// The state of a kind's watch.
+    pub fn kind(&self, resource: &str) -> &KindState {
+        self.kinds.get(resource).unwrap_or(&KindState::Unwatched)
+    }
+
+    /// What the hub says about a rule to a cluster. A pure function of rule and cluster, so it needs no session.
+    pub fn claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
+        let Some(entry) = self.rules.get(uid) else { return self.pending_claim(uid, cluster) };
+        let policy = entry.rule.terms.deletion_policy;
+        if entry.rule.deleting {
+            return Claim::Unwanted(policy);
+        }
+        if entry.clusters.contains(cluster) {
+            return Claim::Wanted(entry.plan.clone());
+        }
+        let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
+        match entry.rule.terms.suspend && !leaving {
+            true => Claim::Held(entry.plan.clone()),
+            false => Claim::Unwanted(policy),
+        }
+    }
+
+    /// A rule that is gone may have left an order for a cluster that was away.
+    fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
+        let pending = self.clusters.get(cluster).and_then(|cluster| cluster.pending.get(uid));
+        pending.map_or(Claim::Unclaimed, |removal| Claim::Unwanted(removal.deletion_policy.into()))
+    }
+
+    /// The rules about which something was said to this cluster after `since`, with what is said now; and the version
+    /// to ask with next time. Rules that never chose the cluster are among them: only who holds something of such a
+    /// rule needs to care. Asking since 0 gives everything.
+    pub fn claims_since(&self, cluster: &ClusterName, since: u64) -> (Vec<(RuleUid, Claim)>, u64) {
+        let newer = (std::ops::Bound::Excluded(since), std::ops::Bound::Unbounded);
+        let changed = self.changes.range(newer).chain(self.forgotten.range(newer));
+        let claims = changed.map(|(_, uid)| (uid.clone(), self.claim(uid, cluster))).collect();
+        (claims, self.version)
+    }
+
+    /// The name of the rule, if the hub knows it.
+    pub fn rule_name(&self, uid: &RuleUid) -> Option<&RuleName> {
+        self.rules.get(uid).map(|entry| &entry.rule.terms.rule)
+    }
+
+    /// Marks a rule as changed for every session.
+    fn touch(&mut self, uid: &RuleUid, effect: &mut Effect) {
+        self.version += 1;
+        let version = self.version;
+        if let Some(entry) = self.rules.get_mut(uid) {
+            self.changes.remove(&entry.version);
+            entry.version = version;
+            self.changes.insert(version, uid.clone());
+            effect.clusters.extend(entry.clusters.iter().cloned());
+        }
+        effect.rules.insert(uid.clone());
+    }
+
+    fn forget(&mut self, uid: &RuleUid) {
+        self.version += 1;
+        self.forgotten.insert(self.version, uid.clone());
+        while self.forgotten.len() > FORGOTTEN_LIMIT {
+            self.forgotten.pop_first();
+        }
+    }
+}

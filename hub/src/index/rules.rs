@@ -1,0 +1,165 @@
+//! Rules come, change and go.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+
+use super::{Effect, Index, RuleEntry};
+use crate::plan::{Body, Rule, RulePlan, Source, plan};
+
+impl Index {
+    /// A rule is as given now.
+    pub fn set_rule(&mut self, rule: Rule) -> Effect {
+        let mut effect = Effect::default();
+        let uid = rule.uid.clone();
+        let former = self.unregister(&uid);
+        let clusters = self.chosen(&rule);
+        let plan = Arc::new(self.plan_of(&rule));
+        if let Some(former) = &former {
+            effect.clusters.extend(former.clusters.iter().cloned());
+        }
+        if rule.deleting {
+            // Whoever was chosen at any time may hold copies.
+            effect.clusters.extend(self.clusters.keys().cloned());
+        }
+        let unchanged = former.as_ref().is_some_and(|former| {
+            former.plan.says_the_same(&plan) && former.clusters == clusters && former.rule.deleting == rule.deleting
+        });
+        effect.read.extend(plan.unread.iter().cloned());
+        let version = former.as_ref().map_or(0, |former| former.version);
+        let plan = if unchanged { former.map_or(plan, |former| former.plan) } else { plan };
+        self.register(RuleEntry { rule, plan, clusters, version });
+        if unchanged {
+            effect.clusters.clear();
+            effect.rules.insert(uid);
+        } else {
+            self.touch(&uid, &mut effect);
+        }
+        effect
+    }
+
+    /// A rule is no longer on the hub. Its copies stay unless its deletion was seen to: sessions that still hold
+    /// something of it are told that it is unclaimed.
+    pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
+        let mut effect = Effect::default();
+        if let Some(former) = self.unregister(uid) {
+            self.changes.remove(&former.version);
+            effect.clusters.extend(self.clusters.keys().cloned());
+            effect.rules.insert(uid.clone());
+            self.forget(uid);
+        }
+        effect
+    }
+
+    /// These are all the rules there are: the others are gone.
+    pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
+        let gone: Vec<_> = self.rules.keys().filter(|uid| !listed.contains(*uid)).cloned().collect();
+        let mut effect = Effect::default();
+        for uid in gone {
+            effect.merge(self.remove_rule(&uid));
+        }
+        effect
+    }
+
+    /// The sources that a rule could select, each with what is known of it.
+    fn candidates<'a>(&'a self, rule: &'a Rule) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
+        let Some(namespaces) = rule.literal_namespaces() else { return Box::new(self.sources.iter()) };
+        let unique: BTreeSet<_> = namespaces.into_iter().map(ToOwned::to_owned).collect();
+        Box::new(rule.resources().flat_map(move |resource| {
+            let unique = unique.clone();
+            unique.into_iter().flat_map(move |namespace| {
+                let from = SourceRef::new(resource, &namespace, "");
+                self.sources
+                    .range(from..)
+                    .take_while(move |(key, _)| *key.resource == *resource && *key.namespace == *namespace)
+            })
+        }))
+    }
+
+    fn plan_of(&self, rule: &Rule) -> RulePlan {
+        plan(rule, self.candidates(rule), &self.unknown_resources())
+    }
+
+    pub(super) fn chosen(&self, rule: &Rule) -> BTreeSet<ClusterName> {
+        let takes_part = self.clusters.iter().filter(|(_, cluster)| cluster.takes_part());
+        takes_part.filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn register(&mut self, entry: RuleEntry) {
+        let uid = entry.rule.uid.clone();
+        for source in all_sources(&entry.plan) {
+            self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+        }
+        match entry.rule.literal_namespaces() {
+            Some(namespaces) => {
+                for namespace in namespaces {
+                    self.reading.entry(namespace.to_owned()).or_default().insert(uid.clone());
+                }
+            }
+            None => {
+                self.reading_any.insert(uid.clone());
+            }
+        }
+        self.rules.insert(uid, entry);
+    }
+
+    fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
+        let entry = self.rules.remove(uid)?;
+        for source in all_sources(&entry.plan) {
+            remove_from(&mut self.selected_by, source, uid);
+        }
+        for namespace in entry.rule.literal_namespaces().unwrap_or_default() {
+            remove_from(&mut self.reading, namespace, uid);
+        }
+        self.reading_any.remove(uid);
+        Some(entry)
+    }
+
+    /// Plans a rule anew, if what it says changed.
+    pub(super) fn replan(&mut self, uid: &RuleUid, effect: &mut Effect) {
+        if let Some(entry) = self.rules.get(uid) {
+            effect.merge(self.set_rule(entry.rule.clone()));
+        }
+    }
+
+    /// One source is to a rule what `selected` says now.
+    pub(super) fn update_plan(
+        &mut self,
+        uid: &RuleUid,
+        source: &SourceRef,
+        selected: Option<&Body>,
+        effect: &mut Effect,
+    ) {
+        let Some(entry) = self.rules.get_mut(uid) else { return };
+        let mut next = RulePlan::clone(&entry.plan);
+        next.set(source, selected);
+        if next.says_the_same(&entry.plan) {
+            return;
+        }
+        entry.plan = Arc::new(next);
+        match selected {
+            Some(_) => {
+                self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+            }
+            None => remove_from(&mut self.selected_by, source, uid),
+        }
+        self.touch(uid, effect);
+    }
+}
+
+fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
+    plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys())
+}
+
+fn remove_from<K, Q>(map: &mut std::collections::BTreeMap<K, BTreeSet<RuleUid>>, key: &Q, uid: &RuleUid)
+where
+    K: Ord + std::borrow::Borrow<Q>,
+    Q: Ord + ?Sized,
+{
+    if let Some(set) = map.get_mut(key) {
+        set.remove(uid);
+        if set.is_empty() {
+            map.remove(key);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use runnel_proto::model::{ClusterName, Payload, Revision, RuleUid, SourceRef};
+use serde_json::json;
+
+use super::{Claim, Cluster, Index, KindState};
+use crate::crd;
+use crate::plan::{Body, Rule, Source, SourceContent, plan};
+
+const GRACE: Duration = Duration::from_secs(5);
+
+fn rule(uid: &str, namespace: &str, selector_value: &str, clusters: serde_json::Value, deleting: bool) -> Rule {
+    let mut object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": uid, "namespace": namespace, "uid": uid, "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": selector_value}}}],
+            "clusters": clusters,
+        },
+    });
+    if deleting {
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    Rule::namespaced(&object, "runnel-system").unwrap()
+}
+
+fn cluster(env: &str) -> Cluster {
+    let labels = BTreeMap::from([("env".to_owned(), env.to_owned())]);
+    Cluster { uid: format!("uid-{env}"), labels, accepted: true, ..Cluster::default() }
+}
+
+fn body(text: &str) -> Body {
+    let mut revision = [0; 16];
+    revision[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
+    let payload = Payload::encode(text.as_bytes().to_vec());
+    Body::Read(Arc::new(SourceContent { revision: Revision(revision), payload }))
+}
+
+fn labelled(value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("rule".to_owned(), value.to_owned())])
+}
+
+fn known_index() -> Index {
+    let mut index = Index::new();
+    index.set_kind("configmaps", KindState::Known);
+    index.set_kind("secrets", KindState::Known);
+    index
+}
+
+fn source(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::new("configmaps", namespace, name)
+}
+
+fn wanted(index: &Index, uid: &str, cluster: &str) -> Option<usize> {
+    match index.claim(&RuleUid::from(uid), &ClusterName::from(cluster)) {
+        Claim::Wanted(plan) => Some(plan.intents.len()),
+        _ => None,
+    }
+}
+
+#[test]
+fn an_edit_of_a_source_touches_only_the_rules_and_clusters_that_have_it() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_cluster("two".into(), cluster("test"));
+    index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), false));
+    index.set_rule(rule("r2", "a", "y", json!({"names": ["two"]}), false));
+    let effect = index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
+    assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+    let unchanged = index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    assert!(unchanged.rules.is_empty() && unchanged.clusters.is_empty());
+}
+
+#[test]
+fn a_source_handed_from_one_rule_to_another_changes_both_in_one_event() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.set_rule(rule("r2", "a", "y", json!({"all": true}), false));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let effect = index.set_source(source("a", "s"), labelled("y"), None);
+    assert_eq!(effect.rules.len(), 2);
+    assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
+}
+
+#[test]
+fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let now = Instant::now();
+    index.vanish_source(&source("a", "s"), now);
+    assert!(index.bury(now + GRACE / 2, GRACE).rules.is_empty());
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+    // Back in time: nothing happened, and its grace starts afresh the next time.
+    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
+    assert_eq!(index.next_burial(GRACE), None);
+    assert!(index.bury(now + GRACE * 2, GRACE).rules.is_empty());
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+    index.vanish_source(&source("a", "s"), now);
+    assert_eq!(index.bury(now + GRACE, GRACE).rules.len(), 1);
+    assert_eq!(wanted(&index, "r1", "one"), Some(0));
+}
+
+#[test]
+fn a_rule_made_after_its_sources_asks_for_their_content_and_waits_for_it() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_source(source("a", "s"), labelled("x"), None);
+    let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
+    let Claim::Wanted(plan) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(plan.is_unknown(&source("a", "s")));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+}
+
+#[test]
+fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    let effect = index.set_kind("configmaps", KindState::Unreadable("forbidden".into()));
+    assert_eq!(effect.rules.len(), 1);
+    let Claim::Wanted(plan) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(plan.is_unknown(&source("a", "anything")));
+}
+
+#[test]
+fn a_known_rule_that_does_not_choose_a_cluster_removes_and_an_unknown_one_does_not() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"selector": {"matchLabels": {"env": "prod"}}}), false));
+    assert_eq!(wanted(&index, "r1", "one"), Some(0));
+    let effect = index.set_cluster("one".into(), cluster("test"));
+    assert!(effect.clusters.contains(&ClusterName::from("one")));
+    assert!(matches!(index.claim(&"r1".into(), &"one".into()), Claim::Unwanted(_)));
+    assert!(matches!(index.claim(&"other".into(), &"one".into()), Claim::Unclaimed));
+    let (_, before) = index.claims_since(&"one".into(), 0);
+    index.remove_rule(&"r1".into());
+    let (claims, _) = index.claims_since(&"one".into(), before);
+    assert!(matches!(claims.as_slice(), [(uid, Claim::Unclaimed)] if uid.as_str() == "r1"));
+}
+
+#[test]
+fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_cluster("two".into(), cluster("test"));
+    index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), false));
+    let effect = index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), true));
+    assert_eq!(effect.clusters.len(), 2);
+    assert!(matches!(index.claim(&"r1".into(), &"two".into()), Claim::Unwanted(_)));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Rule { uid: u8, namespace: u8, value: u8, clusters: u8 },
+    RemoveRule(u8),
+    Source { namespace: u8, name: u8, value: u8, text: Option<u8> },
+    Vanish { namespace: u8, name: u8 },
+    Bury,
+    Cluster { name: u8, env: u8 },
+    RemoveCluster(u8),
+    Kind(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..3u8, 0..2u8, 0..2u8, 0..3u8)
+            .prop_map(|(uid, namespace, value, clusters)| Step::Rule { uid, namespace, value, clusters }),
+        (0..3u8).prop_map(Step::RemoveRule),
+        (0..2u8, 0..3u8, 0..3u8, proptest::option::of(0..3u8))
+            .prop_map(|(namespace, name, value, text)| Step::Source { namespace, name, value, text }),
+        (0..2u8, 0..3u8).prop_map(|(namespace, name)| Step::Vanish { namespace, name }),
+        Just(Step::Bury),
+        (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
+        (0..3u8).prop_map(Step::RemoveCluster),
+        any::<bool>().prop_map(Step::Kind),
+    ]
+}
+
+/// The final state as a naive reader would keep it: no reverse maps, everything planned from scratch at the end.
+#[derive(Default)]
+struct Naive {
+    rules: BTreeMap<RuleUid, Rule>,
+    sources: BTreeMap<SourceRef, Source>,
+    vanished: BTreeSet<SourceRef>,
+    clusters: BTreeMap<ClusterName, Cluster>,
+    configmaps_known: bool,
+}
+
+fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
+    match step {
+        Step::Rule { uid, namespace, value, clusters } => {
+            let choice = [
+                json!({"all": true}),
+                json!({"names": ["c0"]}),
+                json!({"selector": {"matchLabels": {"env": "e1"}}}),
+            ];
+            let rule =
+                rule(&format!("r{uid}"), &format!("n{namespace}"), &format!("v{value}"), choice[*clusters as usize].clone(), false);
+            naive.rules.insert(rule.uid.clone(), rule.clone());
+            index.set_rule(rule);
+        }
+        Step::RemoveRule(uid) => {
+            let uid = RuleUid::from(format!("r{uid}"));
+            naive.rules.remove(&uid);
+            index.remove_rule(&uid);
+        }
+        Step::Source { namespace, name, value, text } => {
+            let key = source(&format!("n{namespace}"), &format!("s{name}"));
+            let labels = labelled(&format!("v{value}"));
+            let read = text.map(|text| body(&text.to_string()));
+            naive.vanished.remove(&key);
+            naive.sources.insert(key.clone(), Source { labels: labels.clone(), body: Body::Unread });
+            index.set_source(key, labels, read);
+        }
+        Step::Vanish { namespace, name } => {
+            let key = source(&format!("n{namespace}"), &format!("s{name}"));
+            if naive.sources.contains_key(&key) {
+                naive.vanished.insert(key.clone());
+            }
+            index.vanish_source(&key, now);
+        }
+        Step::Bury => {
+            for key in std::mem::take(&mut naive.vanished) {
+                naive.sources.remove(&key);
+            }
+            index.bury(now + GRACE, GRACE);
+        }
+        Step::Cluster { name, env } => {
+            let name = ClusterName::from(format!("c{name}"));
+            naive.clusters.insert(name.clone(), cluster(&format!("e{env}")));
+            index.set_cluster(name, cluster(&format!("e{env}")));
+        }
+        Step::RemoveCluster(name) => {
+            let name = ClusterName::from(format!("c{name}"));
+            naive.clusters.remove(&name);
+            index.remove_cluster(&name);
+        }
+        Step::Kind(known) => {
+            naive.configmaps_known = *known;
+            let state = if *known { KindState::Known } else { KindState::Unreadable("no".into()) };
+            index.set_kind("configmaps", state);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn after_any_events_every_plan_equals_the_plan_of_the_final_state(steps in proptest::collection::vec(step(), 1..60)) {
+        let now = Instant::now();
+        let mut index = Index::new();
+        let mut naive = Naive::default();
+        for step in &steps {
+            apply(step, &mut index, &mut naive, now);
+        }
+        prop_assert_eq!(index.rules().map(|(uid, _)| uid).collect::<Vec<_>>(), naive.rules.keys().collect::<Vec<_>>());
+        // What content the index holds is its own affair; whether it selects is not.
+        let bodies: BTreeMap<_, _> = naive.sources.iter().map(|(key, source)| {
+            let body = index.source(key).map_or(Body::Unread, |known| known.body.clone());
+            (key.clone(), Source { labels: source.labels.clone(), body })
+        }).collect();
+        let mut unknown = BTreeSet::from(["secrets"]);
+        if !naive.configmaps_known {
+            unknown.insert("configmaps");
+        }
+        for (uid, rule) in &naive.rules {
+            let entry = index.rule(uid).unwrap();
+            let expected = plan(rule, bodies.iter().rev(), &unknown);
+            prop_assert!(entry.plan.says_the_same(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
+            let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
+            prop_assert_eq!(entry.clusters.iter().cloned().collect::<Vec<_>>(), chosen);
+        }
+        // A session that asks since any version hears of every rule that changed after it.
+        let (all, version) = index.claims_since(&"c0".into(), 0);
+        let heard: BTreeSet<_> = all.into_iter().map(|(uid, _)| uid).collect();
+        prop_assert!(naive.rules.keys().all(|uid| heard.contains(uid)));
+        prop_assert!(index.claims_since(&"c0".into(), version).0.is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! Which part of an object is distributed.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RESERVED_PREFIX};
+use serde_json::Value;
+
+/// Annotations and labels that are never copied: they steer tools of the hub cluster, or repeat the whole object.
+/// A trailing `*` stands for any rest. Argo CD's `secret-type` is not among them: people distribute it on purpose.
+const DENIED_METADATA: &[&str] = &[
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "meta.helm.sh/*",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/instance",
+    "argocd.argoproj.io/tracking-id",
+    "argocd.argoproj.io/instance",
+    "kustomize.toolkit.fluxcd.io/*",
+    "helm.toolkit.fluxcd.io/*",
+    "objectset.rio.cattle.io/*",
+    "reconcile.external-secrets.io/*",
+    "cert-manager.io/*",
+    "controller.cert-manager.io/*",
+    "replicator.v1.mittwald.de/*",
+    "reflector.v1.k8s.emberstack.com/*",
+];
+
+/// Secrets that hold what the hub and the agents are: never sources, wherever a rule looks.
+const OWN_SECRETS: &[&str] = &["runnel-hub-identity", "runnel-agent-identity", "runnel-agent-terms"];
+
+/// Why an object is never distributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refused {
+    /// Its type is a credential of the hub cluster, or a Helm release.
+    Type,
+    /// It is larger than an agent takes.
+    TooLarge,
+}
+
+/// Whether an object is never a source, by its name and labels alone: it is made by every cluster itself, it is a copy,
+/// or it is Runnel's own.
+pub fn is_never_a_source(
+    kind: &Kind,
+    namespace: &str,
+    name: &str,
+    labels: &BTreeMap<String, String>,
+    runnel_namespace: &str,
+) -> bool {
+    let copy = labels.contains_key(HUB_LABEL) && labels.get(MANAGED_BY_LABEL).is_some_and(|by| by == MANAGED_BY);
+    let own = namespace == runnel_namespace && OWN_SECRETS.contains(&name);
+    copy || own || kind.refuses_name(name)
+}
+
+/// The distributed part of an object as the API server gave it.
+///
+/// # Errors
+/// [`Refused::Type`] for types that are never distributed.
+pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, Refused> {
+    if kind.refuses_type(object.get("type").and_then(Value::as_str)) {
+        return Err(Refused::Type);
+    }
+    let fields = kind.fields.iter().filter_map(|field| {
+        let value = object.get(*field).filter(|value| !is_empty(value))?;
+        Some(((*field).to_owned(), value.clone()))
+    });
+    Ok(Content {
+        labels: kept(object, "labels"),
+        annotations: kept(object, "annotations"),
+        fields: fields.collect(),
+    })
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
+fn kept(object: &Value, place: &str) -> BTreeMap<String, String> {
+    let entries = object.get("metadata").and_then(|meta| meta.get(place)).and_then(Value::as_object);
+    let entries = entries.into_iter().flatten().filter(|(key, _)| !is_denied(key));
+    entries.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+fn is_denied(key: &str) -> bool {
+    key.starts_with(RESERVED_PREFIX)
+        || DENIED_METADATA.iter().any(|denied| match denied.strip_suffix('*') {
+            Some(prefix) => key.starts_with(prefix),
+            None => key == *denied,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn data_travels_and_traces_of_other_tools_do_not() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "metadata": {
+                "name": "s", "namespace": "a", "uid": "u", "resourceVersion": "7",
+                "ownerReferences": [{"name": "owner"}], "finalizers": ["x/y"], "managedFields": [{}],
+                "labels": {"rule": "test", "app.kubernetes.io/managed-by": "Helm", "argocd.argoproj.io/secret-type": "cluster"},
+                "annotations": {
+                    "note": "kept", "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                    "meta.helm.sh/release-name": "r", "runnel.dev/seal": "x", "cert-manager.io/issuer": "i",
+                },
+            },
+            "data": {"k": "dg=="}, "binaryData": {"not": "ours"},
+        });
+        let content = content_of(Kind::by_resource("secrets").unwrap(), &object).ok().unwrap();
+        let expected = json!({
+            "labels": {"rule": "test", "argocd.argoproj.io/secret-type": "cluster"},
+            "annotations": {"note": "kept"},
+            "fields": {"type": "Opaque", "data": {"k": "dg=="}},
+        });
+        assert_eq!(serde_json::to_value(&content).unwrap(), expected);
+    }
+
+    #[test]
+    fn empty_maps_equal_absent_ones() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let absent = content_of(kind, &json!({"metadata": {}})).ok().unwrap();
+        let empty = content_of(kind, &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null})).ok().unwrap();
+        assert!(absent == empty);
+    }
+
+    #[test]
+    fn credentials_of_the_cluster_are_refused() {
+        let kind = Kind::by_resource("secrets").unwrap();
+        let token = json!({"metadata": {}, "type": "kubernetes.io/service-account-token"});
+        assert!(content_of(kind, &token).err() == Some(Refused::Type));
+    }
+
+    #[test]
+    fn copies_and_runnels_own_secrets_are_never_sources() {
+        let (configmap, secret) = (Kind::by_resource("configmaps").unwrap(), Kind::by_resource("secrets").unwrap());
+        let none = BTreeMap::new();
+        let marks = BTreeMap::from([
+            (MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned()),
+            (HUB_LABEL.to_owned(), "abc".to_owned()),
+        ]);
+        assert!(is_never_a_source(configmap, "a", "copy", &marks, "runnel-system"));
+        assert!(is_never_a_source(configmap, "a", "kube-root-ca.crt", &none, "runnel-system"));
+        assert!(is_never_a_source(secret, "runnel-system", "runnel-hub-identity", &none, "runnel-system"));
+        assert!(!is_never_a_source(secret, "a", "runnel-hub-identity", &none, "runnel-system"));
+        assert!(!is_never_a_source(configmap, "a", "plain", &none, "runnel-system"));
+    }
+}

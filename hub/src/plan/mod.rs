@@ -1,0 +1,168 @@
+//! What a rule wants: pure, total, deterministic.
+//!
+//! [`plan`] takes a rule and the sources and gives the rule's [`RulePlan`]. A rule has **one** plan, shared by all its
+//! clusters, because nothing in it depends on a cluster; a cluster's desired set is a list of such plans. Namespaces
+//! are not expanded here: that is done in the member cluster, where they live.
+//!
+//! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
+mod content;
+mod rule;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
+
+pub use content::{Refused, content_of, is_never_a_source};
+pub use rule::{ClusterChoice, Rule, SourceChoice};
+
+/// The content of a source, ready to travel. One allocation, shared by every plan and every session.
+pub struct SourceContent {
+    /// Names the content.
+    pub revision: Revision,
+    /// The content, compressed.
+    pub payload: Payload,
+}
+
+/// What the hub knows of the content of a source.
+#[derive(Clone)]
+pub enum Body {
+    /// Not read yet: no rule needed it until now.
+    Unread,
+    /// It cannot be read for now.
+    Unreadable,
+    /// It is never distributed, for this reason.
+    Refused(Refused),
+    /// Read.
+    Read(Arc<SourceContent>),
+}
+
+/// An object on the hub, as far as the hub knows it.
+#[derive(Clone)]
+pub struct Source {
+    /// Its labels, by which rules select.
+    pub labels: BTreeMap<String, String>,
+    /// Its content.
+    pub body: Body,
+}
+
+/// What one rule wants in each of its clusters.
+#[derive(Clone)]
+pub struct RulePlan {
+    /// The rule.
+    pub uid: RuleUid,
+    /// What the rule says about all its intents.
+    pub terms: Arc<Terms>,
+    /// Names the terms.
+    pub terms_digest: TermsDigest,
+    /// Selected sources whose content is known.
+    pub intents: BTreeMap<SourceRef, Arc<SourceContent>>,
+    /// Digest of the intents.
+    pub digest: SetDigest,
+    /// Selected sources whose content is still being read for the first time.
+    pub unread: BTreeSet<SourceRef>,
+    /// Selected sources whose content cannot be read now.
+    pub unreadable: BTreeSet<SourceRef>,
+    /// Selected sources that are never distributed.
+    pub refused: BTreeMap<SourceRef, Refused>,
+    /// Kinds (`plural[.group]`) that the rule needs and the hub does not know now.
+    pub unknown_resources: BTreeSet<&'static str>,
+    /// The digest before the last change, and the source that it touched: a session that holds the former plan finds
+    /// its delta without comparing whole sets.
+    pub change: Option<(SetDigest, SourceRef)>,
+}
+
+impl RulePlan {
+    /// A plan without any source.
+    pub fn empty(rule: &Rule) -> Self {
+        Self {
+            uid: rule.uid.clone(),
+            terms: rule.terms.clone(),
+            terms_digest: rule.terms_digest,
+            intents: BTreeMap::new(),
+            digest: SetDigest::default(),
+            unread: BTreeSet::new(),
+            unreadable: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            unknown_resources: BTreeSet::new(),
+            change: None,
+        }
+    }
+
+    /// Whether the hub cannot tell what becomes of this source. Such a source is not in the intents and must not be
+    /// removed anywhere: it stays as it is.
+    pub fn is_unknown(&self, source: &SourceRef) -> bool {
+        self.unread.contains(source)
+            || self.unreadable.contains(source)
+            || self.unknown_resources.contains(&*source.resource)
+    }
+
+    /// Objects that the rule selects and that may be distributed, those that cannot be read now included.
+    pub fn sources(&self) -> usize {
+        self.intents.len() + self.unread.len() + self.unreadable.len()
+    }
+
+    /// Takes in what a source is to the rule now (`None`: not selected). Costs the same however many there are, but
+    /// for the maps' logarithm.
+    pub fn set(&mut self, source: &SourceRef, selected: Option<&Body>) {
+        let before = self.digest;
+        self.clear(source);
+        match selected {
+            None => {}
+            Some(Body::Refused(refused)) => {
+                self.refused.insert(source.clone(), *refused);
+            }
+            Some(Body::Read(content)) => {
+                self.digest.insert(source, &content.revision);
+                self.intents.insert(source.clone(), content.clone());
+            }
+            Some(Body::Unread) => {
+                self.unread.insert(source.clone());
+            }
+            Some(Body::Unreadable) => {
+                self.unreadable.insert(source.clone());
+            }
+        }
+        self.change = Some((before, source.clone()));
+    }
+
+    fn clear(&mut self, source: &SourceRef) {
+        if let Some(content) = self.intents.remove(source) {
+            self.digest.remove(source, &content.revision);
+        }
+        self.unread.remove(source);
+        self.unreadable.remove(source);
+        self.refused.remove(source);
+    }
+
+    /// Whether two plans say the same (not how they came about).
+    pub fn says_the_same(&self, other: &RulePlan) -> bool {
+        self.terms_digest == other.terms_digest
+            && self.digest == other.digest
+            && self.unread == other.unread
+            && self.unreadable == other.unreadable
+            && self.refused == other.refused
+            && self.unknown_resources == other.unknown_resources
+            && self.intents.len() == other.intents.len()
+    }
+}
+
+/// Plans a rule from scratch. The order of `sources` does not matter.
+///
+/// `unknown` are the kinds that the hub does not know now: a watch that has not delivered its first complete list, or
+/// is forbidden.
+pub fn plan<'a>(
+    rule: &Rule,
+    sources: impl IntoIterator<Item = (&'a SourceRef, &'a Source)>,
+    unknown: &BTreeSet<&'static str>,
+) -> RulePlan {
+    let mut plan = RulePlan::empty(rule);
+    plan.unknown_resources = rule.resources().filter(|resource| unknown.contains(resource)).collect();
+    for (reference, source) in sources {
+        if rule.selects(reference, &source.labels) {
+            plan.set(reference, Some(&source.body));
+        }
+    }
+    plan.change = None;
+    plan
+}

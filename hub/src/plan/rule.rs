@@ -1,0 +1,183 @@
+//! A rule as the planner sees it, whichever of the two CRDs it came from.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::ResourceExt;
+use ring::digest;
+use runnel_proto::model::{
+    ClusterName, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest, matches_any,
+};
+
+use crate::crd;
+
+/// One entry of a rule's `sources`.
+#[derive(Clone, Debug)]
+pub struct SourceChoice {
+    /// The kinds.
+    pub kinds: Vec<&'static Kind>,
+    /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone.
+    pub namespaces: Vec<Pattern>,
+    /// Labels to select by; absent: by name.
+    pub selector: Option<Selector>,
+    /// Names and globs to select by.
+    pub names: Vec<Pattern>,
+    /// Names and globs that are subtracted.
+    pub exclude: Vec<Pattern>,
+}
+
+/// A rule's `clusters`; entries add up.
+#[derive(Clone, Debug)]
+pub struct ClusterChoice {
+    /// Every accepted cluster.
+    pub all: bool,
+    /// By exact name.
+    pub names: Vec<String>,
+    /// By the labels of the `MemberCluster`.
+    pub selector: Option<Selector>,
+    /// Names and globs that are subtracted.
+    pub exclude: Vec<Pattern>,
+}
+
+/// A rule as the planner sees it.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Its identity.
+    pub uid: RuleUid,
+    /// The generation of the spec.
+    pub generation: i64,
+    /// Whether it is being deleted: every copy goes, as the deletion policy says.
+    pub deleting: bool,
+    /// What it selects; entries add up.
+    pub sources: Vec<SourceChoice>,
+    /// Where it goes.
+    pub clusters: ClusterChoice,
+    /// What it says about all its intents.
+    pub terms: Arc<Terms>,
+    /// Names the terms.
+    pub terms_digest: TermsDigest,
+    /// Runnel's own namespace on the hub.
+    runnel_namespace: Arc<str>,
+}
+
+impl Rule {
+    /// Reads a `DistributionRule`; it selects in its own namespace. `None` for an object without uid, which no API
+    /// server gives out.
+    pub fn namespaced(object: &crd::DistributionRule, runnel_namespace: &str) -> Option<Self> {
+        let own = object.namespace()?;
+        let entries = object.spec.sources.iter().map(|source| choice(source, vec![Pattern::new(own.clone())]));
+        build(object, "DistributionRule", entries.collect(), &object.spec.terms, runnel_namespace)
+    }
+
+    /// Reads a `ClusterDistributionRule`; each entry says where it selects.
+    pub fn cluster_scoped(object: &crd::ClusterDistributionRule, runnel_namespace: &str) -> Option<Self> {
+        let entries = object.spec.sources.iter().map(|entry| choice(&entry.source, patterns(&entry.namespaces)));
+        build(object, "ClusterDistributionRule", entries.collect(), &object.spec.terms, runnel_namespace)
+    }
+
+    /// The kinds it needs, by `plural[.group]`.
+    pub fn resources(&self) -> impl Iterator<Item = &'static str> {
+        KINDS.iter().filter(|kind| self.sources.iter().any(|entry| entry.kinds.contains(kind))).map(|kind| kind.resource)
+    }
+
+    /// Whether it selects an object.
+    pub fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
+        self.sources.iter().any(|entry| entry.selects(source, labels, &self.runnel_namespace))
+    }
+
+    /// The namespaces it reads if all are named exactly; `None` if it must be asked about every namespace.
+    pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
+        let mut names = self.sources.iter().flat_map(|entry| &entry.namespaces);
+        names.try_fold(Vec::new(), |mut all, pattern| {
+            all.push(pattern.is_literal().then(|| pattern.as_str())?);
+            Some(all)
+        })
+    }
+
+    /// Whether it goes to a cluster.
+    pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
+        let choice = &self.clusters;
+        let name = cluster.as_str();
+        let chosen = choice.all
+            || choice.names.iter().any(|exact| exact == name)
+            || choice.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+        chosen && !matches_any(&choice.exclude, name)
+    }
+}
+
+impl SourceChoice {
+    fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
+        self.kinds.iter().any(|kind| kind.resource == &*source.resource)
+            && self.reads(&source.namespace, runnel_namespace)
+            && match &self.selector {
+                Some(selector) => selector.matches(labels),
+                None => matches_any(&self.names, &source.name),
+            }
+            && !matches_any(&self.exclude, &source.name)
+    }
+
+    fn reads(&self, namespace: &str, runnel_namespace: &str) -> bool {
+        let reserved = namespace.starts_with("kube-") || namespace == runnel_namespace;
+        self.namespaces.iter().any(|pattern| pattern.matches(namespace) && (pattern.is_literal() || !reserved))
+    }
+}
+
+fn choice(source: &crd::Source, namespaces: Vec<Pattern>) -> SourceChoice {
+    SourceChoice {
+        kinds: source.resources.iter().filter_map(|resource| Kind::by_resource(resource)).collect(),
+        namespaces,
+        selector: source.selector.as_ref().map(Into::into),
+        names: patterns(&source.names),
+        exclude: patterns(&source.exclude),
+    }
+}
+
+fn patterns(texts: &[String]) -> Vec<Pattern> {
+    texts.iter().map(Pattern::new).collect()
+}
+
+fn build(
+    object: &impl ResourceExt,
+    kind: &str,
+    sources: Vec<SourceChoice>,
+    said: &crd::RuleTerms,
+    runnel_namespace: &str,
+) -> Option<Rule> {
+    let meta = object.meta();
+    let terms = Terms {
+        rule: RuleName {
+            kind: kind.to_owned(),
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+        },
+        created_at: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+        namespaces: said.namespaces.as_ref().map(Into::into),
+        create_namespaces: said.create_namespaces,
+        conflict_policy: said.conflict_policy.into(),
+        drift_policy: said.drift_policy.into(),
+        deletion_policy: said.deletion_policy.into(),
+        suspend: said.suspend,
+    };
+    Some(Rule {
+        uid: RuleUid::from(object.uid()?),
+        generation: meta.generation.unwrap_or_default(),
+        deleting: meta.deletion_timestamp.is_some(),
+        sources,
+        clusters: ClusterChoice {
+            all: said.clusters.all,
+            names: said.clusters.names.clone(),
+            selector: said.clusters.selector.as_ref().map(Into::into),
+            exclude: patterns(&said.clusters.exclude),
+        },
+        terms_digest: terms_digest(&terms),
+        terms: Arc::new(terms),
+        runnel_namespace: runnel_namespace.into(),
+    })
+}
+
+/// Digest of terms: the first 16 bytes of SHA-256 over their canonical JSON. Only ever compared with itself.
+fn terms_digest(terms: &Terms) -> TermsDigest {
+    let canonical = serde_json::to_vec(terms).unwrap_or_default();
+    let mut short = [0; 16];
+    short.copy_from_slice(&digest::digest(&digest::SHA256, &canonical).as_ref()[..16]);
+    TermsDigest(short)
+}

@@ -1,0 +1,354 @@
+//! One agent's view: what it holds, and what it must be told next. Pure.
+//!
+//! A session starts from what the agent says it holds ([`Session::hello`]) and is kept up to date with the index's
+//! claims ([`Session::update`]). [`Session::next_batch`] gives the next piece of the difference.
+//!
+//! # Guarantees
+//! - Once every batch has been taken out and no claim is pending, the agent holds exactly what the claims want, plus
+//!   what the hub cannot compute now and what it does not know.
+//! - A source is removed only when a rule that the hub knows positively no longer wants it.
+//! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
+//! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
+//!   new session with a new account of what is held.
+//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source.
+mod held;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    Batch, DeletionPolicy, HeldIntent, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
+    Terms, TermsDigest, Tombstone,
+};
+
+use crate::index::Claim;
+use crate::plan::{RulePlan, SourceContent};
+use held::{Held, Items};
+
+/// Batches that may be under way without an ack.
+const WINDOW: usize = 8;
+/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone.
+const BATCH_BYTES: usize = 1024 * 1024;
+/// A batch is closed when it has this many items.
+const BATCH_ITEMS: usize = 1000;
+
+/// A change of one source that the agent has not been sent.
+enum Change {
+    Upsert(Arc<SourceContent>),
+    Tombstone(DeletionPolicy),
+}
+
+/// What is to be said about a rule itself.
+#[derive(Default)]
+struct Heading {
+    terms: Option<(Arc<Terms>, TermsDigest)>,
+    unclaimed: bool,
+}
+
+/// One agent's view.
+#[derive(Default)]
+pub struct Session {
+    rules: BTreeMap<RuleUid, Held>,
+    headings: BTreeMap<RuleUid, Heading>,
+    removals: BTreeMap<RuleUid, DeletionPolicy>,
+    changes: BTreeMap<(RuleUid, SourceRef), Change>,
+    /// Sources whose content the agent needs again.
+    wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
+    /// Rules whose pairs are needed and have not been asked for.
+    ask: BTreeSet<RuleUid>,
+    unacked: BTreeSet<u64>,
+    nonce: u64,
+    hello_done: bool,
+    snapshot_ended: bool,
+}
+
+impl Session {
+    /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
+    pub fn hello(&mut self, rules: Vec<RuleState>) {
+        for state in rules.into_iter().filter(|state| !state.gone) {
+            self.rules.insert(state.uid.clone(), Held::claimed_by_agent(&state));
+        }
+    }
+
+    /// The agent has said all that it holds.
+    pub fn hello_done(&mut self) {
+        self.hello_done = true;
+    }
+
+    /// The rules that the agent holds something of.
+    pub fn held_rules(&self) -> impl Iterator<Item = &RuleUid> {
+        self.rules.keys()
+    }
+
+    /// Takes in what the hub says about rules now.
+    pub fn update(&mut self, claims: impl IntoIterator<Item = (RuleUid, Claim)>) {
+        for (uid, claim) in claims {
+            self.reconcile(&uid, claim);
+        }
+    }
+
+    /// The agent's pairs of one rule, for which it was asked.
+    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        let Items::Asked(pairs) = &mut held.items else { return };
+        pairs.extend(intents.into_iter().map(|intent| (intent.source, intent.revision)));
+        if !last {
+            return;
+        }
+        held.items = Items::Pairs(std::mem::take(pairs));
+        if let Some(claim) = held.claim.clone() {
+            self.reconcile(uid, claim);
+        }
+    }
+
+    /// The agent has taken in a batch.
+    pub fn ack(&mut self, nonce: u64) {
+        self.unacked.remove(&nonce);
+    }
+
+    /// The agent needs the content of these sources again.
+    pub fn want(&mut self, uid: &RuleUid, sources: Vec<SourceRef>) {
+        self.wants.entry(uid.clone()).or_default().extend(sources);
+        self.serve_wants(uid);
+    }
+
+    /// Wants wait until it is known what the agent holds of the rule.
+    fn serve_wants(&mut self, uid: &RuleUid) {
+        let Some(Held { items: Items::Plan { plan, .. }, .. }) = self.rules.get(uid) else { return };
+        for source in self.wants.remove(uid).unwrap_or_default() {
+            if let Some(content) = plan.intents.get(&source) {
+                self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
+            }
+        }
+    }
+
+    /// The agent has nothing left of a rule. Returns whether that answers an order to remove it.
+    pub fn gone(&mut self, uid: &RuleUid) -> bool {
+        let answers = self.rules.get(uid).is_some_and(|held| held.removing.is_some());
+        if answers {
+            self.rules.remove(uid);
+        }
+        answers
+    }
+
+    /// Whether the agent has nothing of a rule and no order about it is under way.
+    pub fn is_free_of(&self, uid: &RuleUid) -> bool {
+        self.hello_done && !self.rules.contains_key(uid)
+    }
+
+    /// The rules whose pairs the agent must be asked for now.
+    pub fn take_questions(&mut self) -> Vec<RuleUid> {
+        std::mem::take(&mut self.ask).into_iter().collect()
+    }
+
+    /// The next batch, if there is something to say and room in the window.
+    pub fn next_batch(&mut self) -> Option<Batch> {
+        if self.unacked.len() >= WINDOW {
+            return None;
+        }
+        let mut deltas = BTreeMap::new();
+        self.take_headings(&mut deltas);
+        let more = self.take_upserts(&mut deltas);
+        if !more {
+            self.take_removals(&mut deltas);
+        }
+        if deltas.is_empty() {
+            return None;
+        }
+        self.nonce += 1;
+        self.unacked.insert(self.nonce);
+        Some(Batch { nonce: self.nonce, rules: deltas.into_values().collect() })
+    }
+
+    /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
+    pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
+        let said = self.changes.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let waiting = self.rules.values().any(Held::is_waiting);
+        if self.snapshot_ended || !self.hello_done || !said || waiting {
+            return None;
+        }
+        self.snapshot_ended = true;
+        let mut end = SnapshotEnd { intents: 0, digest: SetDigest::default() };
+        for held in self.rules.values().filter(|held| held.is_claimed()) {
+            let (intents, digest) = held.items.account();
+            end.intents += intents;
+            end.digest.merge(digest);
+        }
+        Some(end)
+    }
+
+    fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
+        for (uid, heading) in std::mem::take(&mut self.headings) {
+            let delta = delta_of(deltas, &uid);
+            delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
+            delta.unclaimed = heading.unclaimed;
+        }
+    }
+
+    /// Returns whether upserts are left for another batch.
+    fn take_upserts(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) -> bool {
+        let (mut bytes, mut taken) = (0, Vec::new());
+        let upserts = self.changes.iter().filter_map(|(key, change)| match change {
+            Change::Upsert(content) => Some((key, content)),
+            Change::Tombstone(_) => None,
+        });
+        let mut more = false;
+        for (key, content) in upserts {
+            let size = content.payload.bytes().len();
+            if taken.len() >= BATCH_ITEMS || (!taken.is_empty() && bytes + size > BATCH_BYTES) {
+                more = true;
+                break;
+            }
+            bytes += size;
+            taken.push(key.clone());
+        }
+        for key in taken {
+            if let Some(Change::Upsert(content)) = self.changes.remove(&key) {
+                let (revision, payload) = (content.revision, content.payload.clone());
+                delta_of(deltas, &key.0).upserts.push(Intent { source: key.1, revision, payload });
+            }
+        }
+        more
+    }
+
+    fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
+        let keys: Vec<_> = self.changes.keys().take(BATCH_ITEMS).cloned().collect();
+        for key in keys {
+            if let Some(Change::Tombstone(deletion_policy)) = self.changes.remove(&key) {
+                delta_of(deltas, &key.0).tombstones.push(Tombstone { source: key.1, deletion_policy });
+            }
+        }
+        for (uid, policy) in std::mem::take(&mut self.removals) {
+            if let Some(held) = self.rules.get_mut(&uid) {
+                held.items = Items::default();
+            }
+            delta_of(deltas, &uid).removal = Some(policy);
+        }
+    }
+
+    fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
+        match &claim {
+            Claim::Wanted(plan) => self.wanted(uid, plan),
+            Claim::Held(plan) if self.rules.contains_key(uid) => self.say_terms(uid, plan),
+            Claim::Held(_) => {}
+            Claim::Unwanted(policy) => self.unwanted(uid, *policy),
+            Claim::Unclaimed => self.unclaimed(uid),
+        }
+        if let Some(held) = self.rules.get_mut(uid) {
+            held.claim = Some(claim);
+        }
+    }
+
+    fn wanted(&mut self, uid: &RuleUid, plan: &Arc<RulePlan>) {
+        self.say_terms(uid, plan);
+        if plan.terms.suspend {
+            // Nothing is created, corrected or removed, what was on its way included.
+            self.take_back(uid);
+            return;
+        }
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        match &held.items {
+            Items::Asked(_) => {}
+            Items::Digest { digest, .. } if *digest == plan.digest => held.items = Items::exactly(plan.clone()),
+            // An account that matches nothing yet: the plan may still be growing.
+            Items::Digest { .. } if !plan.unread.is_empty() => {}
+            Items::Digest { .. } | Items::Uncertain => {
+                held.items = Items::Asked(BTreeMap::new());
+                self.ask.insert(uid.clone());
+            }
+            Items::Pairs(_) | Items::Plan { .. } => self.follow(uid, plan),
+        }
+    }
+
+    /// Brings what the agent holds of a rule to its plan.
+    fn follow(&mut self, uid: &RuleUid, plan: &Arc<RulePlan>) {
+        if self.would_remove_unknown(uid, plan) {
+            return self.take_back(uid);
+        }
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        let step = held.items.step_to(plan);
+        held.items = step.items;
+        let policy = plan.terms.deletion_policy;
+        for (source, content) in step.upserts {
+            self.changes.insert((uid.clone(), source), Change::Upsert(content));
+        }
+        for source in step.tombstones {
+            self.changes.insert((uid.clone(), source), Change::Tombstone(policy));
+        }
+        self.serve_wants(uid);
+    }
+
+    /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
+    fn would_remove_unknown(&self, uid: &RuleUid, plan: &RulePlan) -> bool {
+        let from = (uid.clone(), SourceRef::new("", "", ""));
+        let mut own = self.changes.range(from..).take_while(|((rule, _), _)| rule == uid);
+        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && plan.is_unknown(source))
+    }
+
+    fn say_terms(&mut self, uid: &RuleUid, plan: &RulePlan) {
+        let held = self.rules.entry(uid.clone()).or_default();
+        let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
+        self.removals.remove(uid);
+        if revived || held.terms != Some(plan.terms_digest) {
+            held.terms = Some(plan.terms_digest);
+            let heading = self.headings.entry(uid.clone()).or_default();
+            heading.terms = Some((plan.terms.clone(), plan.terms_digest));
+            heading.unclaimed = false;
+        }
+    }
+
+    fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if held.removing == Some(policy) {
+            return;
+        }
+        held.removing = Some(policy);
+        held.told_unclaimed = false;
+        // Until the order is sent, the agent holds what it held.
+        held.items = Items::Uncertain;
+        held.terms = None;
+        self.ask.remove(uid);
+        self.headings.remove(uid);
+        self.drop_changes(uid);
+        self.removals.insert(uid.clone(), policy);
+    }
+
+    fn unclaimed(&mut self, uid: &RuleUid) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if self.removals.remove(uid).is_some() {
+            // An order that was not sent is not sent any more.
+            held.removing = None;
+        }
+        if held.removing.is_some() || held.told_unclaimed {
+            return;
+        }
+        held.told_unclaimed = true;
+        held.items = Items::Uncertain;
+        self.ask.remove(uid);
+        self.drop_changes(uid);
+        self.headings.insert(uid.clone(), Heading { terms: None, unclaimed: true });
+    }
+
+    /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
+    /// only by asking.
+    fn take_back(&mut self, uid: &RuleUid) {
+        if self.drop_changes(uid)
+            && let Some(held) = self.rules.get_mut(uid)
+        {
+            held.items = Items::Asked(BTreeMap::new());
+            self.ask.insert(uid.clone());
+        }
+    }
+
+    fn drop_changes(&mut self, uid: &RuleUid) -> bool {
+        let before = self.changes.len();
+        self.changes.retain(|(rule, _), _| rule != uid);
+        self.changes.len() != before
+    }
+}
+
+fn delta_of<'a>(deltas: &'a mut BTreeMap<RuleUid, RuleDelta>, uid: &RuleUid) -> &'a mut RuleDelta {
+    deltas.entry(uid.clone()).or_insert_with(|| RuleDelta::new(uid.clone()))
+}

@@ -1,0 +1,381 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use runnel_proto::model::{
+    Batch, Counts, DeletionPolicy, HeldIntent, Payload, Revision, RuleName, RuleState, RuleUid, SetDigest, SourceRef,
+    TermsDigest,
+};
+use serde_json::json;
+
+use super::Session;
+use crate::crd;
+use crate::index::Claim;
+use crate::plan::{Body, Rule, RulePlan, SourceContent};
+
+/// What an agent does with batches, in a few lines.
+#[derive(Clone, Default)]
+struct Agent {
+    rules: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
+    terms: BTreeMap<RuleUid, TermsDigest>,
+    unclaimed: BTreeSet<RuleUid>,
+    upserts: usize,
+    removed: Vec<(RuleUid, SourceRef)>,
+    gone: Vec<RuleUid>,
+}
+
+impl Agent {
+    fn take(&mut self, batch: &Batch) {
+        for delta in &batch.rules {
+            if let Some((_, digest)) = &delta.terms {
+                self.terms.insert(delta.uid.clone(), *digest);
+                self.unclaimed.remove(&delta.uid);
+                self.rules.entry(delta.uid.clone()).or_default();
+            }
+            if delta.unclaimed {
+                self.unclaimed.insert(delta.uid.clone());
+            }
+            for intent in &delta.upserts {
+                self.upserts += 1;
+                self.rules.entry(delta.uid.clone()).or_default().insert(intent.source.clone(), intent.revision);
+            }
+        }
+        for delta in &batch.rules {
+            for tombstone in &delta.tombstones {
+                if self.rules.entry(delta.uid.clone()).or_default().remove(&tombstone.source).is_some() {
+                    self.removed.push((delta.uid.clone(), tombstone.source.clone()));
+                }
+            }
+            if delta.removal.is_some() {
+                let held = self.rules.remove(&delta.uid).unwrap_or_default();
+                self.removed.extend(held.into_keys().map(|source| (delta.uid.clone(), source)));
+                self.terms.remove(&delta.uid);
+                self.gone.push(delta.uid.clone());
+            }
+        }
+    }
+
+    fn state(&self, uid: &RuleUid) -> RuleState {
+        let held = self.rules.get(uid).cloned().unwrap_or_default();
+        RuleState {
+            uid: uid.clone(),
+            rule: RuleName::default(),
+            intents_digest: held.iter().collect(),
+            intents: u32::try_from(held.len()).unwrap(),
+            terms_digest: self.terms.get(uid).copied().filter(|_| !self.unclaimed.contains(uid)),
+            counts: Counts::default(),
+            failures: vec![],
+            gone: false,
+        }
+    }
+
+    fn connect(&self) -> Session {
+        let mut session = Session::default();
+        session.hello(self.rules.keys().map(|uid| self.state(uid)).collect());
+        session.hello_done();
+        session
+    }
+
+    /// Exchanges frames until both sides have nothing more to say.
+    fn drain(&mut self, session: &mut Session) {
+        loop {
+            let questions = session.take_questions();
+            for uid in &questions {
+                let pairs = self.rules.get(uid).into_iter().flatten();
+                let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
+                session.detail(uid, pairs.collect(), true);
+            }
+            let Some(batch) = session.next_batch() else {
+                if questions.is_empty() {
+                    return;
+                }
+                continue;
+            };
+            self.take(&batch);
+            session.ack(batch.nonce);
+            for uid in std::mem::take(&mut self.gone) {
+                session.gone(&uid);
+            }
+        }
+    }
+}
+
+fn source(name: u8) -> SourceRef {
+    SourceRef::new("configmaps", "a", &format!("s{name}"))
+}
+
+fn content(text: u8) -> Body {
+    Body::Read(Arc::new(SourceContent { revision: Revision([text; 16]), payload: Payload::encode(vec![text]) }))
+}
+
+fn rule(uid: &str, suspend: bool) -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": uid, "namespace": "a", "uid": uid},
+        "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}, "suspend": suspend},
+    });
+    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    Rule::namespaced(&object, "runnel-system").unwrap()
+}
+
+fn plan_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Arc<RulePlan> {
+    let mut plan = RulePlan::empty(&rule(uid, suspend));
+    for (name, body) in items {
+        plan.set(&source(*name), Some(body));
+    }
+    plan.change = None;
+    Arc::new(plan)
+}
+
+fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
+    (uid.into(), Claim::Wanted(plan_of(uid, false, items)))
+}
+
+#[test]
+fn a_new_agent_gets_everything_once_and_then_nothing() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 2);
+    let end = session.take_snapshot_end().unwrap();
+    assert_eq!((end.intents, end.digest), (2, agent.state(&"r".into()).intents_digest));
+    assert_eq!(session.take_snapshot_end(), None);
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    assert!(session.next_batch().is_none());
+}
+
+#[test]
+fn an_agent_that_holds_the_plan_is_sent_nothing_after_a_reconnect() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    agent.drain(&mut session);
+    let mut again = agent.connect();
+    again.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    assert!(again.take_questions().is_empty() && again.next_batch().is_none());
+    assert!(again.take_snapshot_end().is_some());
+}
+
+#[test]
+fn only_the_changed_source_travels_after_a_reconnect() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1)), (2, content(2)), (3, content(3))])]);
+    agent.drain(&mut session);
+    let mut again = agent.connect();
+    again.update([wanted("r", &[(1, content(1)), (2, content(9))])]);
+    assert!(again.take_snapshot_end().is_none(), "the answer is not in yet");
+    agent.drain(&mut again);
+    assert_eq!(agent.upserts, 4);
+    assert_eq!(agent.removed, [("r".into(), source(3))]);
+}
+
+#[test]
+fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    let mut amnesiac = agent.connect();
+    amnesiac.update([("r".into(), Claim::Unclaimed)]);
+    agent.drain(&mut amnesiac);
+    assert!(agent.removed.is_empty() && agent.unclaimed.contains(&"r".into()));
+    assert_eq!(amnesiac.take_snapshot_end().unwrap().intents, 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    agent.drain(&mut session);
+    session.update([wanted("r", &[(1, content(1)), (2, Body::Unreadable)])]);
+    agent.drain(&mut session);
+    assert!(agent.removed.is_empty());
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    assert_eq!(agent.removed, [("r".into(), source(2))]);
+}
+
+#[test]
+fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let big = |text: u8| {
+        let mut noise = Vec::with_capacity(900_000);
+        let mut state = u64::from(text) + 1;
+        while noise.len() < 900_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            noise.push((state >> 33) as u8);
+        }
+        Body::Read(Arc::new(SourceContent { revision: Revision([text; 16]), payload: Payload::encode(noise) }))
+    };
+    session.update([wanted("old", &[(1, big(1)), (2, big(2))]), wanted("new", &[])]);
+    agent.drain(&mut session);
+    session.update([wanted("old", &[]), wanted("new", &[(1, big(1)), (2, big(2))])]);
+    let mut removals_seen = false;
+    while let Some(batch) = session.next_batch() {
+        let has_upserts = batch.rules.iter().any(|delta| !delta.upserts.is_empty());
+        assert!(!(removals_seen && has_upserts), "an upsert after a tombstone");
+        removals_seen |= batch.rules.iter().any(|delta| !delta.tombstones.is_empty());
+        agent.take(&batch);
+        session.ack(batch.nonce);
+    }
+    assert!(removals_seen);
+}
+
+#[test]
+fn the_window_bounds_what_is_under_way() {
+    let mut session = Agent::default().connect();
+    let many: Vec<_> = (0..=255).map(|name| (name, content(name))).collect();
+    for rule in 0..20 {
+        session.update([wanted(&format!("r{rule}"), &many)]);
+        session.next_batch();
+    }
+    let waiting = session.next_batch();
+    assert!(waiting.is_none());
+    session.ack(1);
+    assert!(session.next_batch().is_some());
+}
+
+#[test]
+fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    session.want(&"r".into(), vec![source(1), source(7)]);
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 2);
+    session.update([("r".into(), Claim::Wanted(plan_of("r", true, &[(2, content(2))])))]);
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
+    session.update([wanted("r", &[(2, content(2))])]);
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (3, 1));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// The hub's word about a rule: items as (source, text); text 0 means unreadable.
+    Wanted { rule: u8, items: BTreeMap<u8, u8>, suspend: bool },
+    Unwanted(u8),
+    Unclaimed(u8),
+    /// Send this many batches.
+    Send(u8),
+    Answer,
+    Reconnect,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let items = proptest::collection::btree_map(0..4u8, 0..4u8, 0..4);
+    prop_oneof![
+        4 => (0..3u8, items, proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
+        1 => (0..3u8).prop_map(Step::Unwanted),
+        1 => (0..3u8).prop_map(Step::Unclaimed),
+        3 => (1..3u8).prop_map(Step::Send),
+        2 => Just(Step::Answer),
+        1 => Just(Step::Reconnect),
+    ]
+}
+
+fn claim(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Claim {
+    let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
+    Claim::Wanted(plan_of(&format!("r{rule}"), suspend, &items))
+}
+
+fn answer(agent: &Agent, session: &mut Session) {
+    for uid in session.take_questions() {
+        let pairs = agent.rules.get(&uid).into_iter().flatten();
+        let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
+        session.detail(&uid, pairs.collect(), true);
+    }
+}
+
+/// No removal may be unwarranted: at the moment of sending, the hub's last word about the rule must not want the
+/// source, and must be able to tell.
+fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
+    batch.rules.iter().all(|delta| match claims.get(&delta.uid) {
+        Some(Claim::Wanted(plan)) => {
+            let fits = |source: &SourceRef| !plan.intents.contains_key(source) && !plan.is_unknown(source);
+            delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
+        }
+        Some(Claim::Unwanted(_)) => true,
+        Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn any_history_ends_with_the_agent_holding_what_the_hub_wants(steps in proptest::collection::vec(step(), 1..40)) {
+        let mut agent = Agent::default();
+        let mut session = agent.connect();
+        let mut claims: BTreeMap<RuleUid, Claim> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Wanted { rule, items, suspend } => {
+                    let claim = claim(rule, &items, suspend);
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
+                }
+                Step::Unwanted(rule) => {
+                    let claim = Claim::Unwanted(DeletionPolicy::Delete);
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
+                }
+                Step::Unclaimed(rule) => {
+                    claims.insert(format!("r{rule}").into(), Claim::Unclaimed);
+                    session.update([(format!("r{rule}").into(), Claim::Unclaimed)]);
+                }
+                Step::Send(count) => for _ in 0..count {
+                    let Some(batch) = session.next_batch() else { break };
+                    prop_assert!(warranted(&batch, &claims));
+                    agent.take(&batch);
+                    session.ack(batch.nonce);
+                },
+                Step::Answer => {
+                    answer(&agent, &mut session);
+                    for uid in std::mem::take(&mut agent.gone) {
+                        session.gone(&uid);
+                    }
+                }
+                Step::Reconnect => {
+                    agent.gone.clear();
+                    session = agent.connect();
+                    session.update(claims.clone());
+                }
+            }
+        }
+        agent.drain(&mut session);
+        for (uid, claim) in &claims {
+            let held = agent.rules.get(uid).cloned().unwrap_or_default();
+            match claim {
+                Claim::Wanted(plan) if !plan.terms.suspend => {
+                    for (source, content) in &plan.intents {
+                        prop_assert_eq!(held.get(source), Some(&content.revision), "{} {}", uid, source);
+                    }
+                    let surplus = held.keys().filter(|source| !plan.intents.contains_key(source));
+                    prop_assert!(surplus.clone().all(|source| plan.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
+                    prop_assert_eq!(agent.terms.get(uid), Some(&plan.terms_digest));
+                }
+                Claim::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
+                _ => {}
+            }
+        }
+        // Both sides agree on the account, so the agent can check the end of a snapshot.
+        let mut fresh = agent.connect();
+        fresh.update(claims.clone());
+        agent.drain(&mut fresh);
+        let end = fresh.take_snapshot_end();
+        prop_assert!(end.is_some());
+        let mut digest = SetDigest::default();
+        let known = agent.rules.iter().filter(|(uid, _)| !agent.unclaimed.contains(*uid));
+        for (_, pairs) in known {
+            digest.merge(pairs.iter().collect());
+        }
+        prop_assert_eq!(end.unwrap().digest, digest);
+    }
+}

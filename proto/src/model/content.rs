@@ -1,0 +1,241 @@
+//! What a source says: content, its payload on the wire, and the revision that names it.
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The largest decoded payload that an agent takes, in bytes.
+///
+/// An API server stores 1.5 MiB at most; JSON escapes of control characters can make six times as much of it.
+pub const PAYLOAD_LIMIT: usize = 12 * 1024 * 1024;
+
+/// Payloads smaller than this are not worth compressing.
+const COMPRESS_FROM: usize = 256;
+/// Level 1 costs about 4 microseconds for a kibibyte; higher levels gain little on such small documents.
+const COMPRESSION_LEVEL: i32 = 1;
+
+/// The distributed part of an object. Canonical: equal content has equal bytes.
+///
+/// Deliberately without `Debug` and `Display`: a value must never reach a log or an error text.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Content {
+    /// Labels to set on the copy, Runnel's own marks not included.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations to set on the copy, Runnel's own marks not included.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Top-level fields of the object by name, those of the kind's table row only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, Value>,
+}
+
+/// Why a payload cannot be read. Says nothing about what is in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ContentError {
+    /// Larger than [`PAYLOAD_LIMIT`], or larger than it said.
+    #[error("the payload is larger than {limit} bytes")]
+    TooLarge {
+        /// The bound that was passed.
+        limit: usize,
+    },
+    /// Not what an encoder of this protocol writes.
+    #[error("the payload cannot be decoded")]
+    Malformed,
+    /// An encoding that this build does not know.
+    #[error("the payload's encoding is unknown to this agent: upgrade the agent")]
+    UnknownEncoding,
+}
+
+impl Content {
+    /// The canonical bytes: JSON with sorted keys, empty maps left out.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Maps of strings and JSON values always serialize.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads canonical bytes.
+    ///
+    /// # Errors
+    /// [`ContentError::Malformed`] for anything else.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ContentError> {
+        serde_json::from_slice(bytes).map_err(|_| ContentError::Malformed)
+    }
+}
+
+/// How a payload's bytes are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// As they are.
+    Plain,
+    /// One zstd frame.
+    Zstd,
+}
+
+/// Canonical content, compressed where that shrinks it. Cloning shares the bytes.
+///
+/// Deliberately without `Debug` and `Display`.
+#[derive(Clone, PartialEq)]
+pub struct Payload {
+    encoding: Encoding,
+    bytes: Bytes,
+    size: u32,
+}
+
+impl Payload {
+    /// Encodes canonical bytes.
+    pub fn encode(canonical: Vec<u8>) -> Self {
+        let size = u32::try_from(canonical.len()).unwrap_or(u32::MAX);
+        if canonical.len() >= COMPRESS_FROM
+            && let Ok(compressed) = zstd::bulk::compress(&canonical, COMPRESSION_LEVEL)
+            && compressed.len() < canonical.len()
+        {
+            return Self { encoding: Encoding::Zstd, bytes: compressed.into(), size };
+        }
+        Self { encoding: Encoding::Plain, bytes: canonical.into(), size }
+    }
+
+    /// A payload as it came from the wire; checked when it is decoded.
+    pub fn from_wire(encoding: Encoding, bytes: Bytes, size: u32) -> Self {
+        Self { encoding, bytes, size }
+    }
+
+    /// How [`Payload::bytes`] are written.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// The bytes as they travel.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The decoded size in bytes, as the sender says it.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The content. Never takes more memory than the announced size, itself bounded by [`PAYLOAD_LIMIT`].
+    ///
+    /// # Errors
+    /// [`ContentError`], for any bytes that [`Payload::encode`] did not write.
+    pub fn decode(&self) -> Result<Content, ContentError> {
+        let size = self.size as usize;
+        if size > PAYLOAD_LIMIT {
+            return Err(ContentError::TooLarge { limit: PAYLOAD_LIMIT });
+        }
+        match self.encoding {
+            Encoding::Plain if self.bytes.len() == size => Content::from_bytes(&self.bytes),
+            Encoding::Plain => Err(ContentError::Malformed),
+            Encoding::Zstd => {
+                let plain = zstd::bulk::decompress(&self.bytes, size).map_err(|_| ContentError::Malformed)?;
+                if plain.len() != size { Err(ContentError::Malformed) } else { Content::from_bytes(&plain) }
+            }
+        }
+    }
+}
+
+/// The version of the revision's input format; part of the digest, so that a new format never equals an old one.
+const REVISION_FORMAT: &[u8] = b"runnel revision 1\0";
+
+/// The hub's key for revisions. It lies in the hub's identity Secret, so revisions survive a restart.
+#[derive(Clone)]
+pub struct RevisionKey(hmac::Key);
+
+impl RevisionKey {
+    /// A key from secret bytes.
+    pub fn new(secret: &[u8]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+
+    /// The revision of canonical content of a kind: the first 16 bytes of HMAC-SHA-256 over a format version, the
+    /// kind and the content. Without the key it says nothing about a value.
+    pub fn revision(&self, resource: &str, canonical: &[u8]) -> Revision {
+        let mut context = hmac::Context::with_key(&self.0);
+        context.update(REVISION_FORMAT);
+        context.update(resource.as_bytes());
+        context.update(b"\0");
+        context.update(canonical);
+        let tag = context.sign();
+        let mut short = [0; 16];
+        short.copy_from_slice(&tag.as_ref()[..16]);
+        Revision(short)
+    }
+}
+
+/// Opaque keyed digest of an intent's content: equal revision, nothing to send.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub [u8; 16]);
+
+impl Revision {
+    /// Reads what [`fmt::Display`] wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).ok()?;
+        Some(Self(bytes.try_into().ok()?))
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&data_encoding::HEXLOWER.encode(&self.0))
+    }
+}
+
+impl fmt::Debug for Revision {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn content(pairs: &[(String, String)]) -> Content {
+        let data = pairs.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
+        Content { fields: BTreeMap::from([("data".to_owned(), Value::Object(data))]), ..Content::default() }
+    }
+
+    #[test]
+    fn the_revision_depends_on_key_kind_and_content() {
+        let (one, two) = (RevisionKey::new(b"one"), RevisionKey::new(b"two"));
+        let revision = one.revision("configmaps", b"{}");
+        assert_eq!(revision, RevisionKey::new(b"one").revision("configmaps", b"{}"));
+        assert_ne!(revision, two.revision("configmaps", b"{}"));
+        assert_ne!(revision, one.revision("secrets", b"{}"));
+        assert_ne!(revision, one.revision("configmaps", b"{ }"));
+        assert_eq!(Revision::parse(&revision.to_string()), Some(revision));
+    }
+
+    #[test]
+    fn a_payload_that_lies_about_its_size_is_refused() {
+        let honest = Payload::encode(vec![b' '; 4096]);
+        assert_eq!(honest.encoding(), Encoding::Zstd);
+        for size in [0, 1, 4095, 4097] {
+            let lying = Payload::from_wire(Encoding::Zstd, honest.bytes().clone(), size);
+            assert!(lying.decode().is_err(), "{size}");
+        }
+        let huge = Payload::from_wire(Encoding::Zstd, honest.bytes().clone(), u32::MAX);
+        assert!(huge.decode().err() == Some(ContentError::TooLarge { limit: PAYLOAD_LIMIT }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_payload_decodes_to_what_was_encoded(pairs: Vec<(String, String)>) {
+            let content = content(&pairs);
+            let payload = Payload::encode(content.to_bytes());
+            prop_assert!(payload.decode().ok() == Some(content));
+        }
+
+        #[test]
+        fn any_bytes_decode_without_a_panic(bytes: Vec<u8>, size: u32, compressed: bool) {
+            let encoding = if compressed { Encoding::Zstd } else { Encoding::Plain };
+            let _ = Payload::from_wire(encoding, bytes.into(), size).decode();
+        }
+    }
+}

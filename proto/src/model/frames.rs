@@ -1,0 +1,153 @@
+//! What travels on a stream, in the model's words. `sync.proto` says when each frame is sent and what it promises.
+use super::{
+    DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+};
+
+/// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
+pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;
+
+/// The agent's first words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The oldest protocol the agent speaks.
+    pub protocol_min: u32,
+    /// The newest protocol the agent speaks.
+    pub protocol_max: u32,
+    /// Version of the agent.
+    pub agent_version: String,
+    /// Version of the member's API server.
+    pub kubernetes_version: String,
+    /// Random per agent process.
+    pub boot_id: String,
+    /// Uid of the member's `kube-system` namespace.
+    pub cluster_uid: String,
+}
+
+/// One (source, revision) pair of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldIntent {
+    /// The source.
+    pub source: SourceRef,
+    /// Its revision.
+    pub revision: Revision,
+}
+
+/// One item that the agent did not take in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rule.
+    pub rule: RuleUid,
+    /// The source.
+    pub source: SourceRef,
+    /// The refused revision.
+    pub revision: Revision,
+    /// Why.
+    pub reason: Reason,
+    /// A sentence for a person.
+    pub message: String,
+}
+
+/// A frame from an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentFrame {
+    /// The first frame.
+    Hello(Hello),
+    /// What the agent holds; the flag says that no more follows.
+    HeldRules(Vec<RuleState>, bool),
+    /// The pairs of one rule; the flag says that no more of it follows.
+    Detail(RuleUid, Vec<HeldIntent>, bool),
+    /// A batch was taken in, but for these items.
+    Ack(u64, Vec<Refusal>),
+    /// New states of rules; newest wins.
+    Report(Vec<RuleState>),
+    /// The content of these intents is needed.
+    Want(RuleUid, Vec<SourceRef>),
+}
+
+/// One source as a cluster should have it.
+#[derive(Clone)]
+pub struct Intent {
+    /// The source.
+    pub source: SourceRef,
+    /// Names the payload: equal revision, equal payload.
+    pub revision: Revision,
+    /// The content.
+    pub payload: Payload,
+}
+
+/// The explicit order to remove the copies of one source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// The source.
+    pub source: SourceRef,
+    /// How.
+    pub deletion_policy: DeletionPolicy,
+}
+
+/// What changes about one rule.
+#[derive(Clone)]
+pub struct RuleDelta {
+    /// The rule.
+    pub uid: RuleUid,
+    /// New terms and their digest, if they changed.
+    pub terms: Option<(Terms, TermsDigest)>,
+    /// New or changed intents.
+    pub upserts: Vec<Intent>,
+    /// Intents whose copies go.
+    pub tombstones: Vec<Tombstone>,
+    /// The whole rule goes.
+    pub removal: Option<DeletionPolicy>,
+    /// The hub does not know this rule.
+    pub unclaimed: bool,
+}
+
+impl RuleDelta {
+    /// A delta that changes nothing yet.
+    pub fn new(uid: RuleUid) -> Self {
+        Self { uid, terms: None, upserts: vec![], tombstones: vec![], removal: None, unclaimed: false }
+    }
+}
+
+/// A change to what an agent holds.
+#[derive(Clone)]
+pub struct Batch {
+    /// Named by the agent's ack.
+    pub nonce: u64,
+    /// Rule by rule.
+    pub rules: Vec<RuleDelta>,
+}
+
+/// The hub's first words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotBegin {
+    /// The protocol version spoken on this stream.
+    pub protocol: u32,
+    /// The hub's id.
+    pub hub_id: String,
+    /// Uid of the hub cluster's `kube-system` namespace.
+    pub hub_cluster_uid: String,
+}
+
+/// Hub and agent are equal for every rule that the hub can compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotEnd {
+    /// Intents the agent holds of rules that this hub knows.
+    pub intents: u64,
+    /// The digests of those rules' intents, merged.
+    pub digest: SetDigest,
+}
+
+/// A frame from the hub.
+#[derive(Clone)]
+pub enum HubFrame {
+    /// The first frame.
+    SnapshotBegin(SnapshotBegin),
+    /// The pairs of these rules are needed.
+    WantDetail(Vec<RuleUid>),
+    /// A change.
+    Batch(Batch),
+    /// The agent is up to date.
+    SnapshotEnd(SnapshotEnd),
+    /// The stream will be closed; reconnect within a random part of these milliseconds.
+    Drain(u32),
+}

@@ -1,0 +1,38 @@
+//! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
+mod content;
+mod digest;
+mod frames;
+mod kinds;
+mod names;
+mod report;
+mod selector;
+mod terms;
+
+pub use content::{Content, ContentError, Encoding, Payload, Revision, RevisionKey, PAYLOAD_LIMIT};
+pub use digest::SetDigest;
+pub use frames::{
+    AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin, SnapshotEnd,
+    Tombstone, AGENT_FRAME_LIMIT,
+};
+pub use kinds::{Kind, KINDS};
+pub use names::{ClusterName, RuleName, RuleUid, SourceRef};
+pub use report::{Counts, Failure, Reason, RuleState, FAILURES_LIMIT, MESSAGE_LIMIT};
+pub use selector::{matches_any, Operator, Pattern, Requirement, Selector};
+pub use terms::{ConflictPolicy, DeletionPolicy, DriftPolicy, NamespaceChoice, Terms, TermsDigest};
+
+/// The label that every copy carries: `runnel` is its value.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// The value of [`MANAGED_BY_LABEL`] on a copy.
+pub const MANAGED_BY: &str = "runnel";
+/// The label that names the hub a copy came from, so that two hubs in one member do not see each other's copies.
+pub const HUB_LABEL: &str = "runnel.dev/hub";
+/// The annotation that names the rule of a copy, `namespace/name`, for a person in the member.
+pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
+/// The annotation that names the source of a copy, `plural[.group]/namespace/name`.
+pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
+/// The annotation by which an agent knows its own copy and what it wrote into it.
+pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
+/// The annotation on an object that was once a copy and was left on purpose.
+pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
+/// Labels and annotations under this prefix are Runnel's own and are never copied.
+pub const RESERVED_PREFIX: &str = "runnel.dev/";

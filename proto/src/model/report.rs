@@ -1,0 +1,131 @@
+//! An agent's account of its copies.
+use super::{RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+
+/// The most failures that one rule's state carries.
+pub const FAILURES_LIMIT: usize = 5;
+/// The longest message of a failure, in bytes.
+pub const MESSAGE_LIMIT: usize = 256;
+
+/// Why a copy is not as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// An object that is not ours stands where the copy should.
+    Conflict,
+    /// The member's API server refused the object.
+    Invalid,
+    /// The agent lacks a right.
+    Forbidden,
+    /// The target namespace is being deleted.
+    NamespaceTerminating,
+    /// The change is not possible on an immutable object or field.
+    Immutable,
+    /// The member's API server did not answer, or answered with a passing error.
+    Unavailable,
+    /// Another rule with precedence wants the same copy.
+    Superseded,
+    /// The content is needed and only the hub has it.
+    WaitingForHub,
+    /// The agent does not know this kind or cannot read the item.
+    Unsupported,
+    /// The object is larger than the agent takes.
+    TooLarge,
+    /// Two sources of one rule want one copy.
+    AmbiguousSource,
+    /// A quota or an admission rule of the member refused it.
+    Denied,
+}
+
+impl Reason {
+    /// Every reason, the worst first: what a person must act on precedes what passes by itself.
+    pub const ALL: [Reason; 12] = [
+        Reason::Conflict,
+        Reason::Invalid,
+        Reason::Forbidden,
+        Reason::Denied,
+        Reason::Immutable,
+        Reason::TooLarge,
+        Reason::Unsupported,
+        Reason::AmbiguousSource,
+        Reason::Superseded,
+        Reason::NamespaceTerminating,
+        Reason::WaitingForHub,
+        Reason::Unavailable,
+    ];
+
+    /// The CamelCase word in statuses and Events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Conflict => "Conflict",
+            Reason::Invalid => "Invalid",
+            Reason::Forbidden => "Forbidden",
+            Reason::NamespaceTerminating => "NamespaceTerminating",
+            Reason::Immutable => "Immutable",
+            Reason::Unavailable => "Unavailable",
+            Reason::Superseded => "Superseded",
+            Reason::WaitingForHub => "WaitingForHub",
+            Reason::Unsupported => "Unsupported",
+            Reason::TooLarge => "TooLarge",
+            Reason::AmbiguousSource => "AmbiguousSource",
+            Reason::Denied => "Denied",
+        }
+    }
+
+    /// Rank among reasons, 0 is the worst.
+    pub fn rank(self) -> usize {
+        Self::ALL.iter().position(|reason| *reason == self).unwrap_or(Self::ALL.len())
+    }
+}
+
+/// Copies of one rule in one cluster. `copies - applied - failed - waiting` are under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All copies that should exist.
+    pub copies: u32,
+    /// Equal to the intent, as far as the member's API server has said.
+    pub applied: u32,
+    /// Not equal, and the last attempt failed.
+    pub failed: u32,
+    /// For a namespace that does not exist (yet).
+    pub waiting: u32,
+    /// Copies that must go and are still there.
+    pub removing: u32,
+}
+
+impl Counts {
+    /// Whether nothing is under way: every copy is applied, failed or waiting, and none is being removed.
+    pub fn is_settled(&self) -> bool {
+        self.removing == 0 && self.copies == self.applied.saturating_add(self.failed).saturating_add(self.waiting)
+    }
+}
+
+/// One copy that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Why.
+    pub reason: Reason,
+    /// The copy in the member cluster.
+    pub copy: SourceRef,
+    /// A sentence for a person, at most [`MESSAGE_LIMIT`] bytes. Never holds content of the object.
+    pub message: String,
+}
+
+/// What an agent holds of one rule, and how its copies are. The counts speak of exactly the held set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleState {
+    /// The rule.
+    pub uid: RuleUid,
+    /// How it is called.
+    pub rule: RuleName,
+    /// Digest of the held (source, revision) pairs.
+    pub intents_digest: SetDigest,
+    /// Number of intents held.
+    pub intents: u32,
+    /// The held terms, if any. `None` also for a rule that a hub did not know: the terms said anew claim it again.
+    pub terms_digest: Option<TermsDigest>,
+    /// How many copies are how.
+    pub counts: Counts,
+    /// The worst failures first, at most [`FAILURES_LIMIT`].
+    pub failures: Vec<Failure>,
+    /// Nothing of the rule is left here and the agent has forgotten it.
+    pub gone: bool,
+}

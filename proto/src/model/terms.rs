@@ -1,0 +1,154 @@
+//! What a rule says about all its intents.
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{matches_any, Pattern, RuleName, Selector};
+
+/// What to do with an object that is not ours and stands where a copy should.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ConflictPolicy {
+    /// Leave it alone and report a conflict.
+    #[default]
+    Fail,
+}
+
+/// What to do with a copy that differs from its intent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DriftPolicy {
+    /// Put it back.
+    #[default]
+    Correct,
+}
+
+/// What becomes of a copy that is no longer wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DeletionPolicy {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// It stays, without our marks.
+    Retain,
+}
+
+/// Opaque digest of terms, made by the hub; an agent only gives it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TermsDigest(pub [u8; 16]);
+
+/// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NamespaceChoice {
+    /// Names and globs. Globs never match the namespaces of Kubernetes or Runnel; an exact name may.
+    pub names: Vec<Pattern>,
+    /// By label. Never matches the namespaces of Kubernetes or Runnel.
+    pub selector: Option<Selector>,
+    /// Names and globs that are subtracted.
+    pub exclude: Vec<Pattern>,
+}
+
+impl NamespaceChoice {
+    /// Whether a namespace is a target. `runnel_namespace` is the one that Runnel itself lives in.
+    pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
+        if matches_any(&self.exclude, name) {
+            return false;
+        }
+        if self.literals().any(|literal| literal == name) {
+            return true;
+        }
+        let reserved = name.starts_with("kube-") || name == runnel_namespace;
+        let by_label = || self.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+        !reserved && (matches_any(&self.names, name) || by_label())
+    }
+
+    /// The exact names, excluded ones too.
+    pub fn literals(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().filter(|pattern| pattern.is_literal()).map(Pattern::as_str)
+    }
+
+    /// The exact names that are targets whether or not such a namespace exists.
+    pub fn wanted_literals(&self) -> impl Iterator<Item = &str> {
+        self.literals().filter(|name| !matches_any(&self.exclude, name))
+    }
+}
+
+/// What a rule says about all its intents, besides their content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// The owning rule's name.
+    pub rule: RuleName,
+    /// When the rule was created, in seconds since 1970: the older rule wins a copy that two rules want.
+    pub created_at: i64,
+    /// Absent: the source's own namespace.
+    pub namespaces: Option<NamespaceChoice>,
+    /// Whether missing namespaces that are named literally are created.
+    pub create_namespaces: bool,
+    /// For objects that are not ours.
+    pub conflict_policy: ConflictPolicy,
+    /// For our copies.
+    pub drift_policy: DriftPolicy,
+    /// For copies that are no longer wanted.
+    pub deletion_policy: DeletionPolicy,
+    /// Nothing is created, corrected or removed.
+    pub suspend: bool,
+}
+
+impl Serialize for RuleName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (&self.kind, &self.namespace, &self.name).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RuleName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (kind, namespace, name) = Deserialize::deserialize(deserializer)?;
+        Ok(Self { kind, namespace, name })
+    }
+}
+
+impl Terms {
+    /// Whose turn it is when two rules want one copy, smallest first: cluster-scoped rules, then the older, then
+    /// namespace and name.
+    pub fn precedence(&self) -> (bool, i64, &str, &str) {
+        (!self.rule.is_cluster_scoped(), self.created_at, &self.rule.namespace, &self.rule.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Operator, Requirement};
+
+    #[test]
+    fn globs_and_selectors_leave_reserved_namespaces_alone_and_exact_names_do_not() {
+        let everything = NamespaceChoice { names: vec![Pattern::new("*")], ..NamespaceChoice::default() };
+        let none = BTreeMap::new();
+        assert!(everything.includes("team-a", &none, "runnel-system"));
+        assert!(!everything.includes("kube-system", &none, "runnel-system"));
+        assert!(!everything.includes("runnel-system", &none, "runnel-system"));
+
+        let exact = NamespaceChoice { names: vec![Pattern::new("kube-system")], ..NamespaceChoice::default() };
+        assert!(exact.includes("kube-system", &none, "runnel-system"));
+
+        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+        let team = Requirement { key: "team".into(), operator: Operator::Exists, values: vec![] };
+        let by_label = NamespaceChoice {
+            selector: Some(Selector { requirements: vec![team] }),
+            exclude: vec![Pattern::new("*-old")],
+            ..NamespaceChoice::default()
+        };
+        assert!(by_label.includes("x", &labels, "runnel-system"));
+        assert!(!by_label.includes("x-old", &labels, "runnel-system"));
+        assert!(!by_label.includes("kube-x", &labels, "runnel-system"));
+        assert!(!by_label.includes("x", &none, "runnel-system"));
+    }
+
+    #[test]
+    fn an_excluded_literal_is_not_wanted() {
+        let choice = NamespaceChoice {
+            names: vec![Pattern::new("a"), Pattern::new("b"), Pattern::new("c-*")],
+            exclude: vec![Pattern::new("b")],
+            selector: None,
+        };
+        assert_eq!(choice.wanted_literals().collect::<Vec<_>>(), ["a"]);
+    }
+}
