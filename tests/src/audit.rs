@@ -1,0 +1,127 @@
+//! Who wrote what: an API server's audit log.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// A place in an audit log: its end at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u64);
+
+/// One request that an API server has answered.
+///
+/// What a request does not have is empty: the namespace of a cluster-scoped object, the name of a
+/// collection, the group of core resources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// `create`, `update`, `patch`, `delete` or `deletecollection`; with reads audited, also
+    /// `get`, `list` and `watch`.
+    pub verb: String,
+    /// The API group.
+    pub group: String,
+    /// The resource in plural, as `configmaps`.
+    pub resource: String,
+    /// The subresource, as `status`.
+    pub subresource: String,
+    /// The object's namespace.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// Who asked.
+    pub user: String,
+    /// The program with which they asked.
+    pub user_agent: String,
+    /// The HTTP status of the answer.
+    pub code: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry {
+    verb: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: Object,
+    response_status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+struct User {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Object {
+    api_group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Status {
+    code: u16,
+}
+
+/// The audit policy: every write (and with `reads` every read), without the control plane's own
+/// and without Leases.
+#[must_use]
+pub(crate) fn policy(own_users: &[&str], reads: bool) -> Value {
+    let mut verbs = vec!["create", "update", "patch", "delete", "deletecollection"];
+    if reads {
+        verbs.extend(["get", "list", "watch"]);
+    }
+    json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "None", "users": own_users},
+            {"level": "None", "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}]},
+            {"level": "None", "nonResourceURLs": ["*"]},
+            {"level": "Metadata", "verbs": verbs},
+            {"level": "None"},
+        ],
+    })
+}
+
+/// The present end of the log; 0 where there is none yet.
+pub(crate) fn end(log: &Path) -> Mark {
+    Mark(std::fs::metadata(log).map_or(0, |found| found.len()))
+}
+
+/// What was answered after `mark`, in the order of the answers.
+pub(crate) fn since(log: &Path, mark: Mark) -> Result<Vec<Write>> {
+    let mut text = String::new();
+    let mut file = File::open(log).with_context(|| format!("cannot read {}", log.display()))?;
+    file.seek(SeekFrom::Start(mark.0))?;
+    file.read_to_string(&mut text)
+        .with_context(|| format!("cannot read {}", log.display()))?;
+    // The last line may be in the making.
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    complete.lines().map(write).collect()
+}
+
+fn write(line: &str) -> Result<Write> {
+    let entry: Entry =
+        serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
+    Ok(Write {
+        verb: entry.verb,
+        group: entry.object_ref.api_group,
+        resource: entry.object_ref.resource,
+        subresource: entry.object_ref.subresource,
+        namespace: entry.object_ref.namespace,
+        name: entry.object_ref.name,
+        user: entry.user.username,
+        user_agent: entry.user_agent,
+        code: entry.response_status.map_or(0, |status| status.code),
+    })
+}

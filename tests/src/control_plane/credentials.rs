@@ -1,0 +1,125 @@
+//! The keys, certificates and tokens of one control plane, and its kubeconfig files.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use data_encoding::{BASE64, HEXLOWER};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use ring::rand::{SecureRandom, SystemRandom};
+use serde_json::json;
+
+/// The name under which the controllers ask.
+pub(super) const CONTROLLERS: &str = "system:kube-controller-manager";
+const ADMINISTRATOR: &str = "administrator";
+const NAMES: [&str; 5] = [
+    "127.0.0.1",
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+];
+
+#[derive(Debug)]
+pub(super) struct Credentials {
+    pub url: String,
+    pub kubeconfig: PathBuf,
+    pub controllers_kubeconfig: PathBuf,
+    pub authority: PathBuf,
+    pub serving_certificate: PathBuf,
+    pub serving_key: PathBuf,
+    pub account_key: PathBuf,
+    pub account_public_key: PathBuf,
+    pub tokens: PathBuf,
+    cluster: String,
+    authority_text: String,
+}
+
+impl Credentials {
+    /// Makes all of them anew and writes them into `folder`.
+    pub fn write(folder: &Path, cluster: &str, port: u16) -> Result<Self> {
+        let (authority_text, certificate, key) = certificates(cluster)?;
+        let made = Self {
+            url: format!("https://127.0.0.1:{port}"),
+            kubeconfig: folder.join("kubeconfig"),
+            controllers_kubeconfig: folder.join("controllers.kubeconfig"),
+            authority: folder.join("ca.crt"),
+            serving_certificate: folder.join("api-server.crt"),
+            serving_key: folder.join("api-server.key"),
+            account_key: folder.join("service-accounts.key"),
+            account_public_key: folder.join("service-accounts.pub"),
+            tokens: folder.join("tokens.csv"),
+            cluster: cluster.to_owned(),
+            authority_text,
+        };
+        let (administrator, controllers) = (random_token()?, random_token()?);
+        let tokens = format!(
+            "{administrator},{ADMINISTRATOR},1,system:masters\n{controllers},{CONTROLLERS},2,system:masters\n"
+        );
+        write_private(&made.authority, &made.authority_text)?;
+        write_private(&made.serving_certificate, &certificate)?;
+        write_private(&made.serving_key, &key)?;
+        let account_key = KeyPair::generate()?;
+        write_private(&made.account_key, &account_key.serialize_pem())?;
+        write_private(&made.account_public_key, &account_key.public_key_pem())?;
+        write_private(&made.tokens, &tokens)?;
+        made.write_kubeconfig(&made.kubeconfig, &administrator)?;
+        made.write_kubeconfig(&made.controllers_kubeconfig, &controllers)?;
+        Ok(made)
+    }
+
+    /// A kubeconfig file for whoever has `token`. JSON is YAML.
+    pub fn write_kubeconfig(&self, path: &Path, token: &str) -> Result<()> {
+        let authority = BASE64.encode(self.authority_text.as_bytes());
+        let content = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{
+                "name": self.cluster,
+                "cluster": {"server": self.url, "certificate-authority-data": authority},
+            }],
+            "users": [{"name": "user", "user": {"token": token}}],
+            "contexts": [{"name": self.cluster, "context": {"cluster": self.cluster, "user": "user"}}],
+            "current-context": self.cluster,
+        });
+        write_private(path, &serde_json::to_string_pretty(&content)?)
+    }
+}
+
+/// Writes a file that only this user can read.
+pub(crate) fn write_private(path: &Path, content: &str) -> Result<()> {
+    // An older file may have other permissions.
+    let _ = fs::remove_file(path);
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(content.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+// The authority's certificate, and the API server's certificate and key.
+fn certificates(cluster: &str) -> Result<(String, String, String)> {
+    let authority_key = KeyPair::generate()?;
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, format!("{cluster} authority"));
+    let authority_text = authority.self_signed(&authority_key)?.pem();
+    let key = KeyPair::generate()?;
+    let serving = CertificateParams::new(NAMES.map(String::from))?;
+    let certificate = serving.signed_by(&key, &Issuer::new(authority, authority_key))?;
+    Ok((authority_text, certificate.pem(), key.serialize_pem()))
+}
+
+fn random_token() -> Result<String> {
+    let mut bytes = [0; 24];
+    SystemRandom::new()
+        .fill(&mut bytes)
+        .map_err(|_| anyhow!("the operating system has no random numbers"))?;
+    Ok(HEXLOWER.encode(&bytes))
+}

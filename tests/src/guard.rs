@@ -1,0 +1,288 @@
+//! Processes that end when the test run ends, also when that is killed with `kill -9`.
+//!
+//! Beside each process stands a watchdog: a shell that reads from a pipe whose other end only this
+//! test run holds. When the test run is gone, however it went, the pipe closes and the watchdog
+//! kills. The process itself waits for a word on its standard input before it becomes the real
+//! program, so there is no moment at which it runs unwatched.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+const WAITS_FOR_A_WORD: &str = r#"read -r _ && exec "$@" </dev/null"#;
+const WATCHES: &str =
+    r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
+
+/// A program with its arguments and environment, ready to be started any number of times.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    log: PathBuf,
+}
+
+impl Program {
+    /// The program at `path`, whose output is appended to the file `log`.
+    pub fn new(path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            log: log.into(),
+        }
+    }
+
+    /// The same with more arguments.
+    #[must_use]
+    pub fn arguments<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// The same with an environment variable; the rest of the environment is inherited, without
+    /// `KUBECONFIG`.
+    #[must_use]
+    pub fn environment(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// The file to which the program's standard output and standard error go.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Starts the program.
+    ///
+    /// # Errors
+    /// When there is no such program, or no process can be started.
+    pub fn start(&self) -> Result<Guarded> {
+        if !self.path.is_file() {
+            bail!("there is no program at {}", self.path.display());
+        }
+        let mut watchdog = watchdog()?;
+        let mut child = self
+            .command()?
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.path.display()))?;
+        let pid = pid_of(&child)?;
+        writeln!(watchdog.pipe, "{}", pid.as_raw_pid()).context("the watchdog has ended")?;
+        let mut word = child
+            .stdin
+            .take()
+            .context("the process has no standard input")?;
+        writeln!(word, "go").with_context(|| format!("{} ended at once", self.path.display()))?;
+        Ok(Guarded {
+            path: self.path.clone(),
+            pid,
+            inner: Mutex::new(Inner {
+                child,
+                watchdog: Some(watchdog),
+            }),
+        })
+    }
+
+    fn command(&self) -> Result<Command> {
+        let log = open_log(&self.log)?;
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(WAITS_FOR_A_WORD)
+            .arg("sh")
+            .arg(&self.path)
+            .args(&self.arguments);
+        command
+            .env_remove("KUBECONFIG")
+            .envs(self.environment.iter().cloned());
+        command
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        // In a group of its own: Ctrl-C ends the test run, and that ends this.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+/// A running process that does not outlive the test run; dropping it kills it.
+#[derive(Debug)]
+pub struct Guarded {
+    path: PathBuf,
+    pid: Pid,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    child: Child,
+    watchdog: Option<Watchdog>,
+}
+
+#[derive(Debug)]
+struct Watchdog {
+    shell: Child,
+    pipe: ChildStdin,
+}
+
+impl Guarded {
+    /// The id of the real process, not of a wrapper around it.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_pid().unsigned_abs()
+    }
+
+    /// Ends the process as a power cut would, and returns when it is gone.
+    ///
+    /// # Errors
+    /// When the operating system refuses. A process that has ended already is no error.
+    pub fn kill9(&self) -> Result<()> {
+        let mut inner = self.inner.lock();
+        if inner.ended()?.is_none() {
+            // With whatever it started, which is in its group.
+            let _ = kill_process_group(self.pid, Signal::KILL);
+            inner.child.wait()?;
+            inner.disarm();
+        }
+        Ok(())
+    }
+
+    /// Asks the process to end (`SIGTERM`), and returns its exit code. After `deadline` it is
+    /// killed.
+    ///
+    /// # Errors
+    /// When it had to be killed.
+    pub async fn terminate(&self, deadline: Duration) -> Result<i32> {
+        self.signal(Signal::TERM)?;
+        let begin = Instant::now();
+        while begin.elapsed() < deadline {
+            if let Some(code) = self.exit_code()? {
+                return Ok(code);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.kill9()?;
+        bail!(
+            "{} did not end within {deadline:?} of SIGTERM and was killed",
+            self.path.display()
+        )
+    }
+
+    /// Freezes the process (`SIGSTOP`): its connections stay open and nobody answers.
+    ///
+    /// # Errors
+    /// When the operating system refuses.
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a frozen process go on (`SIGCONT`).
+    ///
+    /// # Errors
+    /// When the operating system refuses.
+    pub fn cont(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Whether the process has not ended; a frozen one has not.
+    ///
+    /// # Errors
+    /// When the operating system does not say.
+    pub fn is_running(&self) -> Result<bool> {
+        Ok(self.exit_code()?.is_none())
+    }
+
+    /// The exit code, once the process has ended: 128 and the signal's number after a signal.
+    ///
+    /// # Errors
+    /// When the operating system does not say.
+    pub fn exit_code(&self) -> Result<Option<i32>> {
+        Ok(self.inner.lock().ended()?.map(code))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let mut inner = self.inner.lock();
+        // Under the lock nobody waits for the process, so its id cannot be another's by now.
+        if inner.ended()?.is_none() {
+            kill_process(self.pid, signal)
+                .with_context(|| format!("cannot signal {}", self.path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.kill9();
+    }
+}
+
+impl Inner {
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.child.try_wait()?;
+        if status.is_some() {
+            self.disarm();
+        }
+        Ok(status)
+    }
+
+    fn disarm(&mut self) {
+        if let Some(mut watchdog) = self.watchdog.take() {
+            let _ = writeln!(watchdog.pipe, "done");
+            let _ = watchdog.shell.wait();
+        }
+    }
+}
+
+/// The last `count` lines of a log, for an error message.
+#[must_use]
+pub fn last_lines(log: &Path, count: usize) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+// In a group of its own too, or Ctrl-C would end the watchdog before what it watches.
+fn watchdog() -> Result<Watchdog> {
+    let mut shell = Command::new("sh")
+        .args(["-c", WATCHES])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot start a shell")?;
+    let pipe = shell
+        .stdin
+        .take()
+        .context("the watchdog has no standard input")?;
+    Ok(Watchdog { shell, pipe })
+}
+
+fn open_log(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(|| format!("cannot write the log {}", path.display()))
+}
+
+fn pid_of(child: &Child) -> Result<Pid> {
+    Pid::from_raw(i32::try_from(child.id())?).ok_or_else(|| anyhow!("a process with the id 0"))
+}
+
+fn code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+}

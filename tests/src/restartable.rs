@@ -1,0 +1,147 @@
+//! A guarded program that a test stops, kills and starts again.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
+
+use crate::guard::{Guarded, Program, last_lines};
+
+/// A program that runs at most once at a time; dropping it kills it.
+#[derive(Debug)]
+pub struct Restartable {
+    name: String,
+    program: Program,
+    running: Mutex<Option<Guarded>>,
+}
+
+impl Restartable {
+    /// `program`, not started yet, called `name` in messages.
+    pub fn new(name: impl Into<String>, program: Program) -> Self {
+        Self {
+            name: name.into(),
+            program,
+            running: Mutex::new(None),
+        }
+    }
+
+    /// Starts the program, with the same arguments each time and the same log.
+    ///
+    /// # Errors
+    /// When it runs already, or cannot be started.
+    pub fn start(&self) -> Result<()> {
+        let mut running = self.running.lock();
+        if let Some(process) = running.as_ref()
+            && process.is_running()?
+        {
+            bail!("{} runs already", self.name);
+        }
+        *running = Some(self.program.start()?);
+        Ok(())
+    }
+
+    /// Kills the program with `kill -9` and returns when it is gone. No error when it does not run.
+    ///
+    /// # Errors
+    /// When the operating system refuses.
+    pub fn kill(&self) -> Result<()> {
+        match self.running.lock().take() {
+            Some(process) => process.kill9(),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks the program to end and returns its exit code; after `deadline` it is killed.
+    ///
+    /// # Errors
+    /// When it did not run, or had to be killed.
+    pub async fn terminate(&self, deadline: Duration) -> Result<i32> {
+        let process = self.running.lock().take();
+        process
+            .with_context(|| format!("{} does not run", self.name))?
+            .terminate(deadline)
+            .await
+    }
+
+    /// Freezes the program: its connections stay open and nobody answers.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pause(&self) -> Result<()> {
+        self.with(Guarded::stop)
+    }
+
+    /// Lets a frozen program go on.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn resume(&self) -> Result<()> {
+        self.with(Guarded::cont)
+    }
+
+    /// The id of the running process.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pid(&self) -> Result<u32> {
+        self.with(|process| Ok(process.pid()))
+    }
+
+    /// Whether the program runs; a frozen one does.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.running
+            .lock()
+            .as_ref()
+            .is_some_and(|process| process.is_running().unwrap_or(false))
+    }
+
+    /// The exit code of a program that ended by itself; `None` while it runs and after it was
+    /// stopped from here.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<i32> {
+        self.running
+            .lock()
+            .as_ref()
+            .and_then(|process| process.exit_code().unwrap_or(None))
+    }
+
+    /// The file to which the program writes.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        self.program.log()
+    }
+
+    /// Says that the program has not ended by itself.
+    ///
+    /// # Errors
+    /// When it has; with its exit code and its last words.
+    pub fn check(&self) -> Result<()> {
+        let Some(code) = self.exit_code() else {
+            return Ok(());
+        };
+        bail!(
+            "{} ended by itself with exit code {code}; {}",
+            self.name,
+            self.last_words()
+        )
+    }
+
+    /// The end of the log and where to find the rest, for an error message.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        format!(
+            "the end of {}:\n{}",
+            self.log().display(),
+            last_lines(self.log(), 15)
+        )
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&Guarded) -> Result<T>) -> Result<T> {
+        let running = self.running.lock();
+        act(running
+            .as_ref()
+            .with_context(|| format!("{} does not run", self.name))?)
+    }
+}

@@ -1,0 +1,67 @@
+//! The only ways to wait in a test: for a condition, with a deadline.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::scratch;
+
+const BETWEEN: Duration = Duration::from_millis(50);
+
+/// Asks `probe` every 50 ms until it answers `Some`, and returns that answer.
+///
+/// `None` means "not yet". An error means the same, and the last one is part of the message when
+/// the deadline passes, so a probe does well to say what it saw. A probe that hangs is cut off at
+/// the deadline.
+///
+/// # Errors
+/// When the deadline passes; names what was awaited, for how long and what was seen last. The
+/// folders of this test run, with their logs, are kept then.
+pub async fn eventually<T>(
+    what: &str,
+    deadline: Duration,
+    mut probe: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let begin = Instant::now();
+    let mut seen = anyhow!("the condition was never met");
+    while let Some(left) = deadline.checked_sub(begin.elapsed()) {
+        match tokio::time::timeout(left, probe()).await {
+            Ok(Ok(Some(answer))) => return Ok(answer),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => seen = error,
+            Err(_) => seen = seen.context("the last look at it did not return in time"),
+        }
+        tokio::time::sleep(BETWEEN.min(deadline.saturating_sub(begin.elapsed()))).await;
+    }
+    scratch::keep_everything();
+    Err(seen.context(format!("waited {deadline:?} in vain for {what}; seen last")))
+}
+
+/// Checks every 50 ms, for the whole of `duration`, that `probe` returns without an error.
+///
+/// # Errors
+/// The first error of `probe`, with what was to stay true and when it ceased to be. The folders of
+/// this test run, with their logs, are kept then.
+pub async fn steadily(
+    what: &str,
+    duration: Duration,
+    mut probe: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        let checked = probe().await;
+        if checked.is_err() {
+            scratch::keep_everything();
+        }
+        checked.with_context(|| {
+            format!(
+                "{what}: true for {:?} of {duration:?} only",
+                begin.elapsed()
+            )
+        })?;
+        if begin.elapsed() >= duration {
+            return Ok(());
+        }
+        tokio::time::sleep(BETWEEN).await;
+    }
+}
