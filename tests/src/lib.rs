@@ -1,11 +1,14 @@
 //! What Runnel's tests stand on: real Kubernetes control planes and the real binaries.
 //!
-//! Start with [`control_plane::ControlPlane`], a cluster without nodes. [`wait`] holds the only ways in
-//! which a test may wait. Everything that is started here ends with the test, even after a `kill -9`.
+//! Start with [`fleet::Fleet`] for a hub with its member clusters, or with
+//! [`control_plane::ControlPlane`] for a single cluster. [`wait`] holds the only ways in which a
+//! test may wait. Everything that is started here ends with the test, even after a `kill -9`.
 
 pub mod assets;
 pub mod audit;
+pub mod binaries;
 pub mod control_plane;
+pub mod fleet;
 pub mod guard;
 pub mod ports;
 pub mod progress;

@@ -1,0 +1,97 @@
+//! Runnel's own binaries, as the tests' profile builds them.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+
+use crate::progress::Progress;
+
+/// Where the built binaries are.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    /// `runnel-hub`.
+    pub hub: PathBuf,
+    /// `runnel-agent`.
+    pub agent: PathBuf,
+    /// The folder of both, where the packages' other binaries (the `kubectl` plugin) are as well.
+    pub folder: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+/// Builds `runnel-hub` and `runnel-agent` once per test run, in the profile of the running test.
+///
+/// # Errors
+/// When the build fails; the compiler's words are on standard error then.
+pub fn build() -> Result<Binaries> {
+    static BUILT: OnceLock<Result<Binaries, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| run_cargo().map_err(|error| format!("{error:#}")));
+    built.clone().map_err(|message| anyhow!(message))
+}
+
+fn run_cargo() -> Result<Binaries> {
+    let progress = Progress::start("building runnel-hub and runnel-agent");
+    let output = cargo().output().context("cannot run cargo")?;
+    drop(progress);
+    if !output.status.success() {
+        let _ = std::io::stderr().write_all(&output.stderr);
+        bail!(
+            "cargo build of runnel-hub and runnel-agent failed ({})",
+            output.status
+        );
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let hub = executable(&text, "runnel-hub")?;
+    let agent = executable(&text, "runnel-agent")?;
+    let folder = hub
+        .parent()
+        .context("a binary without a folder")?
+        .to_owned();
+    Ok(Binaries { hub, agent, folder })
+}
+
+// Cargo itself says where the binaries are: this holds for every target folder and profile.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    command.args([
+        "build",
+        "--quiet",
+        "--message-format",
+        "json-render-diagnostics",
+        "--bins",
+    ]);
+    command.args(["--package", "runnel-hub", "--package", "runnel-agent"]);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn executable(messages: &str, name: &str) -> Result<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter(|message| {
+            message
+                .target
+                .as_ref()
+                .is_some_and(|target| target.name == name)
+        })
+        .find_map(|message| message.executable)
+        .with_context(|| format!("cargo built no binary called {name}"))
+}
