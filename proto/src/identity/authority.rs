@@ -1,0 +1,353 @@
+//! The hub's certificate authority: signs what the hub decides, never what a request asks for.
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
+use x509_parser::prelude::FromDer;
+
+use super::certificate::{parse, time};
+use super::{is_hub_id, random, Fingerprint, IdentityError, PeerCertificate, SpiffeId};
+
+/// How far back a certificate's validity begins, for clocks that run behind.
+pub const SKEW: Duration = Duration::from_secs(5 * 60);
+/// The life of a self-made authority: ten years.
+const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// A certificate for a member.
+#[derive(Clone, Debug)]
+pub struct SignedCertificate {
+    /// The certificate.
+    pub der: CertificateDer<'static>,
+    /// The key in it.
+    pub key: Fingerprint,
+    /// When it ends.
+    pub not_after: SystemTime,
+}
+
+/// The hub's serving certificate with its key. Without `Debug`.
+pub struct ServingPair {
+    /// The leaf, then the authority.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The leaf's key.
+    pub key: PrivateKeyDer<'static>,
+    /// When it ends.
+    pub not_after: SystemTime,
+}
+
+/// A certificate authority with its key. Without `Debug`.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    certificate_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+    not_before: SystemTime,
+    not_after: SystemTime,
+}
+
+impl Authority {
+    /// A new self-signed authority: ECDSA P-256, ten years.
+    ///
+    /// # Errors
+    /// [`IdentityError`], when the hub id is none or the system gives no random numbers.
+    pub fn generate(hub_id: &str, now: SystemTime) -> Result<Self, IdentityError> {
+        if !is_hub_id(hub_id) {
+            return Err(IdentityError::SpiffeId);
+        }
+        let key = new_key()?;
+        let mut params = CertificateParams::default();
+        params.not_before = (now - SKEW).into();
+        params.not_after = (now + AUTHORITY_LIFE).into();
+        params.serial_number = Some(serial()?);
+        params.distinguished_name = name(&format!("hub {hub_id}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).map_err(|_| IdentityError::Crypto)?;
+        Self::from_pem(&certificate.pem(), &key.serialize_pem())
+    }
+
+    /// An authority from PEM: its own certificate first, and its private key.
+    ///
+    /// # Errors
+    /// [`IdentityError`], which says what is wrong with the pair.
+    pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
+        let der = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
+            .map_err(|_| IdentityError::AuthorityPem("certificate"))?;
+        let key = KeyPair::from_pem(key_pem).map_err(|_| IdentityError::AuthorityPem("key"))?;
+        let certificate = parse(&der)?;
+        if certificate.tbs_certificate.subject_pki.raw != key.subject_public_key_info() {
+            return Err(IdentityError::AuthorityKey);
+        }
+        if !certificate.is_ca() {
+            return Err(IdentityError::NotAuthority);
+        }
+        let (not_before, not_after) = (certificate.validity().not_before, certificate.validity().not_after);
+        let (not_before, not_after) = (time(not_before.timestamp()), time(not_after.timestamp()));
+        let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|_| IdentityError::NotAuthority)?;
+        Ok(Self {
+            certificate: der.into_owned(),
+            certificate_pem: certificate_pem.to_owned(),
+            issuer,
+            not_before,
+            not_after,
+        })
+    }
+
+    /// The certificate.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// The certificate as PEM.
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The private key as PEM, for the Secret that keeps it.
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// What a join string pins.
+    pub fn pin(&self) -> Fingerprint {
+        Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
+    }
+
+    /// When the authority's own certificate ends.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// Signs a member's certificate. Only the public key is taken from the request (DER, PKCS#10): its signature must
+    /// be right and its key ECDSA P-256; whatever else it asks for is ignored or refused.
+    ///
+    /// # Errors
+    /// [`IdentityError`], which says what is wrong with the request, the names or the authority.
+    pub fn sign_member(
+        &self,
+        request: &[u8],
+        hub_id: &str,
+        cluster: &str,
+        uid: &str,
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<SignedCertificate, IdentityError> {
+        let id = SpiffeId::cluster(hub_id, cluster, uid)?;
+        let key = request_key(request)?;
+        let request = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
+            .map_err(|_| IdentityError::Request)?;
+        let params = self.leaf(&id, "member", ExtendedKeyUsagePurpose::ClientAuth, now, lifetime)?;
+        let signed = params.signed_by(&request.public_key, &self.issuer).map_err(|_| IdentityError::Crypto)?;
+        let written = PeerCertificate::from_der(signed.der())?;
+        // The key that was judged is the key that was signed.
+        if written.key != key {
+            return Err(IdentityError::RequestKey);
+        }
+        Ok(SignedCertificate { der: signed.der().clone(), key, not_after: written.not_after })
+    }
+
+    /// Makes the hub's serving certificate and a key for it.
+    ///
+    /// # Errors
+    /// [`IdentityError`], when the hub id is none or signing fails.
+    pub fn sign_hub(&self, hub_id: &str, now: SystemTime, lifetime: Duration) -> Result<ServingPair, IdentityError> {
+        let key = new_key()?;
+        let params = self.leaf(&SpiffeId::hub(hub_id)?, "hub", ExtendedKeyUsagePurpose::ServerAuth, now, lifetime)?;
+        let signed = params.signed_by(&key, &self.issuer).map_err(|_| IdentityError::Crypto)?;
+        Ok(ServingPair {
+            not_after: PeerCertificate::from_der(signed.der())?.not_after,
+            chain: vec![signed.der().clone(), self.certificate.clone()],
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+        })
+    }
+
+    fn leaf(
+        &self,
+        id: &SpiffeId,
+        subject: &str,
+        usage: ExtendedKeyUsagePurpose,
+        now: SystemTime,
+        lifetime: Duration,
+    ) -> Result<CertificateParams, IdentityError> {
+        if now + SKEW < self.not_before || now >= self.not_after {
+            return Err(IdentityError::AuthorityExpired);
+        }
+        let uri = id.to_string().try_into().map_err(|_| IdentityError::SpiffeId)?;
+        let mut params = CertificateParams::default();
+        params.not_before = (now - SKEW).into();
+        params.not_after = (now + lifetime).min(self.not_after).into();
+        params.serial_number = Some(serial()?);
+        params.distinguished_name = name(subject);
+        params.subject_alt_names = vec![SanType::URI(uri)];
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![usage];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+}
+
+fn new_key() -> Result<KeyPair, IdentityError> {
+    KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(|_| IdentityError::Crypto)
+}
+
+fn name(common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::OrganizationName, "runnel");
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+/// 127 random bits; positive, and never zero.
+fn serial() -> Result<SerialNumber, IdentityError> {
+    let mut bytes = random::<16>()?;
+    bytes[0] = (bytes[0] & 0x7f) | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+/// The key of a request, judged by what the request says about the key itself: the signature's algorithm does not
+/// tell the curve.
+fn request_key(der: &[u8]) -> Result<Fingerprint, IdentityError> {
+    let Ok(([], request)) = X509CertificationRequest::from_der(der) else { return Err(IdentityError::Request) };
+    let key = &request.certification_request_info.subject_pki;
+    let curve = key.algorithm.parameters.as_ref().and_then(|parameters| parameters.as_oid().ok());
+    let point = &key.subject_public_key.data;
+    let is_p256 = key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY
+        && curve.is_some_and(|curve| curve == OID_EC_P256)
+        && point.len() == 65
+        && point.first() == Some(&4);
+    if is_p256 { Ok(Fingerprint::of_key(key.raw)) } else { Err(IdentityError::RequestKey) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::MemberKey;
+    use proptest::prelude::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn now() -> SystemTime {
+        time(1_800_000_000)
+    }
+
+    fn authority() -> Authority {
+        Authority::generate("hubid", now()).unwrap()
+    }
+
+    fn sign(authority: &Authority, request: &[u8]) -> Result<SignedCertificate, IdentityError> {
+        authority.sign_member(request, "hubid", "eu-3", "uid-1", now(), DAY)
+    }
+
+    #[test]
+    fn a_member_certificate_says_what_the_hub_decided() {
+        let key = MemberKey::generate().unwrap();
+        let signed = sign(&authority(), &key.certificate_request().unwrap()).unwrap();
+        let read = PeerCertificate::from_der(&signed.der).unwrap();
+        assert_eq!(read.id, SpiffeId::cluster("hubid", "eu-3", "uid-1").unwrap());
+        assert_eq!((read.key, read.not_after), (key.fingerprint(), now() + DAY));
+        assert!(read.client && !read.server);
+        let certificate = parse(&signed.der).unwrap();
+        assert_eq!(time(certificate.validity().not_before.timestamp()), now() - SKEW);
+        assert!(!certificate.is_ca() && certificate.basic_constraints().unwrap().is_some());
+    }
+
+    #[test]
+    fn a_request_that_asks_for_more_gets_no_more() {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
+        params.subject_alt_names = vec![
+            SanType::URI("spiffe://hubid/hub".try_into().unwrap()),
+            SanType::DnsName("hub.example".try_into().unwrap()),
+        ];
+        params.distinguished_name = name("system:masters");
+        let request = params.serialize_request(&key).unwrap();
+        let signed = sign(&authority(), request.der()).unwrap();
+        let read = PeerCertificate::from_der(&signed.der).unwrap();
+        assert!(matches!(read.id, SpiffeId::Cluster { .. }) && read.client && !read.server);
+        let certificate = parse(&signed.der).unwrap();
+        assert!(!certificate.is_ca());
+        assert_eq!(certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 1);
+        assert!(!certificate.subject().to_string().contains("masters"));
+        assert!(!certificate.key_usage().unwrap().unwrap().value.key_cert_sign());
+    }
+
+    #[test]
+    fn requests_of_other_keys_or_with_a_wrong_signature_are_refused() {
+        let authority = authority();
+        for algorithm in [&rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P384_SHA384] {
+            let key = KeyPair::generate_for(algorithm).unwrap();
+            let request = CertificateParams::default().serialize_request(&key).unwrap();
+            assert_eq!(sign(&authority, request.der()).unwrap_err(), IdentityError::RequestKey);
+        }
+        let mut forged = MemberKey::generate().unwrap().certificate_request().unwrap();
+        let last = forged.len() - 1;
+        forged[last] ^= 1;
+        assert_eq!(sign(&authority, &forged).unwrap_err(), IdentityError::Request);
+        let mut longer = MemberKey::generate().unwrap().certificate_request().unwrap();
+        longer.push(0);
+        assert_eq!(sign(&authority, &longer).unwrap_err(), IdentityError::Request);
+    }
+
+    #[test]
+    fn names_that_are_not_names_are_not_signed() {
+        let request = MemberKey::generate().unwrap().certificate_request().unwrap();
+        for (hub, cluster, uid) in [("a/b", "c", "d"), ("a", "c/x", "d"), ("a", "c", ""), ("a", "C", "d")] {
+            let signed = authority().sign_member(&request, hub, cluster, uid, now(), DAY);
+            assert_eq!(signed.unwrap_err(), IdentityError::SpiffeId);
+        }
+        assert!(Authority::generate("A B", now()).is_err());
+    }
+
+    #[test]
+    fn an_authority_reads_back_and_a_mismatched_pair_does_not() {
+        let (one, two) = (authority(), authority());
+        let again = Authority::from_pem(one.certificate_pem(), &one.key_pem()).unwrap();
+        assert_eq!(again.pin(), one.pin());
+        assert_eq!(one.pin(), Fingerprint::of_certificate(one.certificate()).unwrap());
+        let mixed = Authority::from_pem(one.certificate_pem(), &two.key_pem());
+        assert_eq!(mixed.err(), Some(IdentityError::AuthorityKey));
+        assert_eq!(Authority::from_pem("x", "y").err(), Some(IdentityError::AuthorityPem("certificate")));
+    }
+
+    #[test]
+    fn no_certificate_outlives_its_authority() {
+        let authority = authority();
+        let request = MemberKey::generate().unwrap().certificate_request().unwrap();
+        let late = authority.not_after() - Duration::from_secs(60);
+        let signed = authority.sign_member(&request, "hubid", "a", "b", late, DAY).unwrap();
+        assert_eq!(signed.not_after, authority.not_after());
+        let over = authority.sign_member(&request, "hubid", "a", "b", authority.not_after(), DAY);
+        assert_eq!(over.unwrap_err(), IdentityError::AuthorityExpired);
+    }
+
+    #[test]
+    fn the_serving_pair_is_the_hubs_and_for_servers_only() {
+        let authority = authority();
+        let pair = authority.sign_hub("hubid", now(), DAY).unwrap();
+        let read = PeerCertificate::from_der(&pair.chain[0]).unwrap();
+        assert_eq!(read.id, SpiffeId::hub("hubid").unwrap());
+        assert!(read.server && !read.client);
+        assert_eq!(&pair.chain[1], authority.certificate());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_damaged_request_is_refused_or_signed_for_its_key(at: prop::sample::Index, to: u8) {
+            let authority = authority();
+            let mut request = MemberKey::generate().unwrap().certificate_request().unwrap();
+            let at = at.index(request.len());
+            request[at] = to;
+            let _ = sign(&authority, &request);
+        }
+    }
+}

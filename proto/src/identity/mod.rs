@@ -1,0 +1,66 @@
+//! Who a peer is: SPIFFE names, fingerprints of keys, the join string, and the authority that signs certificates.
+//!
+//! Pure but for randomness: the time is an argument everywhere.
+mod authority;
+mod certificate;
+mod join_string;
+mod key;
+mod names;
+mod spiffe;
+mod token;
+
+pub use authority::{Authority, ServingPair, SignedCertificate, SKEW};
+pub use certificate::{Fingerprint, PeerCertificate};
+pub use join_string::{JoinString, JoinStringError, JOIN_PREFIX};
+pub use key::MemberKey;
+pub use names::{is_address, is_cluster_name, is_hub_id, new_hub_id};
+pub use spiffe::SpiffeId;
+pub use token::{Token, TOKEN_HASH_PREFIX};
+
+/// Why a key, a request, a certificate or a name cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// Not one whole DER certificate.
+    #[error("this is not a readable X.509 certificate")]
+    Certificate,
+    /// A certificate needs exactly one URI name.
+    #[error("the certificate names {0} identities instead of one")]
+    NotOneIdentity(usize),
+    /// The name is not one that this system writes.
+    #[error("the name is not of the form spiffe://HUB/hub or spiffe://HUB/cluster/NAME/UID")]
+    SpiffeId,
+    /// Not a fingerprint as this system writes it.
+    #[error("a key's fingerprint is `sha256:` and 64 lower-case hexadecimal digits")]
+    Fingerprint,
+    /// Not a token as this system writes it.
+    #[error("a token is 8 characters, a dot, and 26 more, of a-z and 2-7")]
+    Token,
+    /// The certificate request is not readable, or its signature is wrong.
+    #[error("the certificate request is unreadable or not signed by its own key")]
+    Request,
+    /// The request's key is of another kind than ECDSA P-256.
+    #[error("the certificate request's key must be ECDSA P-256")]
+    RequestKey,
+    /// The PEM of an authority or its key is not readable.
+    #[error("the authority's {0} is not readable PEM")]
+    AuthorityPem(&'static str),
+    /// The key is not the one in the certificate.
+    #[error("the authority's key does not belong to its certificate")]
+    AuthorityKey,
+    /// The certificate may not sign others.
+    #[error("the authority's certificate is not a CA certificate")]
+    NotAuthority,
+    /// The authority's own time is over, or has not begun.
+    #[error("the authority's certificate is not valid now: check the clock, or replace the authority")]
+    AuthorityExpired,
+    /// The system gives no random numbers, or signing failed.
+    #[error("making a key or a signature failed")]
+    Crypto,
+}
+
+/// Random bytes from the system.
+fn random<const N: usize>() -> Result<[u8; N], IdentityError> {
+    ring::rand::generate(&ring::rand::SystemRandom::new())
+        .map(ring::rand::Random::expose)
+        .map_err(|_| IdentityError::Crypto)
+}

@@ -1,0 +1,186 @@
+//! The agent's end.
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustls::client::Resumption;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::Endpoint;
+
+use super::verify::{HubVerifier, Trust};
+use super::{provider, TlsError, ALPN};
+use crate::identity::{is_address, Fingerprint, SpiffeId};
+
+/// For the name, the connection and the handshake together.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
+/// A peer that is gone without a word is noticed after this twice.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Settings to join with: the hub must have the pinned authority and be the hub of that id. Nothing, the token
+/// included, is sent before this is proven.
+///
+/// # Errors
+/// [`TlsError`], when the hub's id is none.
+pub fn join_config(pin: Fingerprint, hub_id: &str) -> Result<ClientConfig, TlsError> {
+    let builder = builder(Trust::Pin(pin), hub_id)?;
+    Ok(finished(builder.with_no_client_auth()))
+}
+
+/// Settings for a member: the hub must be signed by one of the authorities and be the hub of that id.
+///
+/// # Errors
+/// [`TlsError`], when certificates and key do not fit.
+pub fn session_config(
+    authorities: &[CertificateDer<'static>],
+    hub_id: &str,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority.clone())?;
+    }
+    let builder = builder(Trust::Authorities(roots), hub_id)?;
+    Ok(finished(builder.with_client_auth_cert(chain, key)?))
+}
+
+type Builder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
+
+fn builder(trust: Trust, hub_id: &str) -> Result<Builder, TlsError> {
+    let verifier = HubVerifier { trust, hub: SpiffeId::hub(hub_id)?, provider: provider() };
+    Ok(ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier)))
+}
+
+fn finished(mut config: ClientConfig) -> ClientConfig {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_early_data = false;
+    config.enable_sni = true;
+    config
+}
+
+/// Why the hub cannot be reached, for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Not `host:port`.
+    #[error("`{0}` is not an address: write host:port")]
+    Address(String),
+    /// No connection.
+    #[error("cannot connect to the hub at {address}: {source}")]
+    Connect {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No TLS.
+    #[error("TLS with the hub at {address} failed: {source}")]
+    Tls {
+        /// Where.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No answer.
+    #[error("the hub at {address} did not answer within {} seconds", CONNECT_LIMIT.as_secs())]
+    Timeout {
+        /// Where.
+        address: String,
+    },
+}
+
+/// A gRPC endpoint for `host:port`, with the keepalives that the protocol wants, to connect with a [`Connector`].
+///
+/// # Errors
+/// [`ConnectError::Address`], when it is no address.
+pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
+    let wrong = || ConnectError::Address(address.to_owned());
+    if !is_address(address) {
+        return Err(wrong());
+    }
+    // tonic refuses `https` without TLS settings of its own, so the connector's TLS hides behind `http`.
+    let origin: Uri = format!("https://{address}").parse().map_err(|_| wrong())?;
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| wrong())?;
+    Ok(endpoint
+        .origin(origin)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true))
+}
+
+/// Connects to the hub over TLS. Clones share the settings, so a new certificate is used by the next connection.
+#[derive(Clone)]
+pub struct Connector {
+    config: Arc<ArcSwap<ClientConfig>>,
+}
+
+impl Connector {
+    /// A connector with these settings.
+    pub fn new(config: ClientConfig) -> Self {
+        Self { config: Arc::new(ArcSwap::from_pointee(config)) }
+    }
+
+    /// Sets what the next connections use; live ones stay as they are.
+    pub fn set(&self, config: ClientConfig) {
+        self.config.store(Arc::new(config));
+    }
+
+    /// One connection to `host:port`.
+    ///
+    /// # Errors
+    /// [`ConnectError`], which says what failed.
+    pub async fn connect(&self, address: &str) -> Result<TlsStream<TcpStream>, ConnectError> {
+        let named = || address.to_owned();
+        let config = self.config.load_full();
+        let attempt = async {
+            let name = server_name(address)?;
+            let tcp = TcpStream::connect(address).await;
+            let tcp = tcp.map_err(|source| ConnectError::Connect { address: named(), source })?;
+            // Frames are small and answered at once; a system that refuses this only answers later.
+            let _ = tcp.set_nodelay(true);
+            let tls = TlsConnector::from(config).connect(name, tcp).await;
+            tls.map_err(|source| ConnectError::Tls { address: named(), source })
+        };
+        timeout(CONNECT_LIMIT, attempt).await.unwrap_or_else(|_| Err(ConnectError::Timeout { address: named() }))
+    }
+}
+
+/// The name for SNI; it is compared with nothing.
+fn server_name(address: &str) -> Result<ServerName<'static>, ConnectError> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    ServerName::try_from(host.to_owned()).map_err(|_| ConnectError::Address(address.to_owned()))
+}
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connector = self.clone();
+        Box::pin(async move {
+            let address = uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+            connector.connect(&address).await.map(TokioIo::new)
+        })
+    }
+}

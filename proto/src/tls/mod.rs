@@ -1,0 +1,39 @@
+//! TLS of both ends: version 1.3 only, HTTP/2 only, no resumption and no early data, ring as the only provider.
+//!
+//! TLS proves who the peer is at the handshake and no later: the hub itself ends a session at its certificate's end.
+mod client;
+mod server;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+use std::sync::{Arc, LazyLock};
+
+use rustls::crypto::CryptoProvider;
+
+pub use client::{endpoint, join_config, session_config, ConnectError, Connector};
+pub use server::{handshake, incoming, Connection, HandshakeError, Peer, ServerTls};
+
+/// What both ends speak inside TLS.
+const ALPN: &[u8] = b"h2";
+
+/// The one crypto provider of every TLS configuration.
+pub fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(rustls::crypto::ring::default_provider()));
+    PROVIDER.clone()
+}
+
+/// Why a TLS configuration cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A certificate or key does not fit.
+    #[error("the certificates do not make a TLS configuration: {0}")]
+    Configuration(#[from] rustls::Error),
+    /// The authorities do not make a verifier.
+    #[error("the authorities cannot verify clients: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    /// The hub's id is none.
+    #[error(transparent)]
+    Identity(#[from] crate::identity::IdentityError),
+}

@@ -1,0 +1,254 @@
+//! The hub's end.
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures::Stream;
+use rustls::pki_types::CertificateDer;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::server::TlsStream;
+use tokio_rustls::TlsAcceptor;
+use tonic::transport::server::Connected;
+
+use super::{provider, TlsError, ALPN};
+use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
+
+/// A handshake that takes longer is given up.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// More handshakes at once wait in the kernel's queue.
+const HANDSHAKES: usize = 256;
+/// Pause after an accept error such as too many open files, doubled up to [`PAUSE_LIMIT`].
+const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// The hub's TLS settings; may be replaced while it serves.
+pub struct ServerTls(ArcSwap<ServerConfig>);
+
+impl ServerTls {
+    /// Serves with this pair. A client may show no certificate; one that it shows must be signed by an authority.
+    ///
+    /// # Errors
+    /// [`TlsError`], when the parts do not fit.
+    pub fn new(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<Self, TlsError> {
+        Ok(Self(ArcSwap::from_pointee(config(authorities, serving)?)))
+    }
+
+    /// Sets what the next handshakes use; live connections stay as they are.
+    ///
+    /// # Errors
+    /// [`TlsError`], when the parts do not fit; the settings stay then.
+    pub fn set(&self, authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<(), TlsError> {
+        self.0.store(Arc::new(config(authorities, serving)?));
+        Ok(())
+    }
+
+    /// The settings for the next handshake.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.0.load_full()
+    }
+}
+
+fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<ServerConfig, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority.clone())?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        .allow_unauthenticated()
+        .build()?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(serving.chain, serving.key)?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // On resumption the client's chain would not be verified again.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.max_early_data_size = 0;
+    Ok(config)
+}
+
+/// Who is at the other end. It is an extension of every request of the connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Where from.
+    pub address: SocketAddr,
+    /// What the verified certificate says; absent: anonymous. Always a member's certificate.
+    pub certificate: Option<Arc<PeerCertificate>>,
+}
+
+/// Why a connection was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// TLS failed.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[from] io::Error),
+    /// It took too long.
+    #[error("the TLS handshake took longer than {} seconds", HANDSHAKE_LIMIT.as_secs())]
+    Timeout,
+    /// The certificate is right but says nothing that is known here.
+    #[error("the client's certificate cannot be used: {0}")]
+    Identity(#[from] IdentityError),
+    /// The certificate is not a member's.
+    #[error("the client's certificate is not a member's")]
+    NotMember,
+}
+
+/// A TLS connection with a known peer.
+pub struct Connection {
+    stream: TlsStream<TcpStream>,
+    peer: Peer,
+}
+
+impl Connection {
+    /// Who is at the other end.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+/// Does the handshake of one accepted connection, within a time limit.
+///
+/// # Errors
+/// [`HandshakeError`], which says what failed.
+pub async fn handshake(
+    tcp: TcpStream,
+    address: SocketAddr,
+    config: Arc<ServerConfig>,
+) -> Result<Connection, HandshakeError> {
+    // Frames are small and answered at once; a system that refuses this only answers later.
+    let _ = tcp.set_nodelay(true);
+    let stream = timeout(HANDSHAKE_LIMIT, TlsAcceptor::from(config).accept(tcp)).await;
+    let stream = stream.map_err(|_| HandshakeError::Timeout)??;
+    let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let certificate = leaf.map(|leaf| PeerCertificate::from_der(leaf)).transpose()?;
+    let is_member = |read: &PeerCertificate| read.client && matches!(read.id, SpiffeId::Cluster { .. });
+    if certificate.as_ref().is_some_and(|read| !is_member(read)) {
+        return Err(HandshakeError::NotMember);
+    }
+    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new) } })
+}
+
+struct Incoming {
+    listener: TcpListener,
+    tls: Arc<ServerTls>,
+    handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
+    pause: Duration,
+}
+
+/// The connections of a listener, for `serve_with_incoming_shutdown`. Never ends and never gives an error: failed
+/// handshakes are logged, failing accepts are tried again after a pause.
+pub fn incoming(listener: TcpListener, tls: Arc<ServerTls>) -> impl Stream<Item = io::Result<Connection>> + Send {
+    let state = Incoming { listener, tls, handshakes: JoinSet::new(), pause: PAUSE };
+    futures::stream::unfold(state, |mut state| async move {
+        let connection = state.next().await;
+        Some((Ok(connection), state))
+    })
+}
+
+impl Incoming {
+    async fn next(&mut self) -> Connection {
+        loop {
+            tokio::select! {
+                Some(done) = self.handshakes.join_next() => {
+                    if let Some(connection) = taken(done) {
+                        return connection;
+                    }
+                }
+                accepted = self.listener.accept(), if self.handshakes.len() < HANDSHAKES => match accepted {
+                    Ok((tcp, address)) => {
+                        self.pause = PAUSE;
+                        let config = self.tls.current();
+                        self.handshakes.spawn(async move { (address, handshake(tcp, address, config).await) });
+                    }
+                    Err(error) => self.back_off(&error).await,
+                },
+            }
+        }
+    }
+
+    async fn back_off(&mut self, error: &io::Error) {
+        // The peer hung up before it was accepted: nothing is wrong here.
+        if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+            return;
+        }
+        tracing::warn!(%error, "cannot accept connections: check the limit of open files; trying again");
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(PAUSE_LIMIT);
+    }
+}
+
+type Handshake = Result<(SocketAddr, Result<Connection, HandshakeError>), tokio::task::JoinError>;
+
+fn taken(done: Handshake) -> Option<Connection> {
+    match done {
+        Ok((_, Ok(connection))) => Some(connection),
+        // Probes and load balancers open and close without a word.
+        Ok((peer, Err(HandshakeError::Tls(error)))) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            tracing::debug!(%peer, "a connection was closed before its TLS handshake ended");
+            None
+        }
+        Ok((peer, Err(error))) => {
+            tracing::info!(%peer, %error, "a connection was refused");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a TLS handshake was abandoned");
+            None
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,209 @@
+use std::net::Ipv4Addr;
+use std::time::SystemTime;
+
+use futures::StreamExt;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::ClientConfig;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+
+use super::*;
+use crate::identity::{Authority, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DEADLINE: Duration = Duration::from_secs(20);
+const HUB: &str = "hubid";
+
+use std::time::Duration;
+
+fn authority() -> Authority {
+    Authority::generate(HUB, SystemTime::now()).unwrap()
+}
+
+fn member_of(authority: &Authority, at: SystemTime) -> (MemberKey, SignedCertificate) {
+    let key = MemberKey::generate().unwrap();
+    let request = key.certificate_request().unwrap();
+    let signed = authority.sign_member(&request, HUB, "eu-3", "uid-1", at, DAY).unwrap();
+    (key, signed)
+}
+
+fn session_of(trusted: &Authority, key: &MemberKey, signed: &SignedCertificate) -> ClientConfig {
+    let authorities = [trusted.certificate().clone()];
+    session_config(&authorities, HUB, vec![signed.der.clone()], key.to_der()).unwrap()
+}
+
+/// What the hub saw: the peer and the bytes it sent, or `None` for a refused connection.
+type Seen = Option<(Peer, Vec<u8>)>;
+
+/// One connection of a client with this configuration to a hub with this serving pair, over real sockets. The client
+/// sends a word as soon as its handshake is done and reads one.
+async fn meet(authority: &Authority, serving: ServingPair, client: ClientConfig) -> (Result<(), String>, Seen) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = ServerTls::new(&[authority.certificate().clone()], serving).unwrap();
+    let hub = async {
+        let (tcp, from) = listener.accept().await.unwrap();
+        let mut connection = handshake(tcp, from, tls.current()).await.ok()?;
+        let mut word = [0; 5];
+        connection.read_exact(&mut word).await.ok()?;
+        connection.write_all(b"hello").await.ok()?;
+        connection.flush().await.ok()?;
+        Some((connection.peer().clone(), word.to_vec()))
+    };
+    let agent = async {
+        let mut stream = Connector::new(client).connect(&address.to_string()).await.map_err(|e| e.to_string())?;
+        let mut word = [0; 5];
+        stream.write_all(b"token").await.map_err(|e| e.to_string())?;
+        stream.flush().await.map_err(|e| e.to_string())?;
+        stream.read_exact(&mut word).await.map_err(|e| e.to_string())?;
+        Ok(())
+    };
+    timeout(DEADLINE, async { tokio::join!(agent, hub) }).await.unwrap()
+}
+
+fn serving(authority: &Authority) -> ServingPair {
+    authority.sign_hub(HUB, SystemTime::now(), DAY).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_without_certificate_is_anonymous() {
+    let authority = authority();
+    let client = join_config(authority.pin(), HUB).unwrap();
+    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    assert_eq!(agent, Ok(()));
+    let (peer, word) = hub.unwrap();
+    assert!(peer.certificate.is_none());
+    assert_eq!(word, b"token");
+}
+
+#[tokio::test]
+async fn a_member_is_known_by_its_certificate() {
+    let authority = authority();
+    let (key, signed) = member_of(&authority, SystemTime::now());
+    let (agent, hub) = meet(&authority, serving(&authority), session_of(&authority, &key, &signed)).await;
+    assert_eq!(agent, Ok(()));
+    let certificate = hub.unwrap().0.certificate.unwrap();
+    assert_eq!(certificate.id, SpiffeId::cluster(HUB, "eu-3", "uid-1").unwrap());
+    assert_eq!(certificate.key, key.fingerprint());
+}
+
+#[tokio::test]
+async fn certificates_of_another_authority_or_time_are_refused() {
+    let (own, foreign) = (authority(), authority());
+    let past = Authority::generate(HUB, SystemTime::now() - 9 * DAY).unwrap();
+    let cases = [(&own, member_of(&foreign, SystemTime::now())), (&past, member_of(&past, SystemTime::now() - 3 * DAY))];
+    for (authority, (key, signed)) in cases {
+        let client = session_of(authority, &key, &signed);
+        let (agent, hub) = meet(authority, serving(authority), client).await;
+        assert!(agent.is_err() && hub.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_another_pin_sends_nothing() {
+    let authority = authority();
+    let client = join_config(Fingerprint::of_key(b"another"), HUB).unwrap();
+    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    assert!(agent.unwrap_err().contains("not the hub of the join string"));
+    assert!(hub.is_none());
+}
+
+#[tokio::test]
+async fn a_foreign_chain_with_the_pinned_authority_put_beside_it_is_refused() {
+    let (own, foreign) = (authority(), authority());
+    let mut pair = serving(&foreign);
+    pair.chain.push(own.certificate().clone());
+    let (agent, hub) = meet(&own, pair, join_config(own.pin(), HUB).unwrap()).await;
+    assert!(agent.is_err() && hub.is_none());
+}
+
+#[tokio::test]
+async fn another_hub_of_the_same_authority_is_refused() {
+    let authority = authority();
+    let pair = authority.sign_hub("other", SystemTime::now(), DAY).unwrap();
+    let (agent, hub) = meet(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+    assert!(agent.unwrap_err().contains("not the hub of this agent"));
+    assert!(hub.is_none());
+}
+
+#[tokio::test]
+async fn a_member_cannot_pose_as_the_hub() {
+    let authority = authority();
+    let (key, signed) = member_of(&authority, SystemTime::now());
+    let (own_key, own) = member_of(&authority, SystemTime::now());
+    let clients = [join_config(authority.pin(), HUB).unwrap(), session_of(&authority, &own_key, &own)];
+    for client in clients {
+        let chain = vec![signed.der.clone(), authority.certificate().clone()];
+        let pair = ServingPair { chain, key: key.to_der(), not_after: signed.not_after };
+        let (agent, hub) = meet(&authority, pair, client).await;
+        assert!(agent.is_err() && hub.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_leaf_without_usages_or_identity_is_no_hub() {
+    let authority = authority();
+    let key = KeyPair::generate().unwrap();
+    let ca_key = KeyPair::from_pem(&authority.key_pem()).unwrap();
+    let issuer = rcgen::Issuer::from_ca_cert_der(authority.certificate(), ca_key).unwrap();
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![rcgen::SanType::URI(format!("spiffe://{HUB}/hub").try_into().unwrap())];
+    let leaf = params.signed_by(&key, &issuer).unwrap();
+    let chain = vec![leaf.der().clone(), authority.certificate().clone()];
+    let der: PrivateKeyDer<'static> = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+    let pair = ServingPair { chain, key: der, not_after: SystemTime::now() };
+    let (agent, hub) = meet(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+    assert!(agent.unwrap_err().contains("not the hub of this agent"));
+    assert!(hub.is_none());
+}
+
+#[tokio::test]
+async fn the_hubs_certificate_is_no_members() {
+    let authority = authority();
+    let own = serving(&authority);
+    let authorities = [authority.certificate().clone()];
+    let client = session_config(&authorities, HUB, own.chain, own.key).unwrap();
+    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    assert!(agent.is_err() && hub.is_none());
+}
+
+#[tokio::test]
+async fn a_silent_and_a_failed_connection_do_not_hold_up_the_next() {
+    let authority = authority();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = ServerTls::new(&[authority.certificate().clone()], serving(&authority)).unwrap();
+    let tls = Arc::new(tls);
+    let mut connections = std::pin::pin!(incoming(listener, tls.clone()));
+
+    let _silent = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut noise = tokio::net::TcpStream::connect(address).await.unwrap();
+    noise.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+
+    // A new pair is served to the next handshake.
+    let new = serving(&authority);
+    let leaf = new.chain[0].clone();
+    tls.set(&[authority.certificate().clone()], new).unwrap();
+
+    let connector = Connector::new(join_config(authority.pin(), HUB).unwrap());
+    let address = address.to_string();
+    let meeting = async { tokio::join!(connector.connect(&address), connections.next()) };
+    let (agent, hub) = timeout(DEADLINE, meeting).await.unwrap();
+    let agent = agent.unwrap();
+    assert_eq!(agent.get_ref().1.peer_certificates().unwrap()[0], leaf);
+    assert!(hub.unwrap().unwrap().peer().certificate.is_none());
+}
+
+#[tokio::test]
+async fn an_absent_hub_is_named() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let connector = Connector::new(join_config(Fingerprint::of_key(b"x"), HUB).unwrap());
+    let error = connector.connect(&address).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Connect { .. }) && error.to_string().contains(&address));
+    assert!(matches!(endpoint("no port"), Err(ConnectError::Address(_))));
+    assert!(endpoint(&address).is_ok());
+}

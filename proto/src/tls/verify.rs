@@ -1,0 +1,101 @@
+//! How an agent knows its hub: by authority and SPIFFE id. Names in DNS prove nothing here, as load balancers have any.
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{verify_tls13_signature, CryptoProvider};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
+
+/// Whom the agent believes.
+#[derive(Debug)]
+pub(super) enum Trust {
+    /// The authority with this key, wherever it stands in the presented chain.
+    Pin(Fingerprint),
+    /// These authorities.
+    Authorities(RootCertStore),
+}
+
+/// Takes exactly one hub.
+#[derive(Debug)]
+pub(super) struct HubVerifier {
+    pub(super) trust: Trust,
+    pub(super) hub: SpiffeId,
+    pub(super) provider: Arc<CryptoProvider>,
+}
+
+impl HubVerifier {
+    fn verify_chain(
+        &self,
+        leaf: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        let parsed = ParsedCertificate::try_from(leaf)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let verify = |roots: &RootCertStore| {
+            verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, now, algorithms)
+        };
+        match &self.trust {
+            Trust::Authorities(roots) => verify(roots),
+            Trust::Pin(pin) => {
+                let pinned = chain.iter().find(|ca| Fingerprint::of_certificate(ca).as_ref() == Ok(pin));
+                let Some(pinned) = pinned else { return Err(refusal(WRONG_PIN)) };
+                let mut roots = RootCertStore::empty();
+                roots.add(pinned.clone().into_owned())?;
+                verify(&roots)
+            }
+        }
+    }
+}
+
+const WRONG_PIN: &str = "this is not the hub of the join string: it has another key than the pinned one; check the \
+                         address, and make a new join string if the hub was set up anew";
+const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
+
+fn refusal(text: &str) -> Error {
+    Error::General(text.to_owned())
+}
+
+impl ServerCertVerifier for HubVerifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.verify_chain(leaf, chain, now)?;
+        // A leaf without extended key usage would pass the chain's check.
+        match PeerCertificate::from_der(leaf) {
+            Ok(read) if read.server && read.id == self.hub => Ok(ServerCertVerified::assertion()),
+            _ => Err(refusal(WRONG_HUB)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _leaf: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(refusal("TLS 1.2 is not spoken"))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, leaf, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
