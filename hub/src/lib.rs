@@ -9,3 +9,4 @@ pub mod crd;
 pub mod index;
 pub mod plan;
 pub mod session;
+pub mod status;

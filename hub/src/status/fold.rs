@@ -1,0 +1,235 @@
+//! Folds what is known about a rule into its status.
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use ring::digest;
+use runnel_proto::model::ClusterName;
+
+use super::standing::{Standing, is_awaited, standing};
+use super::{Ledger, Now};
+use crate::crd::conditions::{ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds};
+use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
+use crate::plan::{Refused, Rule, RulePlan};
+
+/// What the hub knows about a rule.
+pub struct View<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// Its plan.
+    pub plan: &'a RulePlan,
+    /// The clusters that it goes to.
+    pub clusters: &'a BTreeSet<ClusterName>,
+    /// Why kinds that it needs cannot be read, by `plural[.group]`.
+    pub unreadable_kinds: BTreeMap<&'static str, String>,
+    /// The status that is there.
+    pub previous: &'a RuleStatus,
+    /// When the hub started.
+    pub hub_started: Instant,
+    /// Whether something has been under way for so long that a person should hear of it.
+    pub overdue: bool,
+}
+
+/// What a condition says.
+struct Verdict {
+    status: ConditionStatus,
+    reason: Reason,
+    message: String,
+}
+
+impl Verdict {
+    fn new(status: ConditionStatus, reason: impl Into<Reason>, message: impl Into<String>) -> Self {
+        Self { status, reason: reason.into(), message: message.into() }
+    }
+}
+
+/// The status that the rule should have; `None` if the one that is there is right, or must stand because the clusters
+/// that it speaks of have not had the time to connect to a hub that just started.
+pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
+    let standings: Vec<_> =
+        view.clusters.iter().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
+    let summary = summarize(view, &standings);
+    if must_stand(view, ledger, &summary, now.instant) {
+        return None;
+    }
+    let mut status = view.previous.clone();
+    status.observed_generation = Some(view.rule.generation);
+    status.display = Some(Display::from(&summary));
+    status.summary = Some(summary);
+    if standings.iter().all(|(_, standing)| standing.state == ClusterState::Ready) && view.plan.unread.is_empty() {
+        status.revision = Some(revision(view.plan));
+    }
+    set_conditions(&mut status, view, &standings, now);
+    list_clusters(&mut status, view, standings, now);
+    (status != *view.previous).then_some(status)
+}
+
+fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary {
+    let sum = |count: fn(&Standing) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum();
+    Summary {
+        sources: i64::try_from(view.plan.sources()).unwrap_or(i64::MAX),
+        clusters: i64::try_from(standings.len()).unwrap_or(i64::MAX),
+        clusters_ready: sum(|standing| i64::from(standing.state == ClusterState::Ready)),
+        copies: sum(|standing| standing.copies),
+        copies_applied: sum(|standing| standing.applied),
+        copies_failed: sum(|standing| standing.failed),
+        copies_waiting: sum(|standing| standing.waiting),
+    }
+}
+
+/// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
+/// persisted status stands.
+fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
+    let awaited = view.clusters.iter().any(|cluster| is_awaited(view, ledger, cluster, now));
+    let known = view.previous.observed_generation == Some(view.rule.generation);
+    let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
+    let new_failures = summary.copies_failed > 0 && !failures_before;
+    awaited && known && !new_failures
+}
+
+/// Names plan and terms together; changes when either does.
+fn revision(plan: &RulePlan) -> String {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(&plan.digest.to_bytes());
+    context.update(&plan.terms_digest.0);
+    data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..8])
+}
+
+fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&ClusterName, Standing)], now: Now) {
+    let generation = Some(view.rule.generation);
+    let mut set = |condition_type, verdict: Verdict| {
+        let Verdict { status: holds, reason, message } = verdict;
+        set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
+    };
+    let fresh: Vec<_> = standings.iter().filter(|(_, standing)| standing.fresh).collect();
+    let all: Vec<_> = standings.iter().collect();
+    set(ConditionType::Ready, verdict(view, &all));
+    set(ConditionType::Applied, if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) });
+    let progressing = all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
+    let said: [(ConditionType, Option<Verdict>); 3] = [
+        (ConditionType::Reconciling, reconciling(view, progressing)),
+        (ConditionType::Stalled, stalled(view)),
+        (ConditionType::Suspended, suspended(view)),
+    ];
+    for (condition_type, verdict) in said {
+        match verdict {
+            Some(Verdict { status: holds, reason, message }) => {
+                set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
+            }
+            None => remove_condition(&mut status.conditions, condition_type),
+        }
+    }
+}
+
+fn reconciling(view: &View<'_>, progressing: bool) -> Option<Verdict> {
+    let busy = view.rule.deleting || (view.overdue && !view.plan.terms.suspend && progressing);
+    let reason = if view.rule.deleting { Reason::Deleting } else { Reason::Progressing };
+    busy.then(|| Verdict::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
+}
+
+fn suspended(view: &View<'_>) -> Option<Verdict> {
+    let message = "spec.suspend is true: nothing is created, corrected or removed";
+    view.plan.terms.suspend.then(|| Verdict::new(ConditionStatus::True, Reason::Suspended, message))
+}
+
+fn stalled(view: &View<'_>) -> Option<Verdict> {
+    let message = if let Some((resource, why)) = view.unreadable_kinds.first_key_value() {
+        format!("{resource} cannot be read on the hub ({why}); their copies stay as they are")
+    } else {
+        let source = view.plan.unreadable.first()?;
+        format!("{source} cannot be read on the hub; its copies stay as they are")
+    };
+    Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
+}
+
+fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict {
+    use ConditionStatus::{False, True};
+    if view.rule.deleting {
+        return Verdict::new(False, Reason::Deleting, "the rule is being deleted and its copies are being seen to");
+    }
+    if let Some(Verdict { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
+        return Verdict::new(False, reason, message);
+    }
+    if view.plan.sources() == 0 {
+        return Verdict::new(False, Reason::NoSources, no_sources(view.plan));
+    }
+    if standings.is_empty() {
+        let message = "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
+        return Verdict::new(False, Reason::NoClusters, message);
+    }
+    let in_state = |state| standings.iter().filter(move |(_, standing)| standing.state == state);
+    let count = |state| in_state(state).count();
+    if let Some((cluster, worst)) = in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason)) {
+        let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
+        let clusters = count(ClusterState::Failed);
+        let message = format!("{copies} copies failed in {clusters} clusters, among them {cluster}: {}", worst.message);
+        return Verdict::new(False, worst.reason, message);
+    }
+    if count(ClusterState::Progressing) > 0 {
+        let message = format!("copies are on their way to {} clusters", count(ClusterState::Progressing));
+        return Verdict::new(False, Reason::Progressing, message);
+    }
+    if count(ClusterState::Waiting) > 0 {
+        let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
+        let clusters = count(ClusterState::Waiting);
+        let message = format!("{copies} copies wait in {clusters} clusters for namespaces that do not exist there");
+        return Verdict::new(False, Reason::CopiesWaiting, message);
+    }
+    if count(ClusterState::Unreachable) > 0 {
+        return unreachable(standings);
+    }
+    Verdict::new(True, Reason::AllApplied, with_refused(view.plan, "every copy is applied"))
+}
+
+fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
+    let silent: Vec<_> = standings.iter().filter(|(_, standing)| standing.state == ClusterState::Unreachable).collect();
+    let Some((first, _)) = silent.first() else {
+        return Verdict::new(ConditionStatus::False, Reason::Progressing, "no cluster has connected yet");
+    };
+    let message = match silent.len() {
+        1 => format!("cluster {first} is not connected"),
+        more => format!("{more} clusters are not connected, among them {first}"),
+    };
+    Verdict::new(ConditionStatus::Unknown, Reason::ClustersUnreachable, message)
+}
+
+fn rank(reason: Reason) -> usize {
+    match reason {
+        Reason::Copy(reason) => reason.rank(),
+        _ => usize::MAX,
+    }
+}
+
+fn no_sources(plan: &RulePlan) -> String {
+    with_refused(plan, "spec.sources selects nothing that can be distributed")
+}
+
+fn with_refused(plan: &RulePlan, message: &str) -> String {
+    let Some((source, refused)) = plan.refused.first_key_value() else { return message.to_owned() };
+    let why = match refused {
+        Refused::Type => "its type is a credential of this cluster or a Helm release",
+        Refused::TooLarge => "it is too large",
+    };
+    format!("{message}; {} selected objects are never distributed, among them {source}: {why}", plan.refused.len())
+}
+
+/// The worst first, then by name; times stand as long as the state does.
+fn list_clusters(status: &mut RuleStatus, view: &View<'_>, mut standings: Vec<(&ClusterName, Standing)>, now: Now) {
+    standings.sort_by(|(left, a), (right, b)| (a.state, left).cmp(&(b.state, right)));
+    status.truncated = standings.len() > limits::STATUS_CLUSTERS;
+    standings.truncate(limits::STATUS_CLUSTERS);
+    let since = |cluster: &ClusterName, state: ClusterState| {
+        let known = view.previous.clusters.iter().find(|known| known.name == cluster.as_str() && known.state == state);
+        known.and_then(|known| known.since.clone()).unwrap_or_else(|| whole_seconds(now.wall))
+    };
+    let entries = standings.into_iter().map(|(cluster, standing)| ClusterStatus {
+        name: cluster.as_str().to_owned(),
+        state: standing.state,
+        applied: standing.applied,
+        failed: standing.failed,
+        waiting: standing.waiting,
+        reason: standing.reason.as_str().to_owned(),
+        message: shortened(&standing.message),
+        since: Some(since(cluster, standing.state)),
+    });
+    status.clusters = entries.collect();
+}

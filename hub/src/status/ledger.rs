@@ -1,0 +1,118 @@
+//! What the agents last said.
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use runnel_proto::model::{ClusterName, Counts, Failure, RuleName, RuleState, RuleUid, SetDigest, TermsDigest};
+
+use super::SILENCE;
+
+/// An agent's last word about one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) intents_digest: SetDigest,
+    pub(super) terms_digest: Option<TermsDigest>,
+    pub(super) counts: Counts,
+    pub(super) failures: Vec<Failure>,
+}
+
+/// What a session says about its member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionFacts {
+    /// Version of the agent.
+    pub agent_version: String,
+    /// Version of the member's API server.
+    pub kubernetes_version: String,
+    /// Uid of the member's `kube-system` namespace.
+    pub cluster_uid: String,
+    /// When the certificate of the session expires.
+    pub certificate_expires: Timestamp,
+}
+
+#[derive(Default)]
+struct Presence {
+    session: Option<SessionFacts>,
+    lost_at: Option<Instant>,
+    accounts: BTreeMap<RuleUid, Account>,
+    /// Rules that the agent holds and how they are called.
+    names: BTreeMap<RuleUid, RuleName>,
+}
+
+/// What the agents last said, by cluster.
+#[derive(Default)]
+pub struct Ledger {
+    clusters: BTreeMap<ClusterName, Presence>,
+}
+
+impl Ledger {
+    /// An agent is connected.
+    pub fn connected(&mut self, cluster: &ClusterName, facts: SessionFacts) {
+        let presence = self.clusters.entry(cluster.clone()).or_default();
+        presence.session = Some(facts);
+        presence.lost_at = None;
+    }
+
+    /// An agent's session ended.
+    pub fn disconnected(&mut self, cluster: &ClusterName, now: Instant) {
+        if let Some(presence) = self.clusters.get_mut(cluster) {
+            presence.lost_at.get_or_insert(now);
+        }
+    }
+
+    /// An agent reports on a rule. Returns whether that is news.
+    pub fn report(&mut self, cluster: &ClusterName, state: RuleState) -> bool {
+        let presence = self.clusters.entry(cluster.clone()).or_default();
+        if state.gone {
+            presence.names.remove(&state.uid);
+            return presence.accounts.remove(&state.uid).is_some();
+        }
+        presence.names.insert(state.uid.clone(), state.rule);
+        let account = Account {
+            intents_digest: state.intents_digest,
+            terms_digest: state.terms_digest,
+            counts: state.counts,
+            failures: state.failures,
+        };
+        presence.accounts.insert(state.uid, account.clone()) != Some(account)
+    }
+
+    /// A cluster is revoked or deleted: nothing of it is known any more.
+    pub fn forget(&mut self, cluster: &ClusterName) {
+        self.clusters.remove(cluster);
+    }
+
+    /// The session of a cluster that counts as connected: it is, or was a moment ago.
+    pub fn session(&self, cluster: &ClusterName, now: Instant) -> Option<&SessionFacts> {
+        let presence = self.clusters.get(cluster)?;
+        let fresh = presence.lost_at.is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
+        presence.session.as_ref().filter(|_| fresh)
+    }
+
+    /// Whether the cluster has connected since the hub started.
+    pub fn has_connected(&self, cluster: &ClusterName) -> bool {
+        self.clusters.get(cluster).is_some_and(|presence| presence.session.is_some())
+    }
+
+    /// The rules that a cluster holds something of, as its agent calls them.
+    pub fn held_rules(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
+        self.clusters.get(cluster).into_iter().flat_map(|presence| &presence.names)
+    }
+
+    /// The sum of all copies, as (state, number), for metrics.
+    pub fn copies(&self) -> Counts {
+        let accounts = self.clusters.values().flat_map(|presence| presence.accounts.values());
+        accounts.fold(Counts::default(), |mut sum, account| {
+            let counts = account.counts;
+            sum.copies = sum.copies.saturating_add(counts.copies);
+            sum.applied = sum.applied.saturating_add(counts.applied);
+            sum.failed = sum.failed.saturating_add(counts.failed);
+            sum.waiting = sum.waiting.saturating_add(counts.waiting);
+            sum.removing = sum.removing.saturating_add(counts.removing);
+            sum
+        })
+    }
+
+    pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
+        self.clusters.get(cluster)?.accounts.get(rule)
+    }
+}

@@ -1,0 +1,39 @@
+//! What statuses should say: pure. The agents' reports are folded into a rule's status, and sessions into a member's.
+//!
+//! Truth before comfort: a status is never staler than it says. A cluster that is silent for [`SILENCE`] turns
+//! Unreachable and the rule is not Ready. Calm before noise: a fold that gives the status that is there already is not
+//! written, times change only with what they speak of, and a restart of the hub changes nothing by itself.
+mod fold;
+mod ledger;
+mod member;
+mod notices;
+mod pace;
+mod standing;
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+pub use fold::{View, fold};
+pub use ledger::{Ledger, SessionFacts};
+pub use member::{MemberView, fold_member};
+pub use notices::{Notice, notices};
+pub use pace::Pace;
+pub use standing::is_settled;
+
+/// How long a lost session may be away before its cluster counts as unreachable. A half-open connection is noticed by
+/// keepalives within 25 s more, so silence is noticed within 45 s.
+pub const SILENCE: Duration = Duration::from_secs(15);
+/// How long after its start a hub waits for clusters to connect before their silence counts.
+pub const SETTLING: Duration = Duration::from_secs(45);
+
+/// One moment by two clocks: the monotonic one decides, the wall clock is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// For durations.
+    pub instant: Instant,
+    /// For people.
+    pub wall: Timestamp,
+}

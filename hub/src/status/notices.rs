@@ -1,0 +1,46 @@
+//! What is worth an Event on a rule.
+use std::collections::BTreeSet;
+
+use crate::crd::conditions::{ConditionType, condition};
+use crate::crd::{ClusterState, RuleStatus};
+
+/// An Event on a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Whether a person should act.
+    pub warning: bool,
+    /// One CamelCase word.
+    pub reason: String,
+    /// A sentence for a person.
+    pub message: String,
+}
+
+/// The Events that a change of status is worth: copies that began to fail, clusters lost and back. None for ordinary
+/// edits.
+pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    let failing = |status: &RuleStatus| status.summary.is_some_and(|summary| summary.copies_failed > 0);
+    let ready = |status: &RuleStatus| condition(&status.conditions, ConditionType::Ready).cloned();
+    if let Some(now) = ready(next).filter(|_| failing(next)) {
+        let reason_before = ready(previous).map(|before| before.reason);
+        if !failing(previous) || reason_before.as_ref() != Some(&now.reason) {
+            notices.push(Notice { warning: true, reason: now.reason, message: now.message });
+        }
+    }
+    let (before, after) = (unreachable(previous), unreachable(next));
+    let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
+    for lost in after.difference(&before) {
+        let message = format!("cluster {lost} is not connected: its copies are as it last said");
+        notices.push(Notice { warning: true, reason: "ClusterLost".to_owned(), message });
+    }
+    for back in before.difference(&after).filter(|name| present.contains(**name)) {
+        let message = format!("cluster {back} is connected again");
+        notices.push(Notice { warning: false, reason: "ClusterBack".to_owned(), message });
+    }
+    notices
+}
+
+fn unreachable(status: &RuleStatus) -> BTreeSet<&str> {
+    let silent = status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Unreachable);
+    silent.map(|cluster| cluster.name.as_str()).collect()
+}

@@ -1,0 +1,69 @@
+//! When a rule's status is written.
+use std::time::{Duration, Instant};
+
+/// The least time between two writes of one status, and how long a change may be under way before it is shown.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Paces the writes of one status: a change that settles quickly costs one write, one that does not is shown after a
+/// second, and no status is written more often than once a second.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    dirty_since: Option<Instant>,
+    last_write: Option<Instant>,
+}
+
+impl Pace {
+    /// Something changed.
+    pub fn mark(&mut self, now: Instant) {
+        self.dirty_since.get_or_insert(now);
+    }
+
+    /// When to look at the status, if anything changed.
+    pub fn due(&self, settled: bool) -> Option<Instant> {
+        let since = self.dirty_since?;
+        let wanted = if settled { since } else { since + BEAT };
+        Some(self.last_write.map_or(wanted, |last| wanted.max(last + BEAT)))
+    }
+
+    /// Whether the change has been under way for so long that a person should hear of it.
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        self.dirty_since.is_some_and(|since| now.saturating_duration_since(since) >= BEAT)
+    }
+
+    /// The status was looked at; `written` says whether that cost a write. The next change marks it again.
+    pub fn done(&mut self, now: Instant, written: bool) {
+        if written {
+            self.last_write = Some(now);
+        }
+        self.dirty_since = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_that_settles_at_once_is_written_at_once_and_the_next_a_second_later() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        assert_eq!(pace.due(true), None);
+        pace.mark(start);
+        assert_eq!(pace.due(true), Some(start));
+        pace.done(start, true);
+        assert_eq!(pace.due(true), None);
+        pace.mark(start + BEAT / 4);
+        assert_eq!(pace.due(true), Some(start + BEAT));
+    }
+
+    #[test]
+    fn a_change_that_does_not_settle_is_shown_after_a_second() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        pace.mark(start);
+        pace.mark(start + BEAT / 2);
+        assert_eq!(pace.due(false), Some(start + BEAT));
+        assert!(!pace.is_overdue(start + BEAT / 2));
+        assert!(pace.is_overdue(start + BEAT));
+    }
+}

@@ -1,0 +1,307 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use proptest::prelude::*;
+use runnel_proto::model::{
+    ClusterName, Counts, Failure, Payload, Reason, Revision, RuleState, RuleUid, SourceRef, MESSAGE_LIMIT,
+};
+use serde_json::json;
+
+use super::*;
+use crate::crd::conditions::{ConditionType, condition};
+use crate::crd::{self, ClusterState, RuleStatus};
+use crate::plan::{Body, Rule, RulePlan, SourceContent};
+
+struct World {
+    rule: Rule,
+    plan: RulePlan,
+    clusters: BTreeSet<ClusterName>,
+    ledger: Ledger,
+    status: RuleStatus,
+    started: Instant,
+    seconds: u64,
+    overdue: bool,
+}
+
+fn rule(spec: serde_json::Value) -> Rule {
+    let mut spec = spec;
+    spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
+    spec["clusters"] = json!({"all": true});
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 3}, "spec": spec,
+    });
+    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    Rule::namespaced(&object, "runnel-system").unwrap()
+}
+
+fn facts() -> SessionFacts {
+    SessionFacts {
+        agent_version: "0.1.0".into(),
+        kubernetes_version: "v1.36.3".into(),
+        cluster_uid: "u".into(),
+        certificate_expires: Timestamp::UNIX_EPOCH,
+    }
+}
+
+impl World {
+    /// One source, these clusters, all connected, the hub up for a minute.
+    fn new(clusters: &[&str]) -> Self {
+        let rule = rule(json!({}));
+        let mut plan = RulePlan::empty(&rule);
+        let content = SourceContent { revision: Revision([1; 16]), payload: Payload::encode(vec![]) };
+        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+        let clusters: BTreeSet<_> = clusters.iter().map(|name| ClusterName::from(*name)).collect();
+        let mut ledger = Ledger::default();
+        for cluster in &clusters {
+            ledger.connected(cluster, facts());
+        }
+        let status = RuleStatus::default();
+        Self { rule, plan, clusters, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
+    }
+
+    fn now(&self) -> Now {
+        let wall = Timestamp::from_second(1_800_000_000 + i64::try_from(self.seconds).unwrap()).unwrap();
+        Now { instant: self.started + Duration::from_secs(self.seconds), wall }
+    }
+
+    fn view<'a>(&'a self, previous: &'a RuleStatus) -> View<'a> {
+        View {
+            rule: &self.rule,
+            plan: &self.plan,
+            clusters: &self.clusters,
+            unreadable_kinds: BTreeMap::new(),
+            previous,
+            hub_started: self.started,
+            overdue: self.overdue,
+        }
+    }
+
+    fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
+        let state = RuleState {
+            uid: RuleUid::from("r"),
+            rule: self.plan.terms.rule.clone(),
+            intents_digest: self.plan.digest,
+            intents: 1,
+            terms_digest: Some(self.plan.terms_digest),
+            counts,
+            failures,
+            gone: false,
+        };
+        self.ledger.report(&cluster.into(), state);
+    }
+
+    fn applied(&mut self, cluster: &str) {
+        self.report(cluster, Counts { copies: 2, applied: 2, ..Counts::default() }, vec![]);
+    }
+
+    /// Writes the status if it changes, and says whether it did.
+    fn fold(&mut self) -> bool {
+        let next = fold(&self.view(&self.status), &self.ledger, self.now());
+        let written = next.is_some();
+        self.status = next.unwrap_or_else(|| self.status.clone());
+        written
+    }
+
+    fn says(&self, condition_type: ConditionType) -> (String, String) {
+        let known = condition(&self.status.conditions, condition_type);
+        known.map(|known| (known.status.clone(), known.reason.clone())).unwrap_or_default()
+    }
+
+    fn ready(&self) -> (String, String) {
+        self.says(ConditionType::Ready)
+    }
+}
+
+fn pair(status: &str, reason: &str) -> (String, String) {
+    (status.to_owned(), reason.to_owned())
+}
+
+fn failure(reason: Reason, message: &str) -> Failure {
+    Failure { reason, copy: SourceRef::new("configmaps", "default", "s"), message: message.to_owned() }
+}
+
+#[test]
+fn a_rule_is_ready_when_every_copy_is_applied_everywhere_and_then_nothing_is_written() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Progressing"));
+    assert_eq!(world.status.revision, None);
+    world.applied("two");
+    assert!(is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    assert!(world.fold());
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+    assert!(world.status.revision.is_some());
+    assert_eq!(world.status.display.as_ref().unwrap().copies, "4/4");
+    world.seconds += 100;
+    assert!(!world.fold(), "time alone changes nothing");
+}
+
+#[test]
+fn an_edit_that_has_arrived_changes_the_revision() {
+    let mut world = World::new(&["one"]);
+    world.applied("one");
+    world.fold();
+    let before = world.status.revision.clone();
+    let content = SourceContent { revision: Revision([2; 16]), payload: Payload::encode(vec![]) };
+    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+    assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    world.applied("one");
+    assert!(world.fold());
+    assert_ne!(world.status.revision, before);
+}
+
+#[test]
+fn a_failed_copy_speaks_for_the_rule_and_names_itself() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    let counts = Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() };
+    world.report("two", counts, vec![failure(Reason::Conflict, "an object that is not ours is in the way")]);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Conflict"));
+    let first = &world.status.clusters[0];
+    assert_eq!((first.name.as_str(), first.state, first.failed), ("two", ClusterState::Failed, 1));
+    assert!(first.message.contains("configmaps/default/s"), "{}", first.message);
+}
+
+#[test]
+fn a_copy_that_waits_for_its_namespace_is_not_failed_and_not_ready() {
+    let mut world = World::new(&["one"]);
+    world.report("one", Counts { copies: 2, applied: 1, waiting: 1, ..Counts::default() }, vec![]);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "CopiesWaiting"));
+    assert_eq!(world.status.summary.unwrap().copies_failed, 0);
+}
+
+#[test]
+fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_the_others() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    world.applied("two");
+    world.fold();
+    world.ledger.disconnected(&"two".into(), world.now().instant);
+    assert!(!world.fold(), "a blip is not worth a word");
+    world.seconds += SILENCE.as_secs();
+    assert!(world.fold());
+    assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
+    assert_eq!(world.says(ConditionType::Applied), pair("True", "AllApplied"));
+    let lost = notices(&RuleStatus::default(), &world.status);
+    assert_eq!(lost[0].reason, "ClusterLost");
+    let before = world.status.clone();
+    world.ledger.connected(&"two".into(), facts());
+    world.fold();
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+    assert_eq!(notices(&before, &world.status)[0].reason, "ClusterBack");
+}
+
+#[test]
+fn a_hub_that_just_started_lets_the_status_stand_until_its_clusters_had_the_time_to_connect() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    world.applied("two");
+    world.fold();
+    let plan = world.plan.clone();
+    world.ledger = Ledger::default();
+    world.started = Instant::now();
+    world.seconds = 1;
+    assert!(!world.fold());
+    world.ledger.connected(&"one".into(), facts());
+    world.plan = plan;
+    world.applied("one");
+    assert!(!world.fold(), "one of two is back");
+    world.ledger.connected(&"two".into(), facts());
+    world.applied("two");
+    assert!(!world.fold(), "everything is as it was");
+    // The other course: the second never comes back.
+    world.ledger.forget(&"two".into());
+    world.seconds = SETTLING.as_secs() + 1;
+    assert!(world.fold());
+    assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
+}
+
+#[test]
+fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    world.applied("two");
+    world.fold();
+    world.ledger = Ledger::default();
+    world.seconds = 1;
+    world.ledger.connected(&"one".into(), facts());
+    world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![failure(Reason::Forbidden, "no")]);
+    assert!(world.fold());
+    assert_eq!(world.ready(), pair("False", "Forbidden"));
+}
+
+#[test]
+fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
+    let mut world = World::new(&["one"]);
+    world.overdue = true;
+    world.fold();
+    assert_eq!(world.says(ConditionType::Reconciling), pair("True", "Progressing"));
+    world.applied("one");
+    world.fold();
+    assert_eq!(world.says(ConditionType::Reconciling), Default::default());
+
+    let unreadable = SourceRef::new("configmaps", "a", "t");
+    world.plan.set(&unreadable, Some(&Body::Unreadable));
+    world.fold();
+    assert_eq!(world.says(ConditionType::Stalled), pair("True", "SourceUnreadable"));
+    assert_eq!(world.ready(), pair("False", "SourceUnreadable"));
+    world.plan.set(&unreadable, None);
+    world.fold();
+    assert_eq!(world.says(ConditionType::Stalled), Default::default());
+
+    world.rule = rule(json!({"suspend": true}));
+    let intents = world.plan.clone();
+    world.plan = RulePlan { terms: world.rule.terms.clone(), terms_digest: world.rule.terms_digest, ..intents };
+    world.fold();
+    assert_eq!(world.says(ConditionType::Suspended), pair("True", "Suspended"));
+    assert_eq!(world.ready(), pair("False", "Suspended"));
+}
+
+#[test]
+fn nothing_selected_and_nowhere_to_go_are_said() {
+    let mut world = World::new(&[]);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "NoClusters"));
+    world.plan = RulePlan::empty(&world.rule);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "NoSources"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn a_status_is_never_larger_than_64_kib_for_any_fleet(
+        clusters in 0..3000usize,
+        kinds in proptest::collection::vec(0..5u8, 1..40),
+        message in "\\PC{0,400}",
+    ) {
+        let names: Vec<_> = (0..clusters).map(|n| format!("{n:063}")).collect();
+        let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        let message: String = message.chars().take(MESSAGE_LIMIT / 4).collect();
+        for (n, name) in names.iter().enumerate() {
+            let long = "x".repeat(253);
+            let copy = SourceRef::new("configmaps", &long[..63], &long);
+            let failures = vec![Failure { reason: Reason::NamespaceTerminating, copy, message: message.clone() }];
+            match kinds[n % kinds.len()] {
+                0 => world.applied(name),
+                1 => world.report(name, Counts { copies: u32::MAX, failed: u32::MAX, ..Counts::default() }, failures),
+                2 => world.report(name, Counts { copies: 9, applied: 4, waiting: 5, ..Counts::default() }, vec![]),
+                3 => world.ledger.forget(&name.as_str().into()),
+                _ => {}
+            }
+        }
+        world.fold();
+        prop_assert!(serde_json::to_vec(&world.status).unwrap().len() < 64 * 1024);
+        prop_assert!(world.status.clusters.len() <= 20);
+        prop_assert_eq!(world.status.truncated, clusters > 20);
+        let worst_first = world.status.clusters.is_sorted_by_key(|cluster| cluster.state);
+        prop_assert!(worst_first);
+        prop_assert!(!world.fold(), "folding again changes nothing");
+    }
+}
