@@ -182,7 +182,8 @@ impl Fleet {
     /// When it runs already, ends at once, or does not listen within 30 s.
     pub async fn start_hub(&self) -> Result<()> {
         self.hub.start()?;
-        listens(&self.hub, self.hub_port).await
+        // Not the agents' port: a visitor without a certificate would be in the hub's log.
+        listens(&self.hub, self.hub_ops_port).await
     }
 
     /// Kills a member's agent, from 1, with `kill -9`.
