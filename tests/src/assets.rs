@@ -15,12 +15,7 @@ use crate::progress::Progress;
 pub const KUBERNETES_VERSION: &str = "1.36.3";
 
 const BINARY: &str = "controlplane";
-const PARTS: [&str; 4] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kubectl",
-];
+const PARTS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/controlplane");
 const LINKER_FLAGS: &str = concat!(
     "-s -w",
@@ -53,11 +48,7 @@ impl Places {
     /// # Errors
     /// When no cache folder can be told.
     pub fn from_environment() -> Result<Self> {
-        Ok(Self {
-            given: variable("KUBEBUILDER_ASSETS"),
-            cache: user_cache()?.join("runnel"),
-            go: "go".into(),
-        })
+        Ok(Self { given: variable("KUBEBUILDER_ASSETS"), cache: user_cache()?.join("runnel"), go: "go".into() })
     }
 }
 
@@ -107,9 +98,7 @@ impl Assets {
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 fn user_cache() -> Result<PathBuf> {
@@ -119,14 +108,9 @@ fn user_cache() -> Result<PathBuf> {
 }
 
 fn given(folder: &Path) -> Result<Assets> {
-    let missing: Vec<&str> = PARTS
-        .into_iter()
-        .filter(|part| !folder.join(part).is_file())
-        .collect();
+    let missing: Vec<&str> = PARTS.into_iter().filter(|part| !folder.join(part).is_file()).collect();
     if missing.is_empty() {
-        return Ok(Assets {
-            folder: folder.to_owned(),
-        });
+        return Ok(Assets { folder: folder.to_owned() });
     }
     bail!(
         "KUBEBUILDER_ASSETS={} has no {}: point it at a folder that has {}, or unset it to have them built with Go",
@@ -142,8 +126,7 @@ fn built(places: &Places) -> Result<Assets> {
     if assets.folder.is_dir() {
         return Ok(assets);
     }
-    fs::create_dir_all(&places.cache)
-        .with_context(|| format!("cannot create {}", places.cache.display()))?;
+    fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache)?;
     // Whoever had the turn before may have built it.
     if !assets.folder.is_dir() {
@@ -157,8 +140,7 @@ fn fingerprint() -> Result<String> {
     content.update(LINKER_FLAGS.as_bytes());
     for name in ["main.go", "go.mod", "go.sum"] {
         let path = Path::new(MODULE).join(name);
-        content
-            .update(&fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
+        content.update(&fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
     }
     Ok(HEXLOWER.encode(&content.finish().as_ref()[..16]))
 }
@@ -167,10 +149,8 @@ fn wait_for_turn(cache: &Path) -> Result<File> {
     let path = cache.join(format!("{BINARY}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     if file.try_lock().is_err() {
-        let _progress =
-            Progress::start("waiting for another test run that builds the control plane");
-        file.lock()
-            .with_context(|| format!("cannot lock {}", path.display()))?;
+        let _progress = Progress::start("waiting for another test run that builds the control plane");
+        file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     }
     Ok(file)
 }
@@ -179,8 +159,7 @@ fn wait_for_turn(cache: &Path) -> Result<File> {
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
-    fs::create_dir_all(&unfinished)
-        .with_context(|| format!("cannot create {}", unfinished.display()))?;
+    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
     run_go(go, &unfinished.join(BINARY))?;
     for part in PARTS {
         symlink(BINARY, unfinished.join(part))?;
@@ -190,25 +169,9 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
 
 fn run_go(go: &Path, binary: &Path) -> Result<()> {
     let mut command = Command::new(go);
-    command
-        .current_dir(MODULE)
-        .env("CGO_ENABLED", "0")
-        .env_remove("GOFLAGS");
-    command
-        .args([
-            "build",
-            "-trimpath",
-            "-buildvcs=false",
-            "-ldflags",
-            LINKER_FLAGS,
-            "-o",
-        ])
-        .arg(binary)
-        .arg(".");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+    command.current_dir(MODULE).env("CGO_ENABLED", "0").env_remove("GOFLAGS");
+    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", LINKER_FLAGS, "-o"]).arg(binary).arg(".");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let child = match command.spawn() {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
             "the tests run on a real Kubernetes control plane: install Go 1.26 or newer (https://go.dev/dl) to have \
@@ -223,11 +186,7 @@ fn run_go(go: &Path, binary: &Path) -> Result<()> {
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "go build of the control plane in {MODULE} failed ({}):\n{}",
-            output.status,
-            said.trim_end()
-        );
+        bail!("go build of the control plane in {MODULE} failed ({}):\n{}", output.status, said.trim_end());
     }
     Ok(())
 }

@@ -103,16 +103,14 @@ pub(crate) fn since(log: &Path, mark: Mark) -> Result<Vec<Write>> {
     let mut text = String::new();
     let mut file = File::open(log).with_context(|| format!("cannot read {}", log.display()))?;
     file.seek(SeekFrom::Start(mark.0))?;
-    file.read_to_string(&mut text)
-        .with_context(|| format!("cannot read {}", log.display()))?;
+    file.read_to_string(&mut text).with_context(|| format!("cannot read {}", log.display()))?;
     // The last line may be in the making.
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     complete.lines().map(write).collect()
 }
 
 fn write(line: &str) -> Result<Write> {
-    let entry: Entry =
-        serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
+    let entry: Entry = serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
     Ok(Write {
         verb: entry.verb,
         group: entry.object_ref.api_group,

@@ -48,18 +48,12 @@ fn run_cargo() -> Result<Binaries> {
     drop(progress);
     if !output.status.success() {
         let _ = std::io::stderr().write_all(&output.stderr);
-        bail!(
-            "cargo build of runnel-hub and runnel-agent failed ({})",
-            output.status
-        );
+        bail!("cargo build of runnel-hub and runnel-agent failed ({})", output.status);
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let hub = executable(&text, "runnel-hub")?;
     let agent = executable(&text, "runnel-agent")?;
-    let folder = hub
-        .parent()
-        .context("a binary without a folder")?
-        .to_owned();
+    let folder = hub.parent().context("a binary without a folder")?.to_owned();
     Ok(Binaries { hub, agent, folder })
 }
 
@@ -67,13 +61,7 @@ fn run_cargo() -> Result<Binaries> {
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    command.args([
-        "build",
-        "--quiet",
-        "--message-format",
-        "json-render-diagnostics",
-        "--bins",
-    ]);
+    command.args(["build", "--quiet", "--message-format", "json-render-diagnostics", "--bins"]);
     command.args(["--package", "runnel-hub", "--package", "runnel-agent"]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
@@ -86,12 +74,7 @@ fn executable(messages: &str, name: &str) -> Result<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| {
-            message
-                .target
-                .as_ref()
-                .is_some_and(|target| target.name == name)
-        })
+        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == name))
         .find_map(|message| message.executable)
         .with_context(|| format!("cargo built no binary called {name}"))
 }

@@ -18,8 +18,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 const WAITS_FOR_A_WORD: &str = r#"read -r _ && exec "$@" </dev/null"#;
-const WATCHES: &str =
-    r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
+const WATCHES: &str = r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
 
 /// A program with its arguments and environment, ready to be started any number of times.
 #[derive(Clone, Debug)]
@@ -33,12 +32,7 @@ pub struct Program {
 impl Program {
     /// The program at `path`, whose output is appended to the file `log`.
     pub fn new(path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        Self {
-            path: path.into(),
-            arguments: Vec::new(),
-            environment: Vec::new(),
-            log: log.into(),
-        }
+        Self { path: path.into(), arguments: Vec::new(), environment: Vec::new(), log: log.into() }
     }
 
     /// The same with more arguments.
@@ -71,43 +65,20 @@ impl Program {
             bail!("there is no program at {}", self.path.display());
         }
         let mut watchdog = watchdog()?;
-        let mut child = self
-            .command()?
-            .spawn()
-            .with_context(|| format!("cannot start {}", self.path.display()))?;
+        let mut child = self.command()?.spawn().with_context(|| format!("cannot start {}", self.path.display()))?;
         let pid = pid_of(&child)?;
         writeln!(watchdog.pipe, "{}", pid.as_raw_pid()).context("the watchdog has ended")?;
-        let mut word = child
-            .stdin
-            .take()
-            .context("the process has no standard input")?;
+        let mut word = child.stdin.take().context("the process has no standard input")?;
         writeln!(word, "go").with_context(|| format!("{} ended at once", self.path.display()))?;
-        Ok(Guarded {
-            path: self.path.clone(),
-            pid,
-            inner: Mutex::new(Inner {
-                child,
-                watchdog: Some(watchdog),
-            }),
-        })
+        Ok(Guarded { path: self.path.clone(), pid, inner: Mutex::new(Inner { child, watchdog: Some(watchdog) }) })
     }
 
     fn command(&self) -> Result<Command> {
         let log = open_log(&self.log)?;
         let mut command = Command::new("sh");
-        command
-            .arg("-c")
-            .arg(WAITS_FOR_A_WORD)
-            .arg("sh")
-            .arg(&self.path)
-            .args(&self.arguments);
-        command
-            .env_remove("KUBECONFIG")
-            .envs(self.environment.iter().cloned());
-        command
-            .stdin(Stdio::piped())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+        command.arg("-c").arg(WAITS_FOR_A_WORD).arg("sh").arg(&self.path).args(&self.arguments);
+        command.env_remove("KUBECONFIG").envs(self.environment.iter().cloned());
+        command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         // In a group of its own: Ctrl-C ends the test run, and that ends this.
         command.process_group(0);
         Ok(command)
@@ -171,10 +142,7 @@ impl Guarded {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.kill9()?;
-        bail!(
-            "{} did not end within {deadline:?} of SIGTERM and was killed",
-            self.path.display()
-        )
+        bail!("{} did not end within {deadline:?} of SIGTERM and was killed", self.path.display())
     }
 
     /// Freezes the process (`SIGSTOP`): its connections stay open and nobody answers.
@@ -213,8 +181,7 @@ impl Guarded {
         let mut inner = self.inner.lock();
         // Under the lock nobody waits for the process, so its id cannot be another's by now.
         if inner.ended()?.is_none() {
-            kill_process(self.pid, signal)
-                .with_context(|| format!("cannot signal {}", self.path.display()))?;
+            kill_process(self.pid, signal).with_context(|| format!("cannot signal {}", self.path.display()))?;
         }
         Ok(())
     }
@@ -262,10 +229,7 @@ fn watchdog() -> Result<Watchdog> {
         .process_group(0)
         .spawn()
         .context("cannot start a shell")?;
-    let pipe = shell
-        .stdin
-        .take()
-        .context("the watchdog has no standard input")?;
+    let pipe = shell.stdin.take().context("the watchdog has no standard input")?;
     Ok(Watchdog { shell, pipe })
 }
 
@@ -282,7 +246,5 @@ fn pid_of(child: &Child) -> Result<Pid> {
 }
 
 fn code(status: ExitStatus) -> i32 {
-    status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }

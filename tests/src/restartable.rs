@@ -19,11 +19,7 @@ pub struct Restartable {
 impl Restartable {
     /// `program`, not started yet, called `name` in messages.
     pub fn new(name: impl Into<String>, program: Program) -> Self {
-        Self {
-            name: name.into(),
-            program,
-            running: Mutex::new(None),
-        }
+        Self { name: name.into(), program, running: Mutex::new(None) }
     }
 
     /// Starts the program, with the same arguments each time and the same log.
@@ -58,10 +54,7 @@ impl Restartable {
     /// When it did not run, or had to be killed.
     pub async fn terminate(&self, deadline: Duration) -> Result<i32> {
         let process = self.running.lock().take();
-        process
-            .with_context(|| format!("{} does not run", self.name))?
-            .terminate(deadline)
-            .await
+        process.with_context(|| format!("{} does not run", self.name))?.terminate(deadline).await
     }
 
     /// Freezes the program: its connections stay open and nobody answers.
@@ -91,20 +84,14 @@ impl Restartable {
     /// Whether the program runs; a frozen one does.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.running
-            .lock()
-            .as_ref()
-            .is_some_and(|process| process.is_running().unwrap_or(false))
+        self.running.lock().as_ref().is_some_and(|process| process.is_running().unwrap_or(false))
     }
 
     /// The exit code of a program that ended by itself; `None` while it runs and after it was
     /// stopped from here.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
-        self.running
-            .lock()
-            .as_ref()
-            .and_then(|process| process.exit_code().unwrap_or(None))
+        self.running.lock().as_ref().and_then(|process| process.exit_code().unwrap_or(None))
     }
 
     /// The file to which the program writes.
@@ -121,27 +108,17 @@ impl Restartable {
         let Some(code) = self.exit_code() else {
             return Ok(());
         };
-        bail!(
-            "{} ended by itself with exit code {code}; {}",
-            self.name,
-            self.last_words()
-        )
+        bail!("{} ended by itself with exit code {code}; {}", self.name, self.last_words())
     }
 
     /// The end of the log and where to find the rest, for an error message.
     #[must_use]
     pub fn last_words(&self) -> String {
-        format!(
-            "the end of {}:\n{}",
-            self.log().display(),
-            last_lines(self.log(), 15)
-        )
+        format!("the end of {}:\n{}", self.log().display(), last_lines(self.log(), 15))
     }
 
     fn with<T>(&self, act: impl FnOnce(&Guarded) -> Result<T>) -> Result<T> {
         let running = self.running.lock();
-        act(running
-            .as_ref()
-            .with_context(|| format!("{} does not run", self.name))?)
+        act(running.as_ref().with_context(|| format!("{} does not run", self.name))?)
     }
 }

@@ -24,34 +24,21 @@ const PARENT_FOLDER: &str = "RUNNEL_TEST_PARENT_FOLDER";
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
 
 async fn shared() -> Result<&'static ControlPlane> {
-    SHARED
-        .get_or_try_init(|| ControlPlane::start("shared", Options::default()))
-        .await
+    SHARED.get_or_try_init(|| ControlPlane::start("shared", Options::default())).await
 }
 
 fn config_map(name: &str, value: &str) -> ConfigMap {
     ConfigMap {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         data: Some(BTreeMap::from([("key".to_owned(), value.to_owned())])),
         ..ConfigMap::default()
     }
 }
 
 async fn new_namespace(client: &Client, name: &str) -> Result<()> {
-    let metadata = ObjectMeta {
-        name: Some(name.to_owned()),
-        ..ObjectMeta::default()
-    };
-    let namespace = Namespace {
-        metadata,
-        ..Namespace::default()
-    };
-    Api::<Namespace>::all(client.clone())
-        .create(&PostParams::default(), &namespace)
-        .await?;
+    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+    let namespace = Namespace { metadata, ..Namespace::default() };
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
     Ok(())
 }
 
@@ -59,43 +46,27 @@ async fn new_namespace(client: &Client, name: &str) -> Result<()> {
 async fn kubectl_and_server_have_the_pinned_version() -> Result<()> {
     let said = shared().await?.kubectl(&["version"]).await?;
     for side in ["Client", "Server"] {
-        ensure!(
-            said.contains(&format!("{side} Version: v{KUBERNETES_VERSION}")),
-            "kubectl version said:\n{said}"
-        );
+        ensure!(said.contains(&format!("{side} Version: v{KUBERNETES_VERSION}")), "kubectl version said:\n{said}");
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn kubectl_reports_what_it_said_when_it_fails() -> Result<()> {
-    let failed = shared()
-        .await?
-        .kubectl(&["get", "configmap", "nowhere"])
-        .await;
-    let message = failed
-        .err()
-        .context("there is no such ConfigMap")?
-        .to_string();
-    ensure!(
-        message.contains(r#"configmaps "nowhere" not found"#),
-        "{message}"
-    );
+    let failed = shared().await?.kubectl(&["get", "configmap", "nowhere"]).await;
+    let message = failed.err().context("there is no such ConfigMap")?.to_string();
+    ensure!(message.contains(r#"configmaps "nowhere" not found"#), "{message}");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_config_map_that_kubectl_applied_is_read_back() -> Result<()> {
     let cluster = shared().await?;
-    let yaml =
-        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: round-trip}\ndata: {key: value}\n";
+    let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: round-trip}\ndata: {key: value}\n";
     cluster.kubectl_stdin(&["apply", "-f", "-"], yaml).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
     let found = config_maps.get("round-trip").await?;
-    ensure!(
-        found.data == config_map("round-trip", "value").data,
-        "{found:?}"
-    );
+    ensure!(found.data == config_map("round-trip", "value").data, "{found:?}");
     Ok(())
 }
 
@@ -104,19 +75,11 @@ async fn a_deleted_namespace_goes_away_with_its_content() -> Result<()> {
     let client = shared().await?.client().await?;
     new_namespace(&client, "short-lived").await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), "short-lived");
-    config_maps
-        .create(&PostParams::default(), &config_map("inside", "value"))
-        .await?;
+    config_maps.create(&PostParams::default(), &config_map("inside", "value")).await?;
     let namespaces: Api<Namespace> = Api::all(client);
-    namespaces
-        .delete("short-lived", &DeleteParams::default())
-        .await?;
+    namespaces.delete("short-lived", &DeleteParams::default()).await?;
     eventually("the end of the namespace", SOON, async || {
-        Ok(namespaces
-            .get_opt("short-lived")
-            .await?
-            .is_none()
-            .then_some(()))
+        Ok(namespaces.get_opt("short-lived").await?.is_none().then_some(()))
     })
     .await
 }
@@ -130,29 +93,12 @@ async fn every_write_is_in_the_audit_log_as_soon_as_it_is_answered() -> Result<(
     for number in 0..50 {
         let name = format!("written-{number}");
         let mark = cluster.mark();
-        config_maps
-            .create(
-                &PostParams::default(),
-                &config_map(&name, &"x".repeat(50_000)),
-            )
-            .await?;
+        config_maps.create(&PostParams::default(), &config_map(&name, &"x".repeat(50_000))).await?;
         config_maps.get(&name).await?;
-        let writes: Vec<Write> = cluster
-            .writes_since(mark)?
-            .into_iter()
-            .filter(|write| write.name == name)
-            .collect();
-        let [write] = writes.as_slice() else {
-            bail!("one write became {writes:?}")
-        };
-        ensure!(
-            write.verb == "create" && write.resource == "configmaps" && write.code == 201,
-            "{write:?}"
-        );
-        ensure!(
-            write.namespace == "audited" && write.user == "administrator",
-            "{write:?}"
-        );
+        let writes: Vec<Write> = cluster.writes_since(mark)?.into_iter().filter(|write| write.name == name).collect();
+        let [write] = writes.as_slice() else { bail!("one write became {writes:?}") };
+        ensure!(write.verb == "create" && write.resource == "configmaps" && write.code == 201, "{write:?}");
+        ensure!(write.namespace == "audited" && write.user == "administrator", "{write:?}");
     }
     Ok(())
 }
@@ -161,41 +107,18 @@ async fn every_write_is_in_the_audit_log_as_soon_as_it_is_answered() -> Result<(
 async fn a_service_account_has_only_its_own_permissions() -> Result<()> {
     let cluster = shared().await?;
     new_namespace(&cluster.client().await?, "limited").await?;
-    cluster
-        .kubectl(&["create", "serviceaccount", "reader", "--namespace=limited"])
-        .await?;
-    let view = [
-        "create",
-        "rolebinding",
-        "view",
-        "--clusterrole=view",
-        "--serviceaccount=limited:reader",
-    ];
-    cluster
-        .kubectl(&[view.as_slice(), &["--namespace=limited"]].concat())
-        .await?;
+    cluster.kubectl(&["create", "serviceaccount", "reader", "--namespace=limited"]).await?;
+    let view = ["create", "rolebinding", "view", "--clusterrole=view", "--serviceaccount=limited:reader"];
+    cluster.kubectl(&[view.as_slice(), &["--namespace=limited"]].concat()).await?;
     let client = client_of(&cluster.token_kubeconfig("limited", "reader").await?).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client, "limited");
-    eventually("the permission to list", SOON, async || {
-        Ok(Some(config_maps.list(&Default::default()).await?))
-    })
-    .await?;
+    eventually("the permission to list", SOON, async || Ok(Some(config_maps.list(&Default::default()).await?))).await?;
     let mark = cluster.mark();
-    let refused = config_maps
-        .create(&PostParams::default(), &config_map("refused", "value"))
-        .await;
-    ensure!(
-        matches!(&refused, Err(kube::Error::Api(status)) if status.code == 403),
-        "{refused:?}"
-    );
+    let refused = config_maps.create(&PostParams::default(), &config_map("refused", "value")).await;
+    ensure!(matches!(&refused, Err(kube::Error::Api(status)) if status.code == 403), "{refused:?}");
     let writes = cluster.writes_since(mark)?;
     let user = "system:serviceaccount:limited:reader";
-    ensure!(
-        writes
-            .iter()
-            .any(|write| write.user == user && write.code == 403),
-        "{writes:?}"
-    );
+    ensure!(writes.iter().any(|write| write.user == user && write.code == 403), "{writes:?}");
     Ok(())
 }
 
@@ -203,24 +126,15 @@ async fn a_service_account_has_only_its_own_permissions() -> Result<()> {
 async fn a_restarted_api_server_knows_what_it_knew() -> Result<()> {
     let cluster = ControlPlane::start("restarted", Options::default()).await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
-    config_maps
-        .create(&PostParams::default(), &config_map("kept", "value"))
-        .await?;
+    config_maps.create(&PostParams::default(), &config_map("kept", "value")).await?;
     let mark = cluster.mark();
     cluster.stop_api_server()?;
-    ensure!(
-        config_maps.get("kept").await.is_err(),
-        "a killed API server answers"
-    );
+    ensure!(config_maps.get("kept").await.is_err(), "a killed API server answers");
     cluster.start_api_server().await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(cluster.client().await?, "default");
     config_maps.get("kept").await?;
     config_maps.delete("kept", &DeleteParams::default()).await?;
-    let deleted = cluster
-        .writes_since(mark)?
-        .into_iter()
-        .filter(|write| write.verb == "delete")
-        .count();
+    let deleted = cluster.writes_since(mark)?.into_iter().filter(|write| write.verb == "delete").count();
     ensure!(deleted == 1, "{deleted} deletes");
     let folder = cluster.folder().to_owned();
     cluster.shutdown().await?;
@@ -234,43 +148,20 @@ fn an_incomplete_kubebuilder_assets_is_named_with_the_cure() -> Result<()> {
     for part in ["etcd", "kube-apiserver", "kubectl"] {
         std::fs::write(folder.path().join(part), "")?;
     }
-    let places = Places {
-        given: Some(folder.path().to_owned()),
-        cache: folder.path().join("cache"),
-        go: "go".into(),
-    };
-    let message = Assets::find_in(&places)
-        .err()
-        .context("a part is missing")?
-        .to_string();
-    ensure!(
-        message.contains("has no kube-controller-manager: point it at"),
-        "{message}"
-    );
+    let places = Places { given: Some(folder.path().to_owned()), cache: folder.path().join("cache"), go: "go".into() };
+    let message = Assets::find_in(&places).err().context("a part is missing")?.to_string();
+    ensure!(message.contains("has no kube-controller-manager: point it at"), "{message}");
     std::fs::write(folder.path().join("kube-controller-manager"), "")?;
-    ensure!(
-        Assets::find_in(&places)?.kubectl() == folder.path().join("kubectl"),
-        "another kubectl"
-    );
+    ensure!(Assets::find_in(&places)?.kubectl() == folder.path().join("kubectl"), "another kubectl");
     Ok(())
 }
 
 #[test]
 fn a_machine_without_go_is_told_to_install_it() -> Result<()> {
     let folder = Scratch::new("assets")?;
-    let places = Places {
-        given: None,
-        cache: folder.path().to_owned(),
-        go: folder.path().join("go"),
-    };
-    let message = Assets::find_in(&places)
-        .err()
-        .context("there is no Go")?
-        .to_string();
-    ensure!(
-        message.contains("install Go 1.26") && message.contains("KUBEBUILDER_ASSETS"),
-        "{message}"
-    );
+    let places = Places { given: None, cache: folder.path().to_owned(), go: folder.path().join("go") };
+    let message = Assets::find_in(&places).err().context("there is no Go")?.to_string();
+    ensure!(message.contains("install Go 1.26") && message.contains("KUBEBUILDER_ASSETS"), "{message}");
     Ok(())
 }
 
@@ -287,42 +178,21 @@ async fn a_guarded_program_tells_how_it_ended() -> Result<()> {
     let code = eventually("the end", SOON, async || Ok(alone.exit_code())).await?;
     ensure!(code == 7 && !alone.is_running(), "exit code {code}");
     let message = alone.check().err().context("it has ended")?.to_string();
-    ensure!(
-        message.contains("exit code 7") && message.ends_with("said"),
-        "{message}"
-    );
+    ensure!(message.contains("exit code 7") && message.ends_with("said"), "{message}");
 
-    let polite = shell(
-        folder.path(),
-        "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done",
-    );
+    let polite = shell(folder.path(), "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done");
     polite.start()?;
-    eventually("the trap", SOON, async || {
-        Ok(polite.last_words().ends_with("ready").then_some(()))
-    })
-    .await?;
+    eventually("the trap", SOON, async || Ok(polite.last_words().ends_with("ready").then_some(()))).await?;
     ensure!(polite.start().is_err(), "it runs twice");
     ensure!(polite.terminate(SOON).await? == 3, "another exit code");
 
-    let stubborn = shell(
-        folder.path(),
-        "trap '' TERM; echo deaf; while :; do sleep 0.05; done",
-    );
+    let stubborn = shell(folder.path(), "trap '' TERM; echo deaf; while :; do sleep 0.05; done");
     stubborn.start()?;
-    eventually("the trap", SOON, async || {
-        Ok(stubborn.last_words().ends_with("deaf").then_some(()))
-    })
-    .await?;
+    eventually("the trap", SOON, async || Ok(stubborn.last_words().ends_with("deaf").then_some(()))).await?;
     stubborn.pause()?;
     ensure!(stubborn.is_running(), "a frozen program runs");
     stubborn.resume()?;
-    ensure!(
-        stubborn
-            .terminate(Duration::from_millis(200))
-            .await
-            .is_err(),
-        "it was killed, not polite"
-    );
+    ensure!(stubborn.terminate(Duration::from_millis(200)).await.is_err(), "it was killed, not polite");
     Ok(())
 }
 
@@ -345,26 +215,16 @@ async fn nothing_outlives_a_test_run_that_is_killed() -> Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let found = folder.path().join("found");
-    let said = eventually("the parent's word", SOON, async || {
-        Ok(Some(std::fs::read_to_string(&found)?))
-    })
-    .await;
+    let said = eventually("the parent's word", SOON, async || Ok(Some(std::fs::read_to_string(&found)?))).await;
     parent.kill()?;
     parent.wait()?;
     let said = said?;
     let (pid, left) = said.split_once(' ').context("two words")?;
     let left = PathBuf::from(left);
     ensure!(left.exists(), "the parent had no folder");
-    eventually("the end of the child", SOON, async || {
-        Ok(has_ended(pid)?.then_some(()))
-    })
-    .await?;
+    eventually("the end of the child", SOON, async || Ok(has_ended(pid)?.then_some(()))).await?;
     drop(Scratch::new("next")?);
-    ensure!(
-        !left.exists(),
-        "the next test run has not removed {}",
-        left.display()
-    );
+    ensure!(!left.exists(), "the next test run has not removed {}", left.display());
     Ok(())
 }
 
@@ -375,13 +235,8 @@ fn the_parent_in_another_test() -> Result<()> {
         return Ok(());
     };
     let left = Scratch::new("left-behind")?;
-    let child = Program::new("/bin/sh", folder.join("child.log"))
-        .arguments(["-c", "sleep 600 & wait"])
-        .start()?;
-    std::fs::write(
-        folder.join("word"),
-        format!("{} {}", child.pid(), left.path().display()),
-    )?;
+    let child = Program::new("/bin/sh", folder.join("child.log")).arguments(["-c", "sleep 600 & wait"]).start()?;
+    std::fs::write(folder.join("word"), format!("{} {}", child.pid(), left.path().display()))?;
     std::fs::rename(folder.join("word"), folder.join("found"))?;
     loop {
         std::thread::park();
@@ -390,10 +245,7 @@ fn the_parent_in_another_test() -> Result<()> {
 
 // A dead process whose parent does not ask for its exit code stays in the list as a zombie.
 fn has_ended(pid: &str) -> Result<bool> {
-    let output = Command::new("ps")
-        .args(["-o", "stat=", "-p", pid])
-        .output()
-        .context("cannot run ps")?;
+    let output = Command::new("ps").args(["-o", "stat=", "-p", pid]).output().context("cannot run ps")?;
     let state = String::from_utf8(output.stdout)?;
     Ok(state.trim().is_empty() || state.starts_with('Z'))
 }

@@ -11,12 +11,7 @@ pub(super) fn crds() -> Vec<String> {
 }
 
 /// `runnel-hub run`.
-pub(super) fn hub(
-    kubeconfig: &Path,
-    port: u16,
-    ops_port: u16,
-    options: &FleetOptions,
-) -> Vec<String> {
+pub(super) fn hub(kubeconfig: &Path, port: u16, ops_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "run".to_owned(),
         format!("--kubeconfig={}", kubeconfig.display()),
@@ -31,12 +26,7 @@ pub(super) fn hub(
 }
 
 /// `runnel-hub token create`: prints the join string of one member cluster.
-pub(super) fn token(
-    member: &str,
-    kubeconfig: &Path,
-    hub_port: u16,
-    options: &FleetOptions,
-) -> Vec<String> {
+pub(super) fn token(member: &str, kubeconfig: &Path, hub_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "token".to_owned(),
         "create".to_owned(),
@@ -45,22 +35,12 @@ pub(super) fn token(
         format!("--namespace={NAMESPACE}"),
         format!("--advertise={}", local(hub_port)),
     ];
-    arguments.extend(
-        options
-            .labels
-            .iter()
-            .map(|(key, value)| format!("--label={key}={value}")),
-    );
+    arguments.extend(options.labels.iter().map(|(key, value)| format!("--label={key}={value}")));
     arguments
 }
 
 /// `runnel-agent run`.
-pub(super) fn agent(
-    join: &Path,
-    kubeconfig: &Path,
-    ops_port: u16,
-    options: &FleetOptions,
-) -> Vec<String> {
+pub(super) fn agent(join: &Path, kubeconfig: &Path, ops_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "run".to_owned(),
         format!("--join-string-file={}", join.display()),

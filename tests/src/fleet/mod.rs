@@ -63,23 +63,10 @@ impl Fleet {
         let (cluster, members) = control_planes(&options).await?;
         let (hub_port, hub_ops_port) = (ports::free()?, ports::free()?);
         let hub = Program::new(&built.hub, cluster.folder().join("runnel-hub.log"))
-            .arguments(arguments::hub(
-                cluster.kubeconfig(),
-                hub_port,
-                hub_ops_port,
-                &options,
-            ))
+            .arguments(arguments::hub(cluster.kubeconfig(), hub_port, hub_ops_port, &options))
             .environment("RUNNEL_LOG", &options.log);
         let hub = Restartable::new("runnel-hub", hub);
-        let mut fleet = Self {
-            agents: Vec::new(),
-            hub,
-            members,
-            cluster,
-            hub_port,
-            hub_ops_port,
-            binaries: built,
-        };
+        let mut fleet = Self { agents: Vec::new(), hub, members, cluster, hub_port, hub_ops_port, binaries: built };
         fleet.prepare_clusters().await?;
         fleet.start_hub().await?;
         fleet.add_agents(&options).await?;
@@ -95,9 +82,7 @@ impl Fleet {
     /// The cluster of a member, from 1; with `hub_is_member` the last one is the hub's.
     #[must_use]
     pub fn member(&self, number: usize) -> &ControlPlane {
-        self.members
-            .get(number.wrapping_sub(1))
-            .unwrap_or(&self.cluster)
+        self.members.get(number.wrapping_sub(1)).unwrap_or(&self.cluster)
     }
 
     /// The number of members.
@@ -244,20 +229,9 @@ impl Fleet {
             cluster.kubectl(&["create", "namespace", NAMESPACE]).await?;
         }
         let crds = output(&self.binaries.hub, &arguments::crds()).await?;
-        self.cluster
-            .kubectl_stdin(&["apply", "--server-side", "-f", "-"], &crds)
-            .await?;
-        let established = [
-            "wait",
-            "--for=condition=Established",
-            "--timeout=30s",
-            "-f",
-            "-",
-        ];
-        self.cluster
-            .kubectl_stdin(&established, &crds)
-            .await
-            .map(|_| ())
+        self.cluster.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &crds).await?;
+        let established = ["wait", "--for=condition=Established", "--timeout=30s", "-f", "-"];
+        self.cluster.kubectl_stdin(&established, &crds).await.map(|_| ())
     }
 
     async fn add_agents(&mut self, options: &FleetOptions) -> Result<()> {
@@ -272,30 +246,15 @@ impl Fleet {
         for agent in &self.agents {
             agent.run.start()?;
         }
-        try_join_all((1..=self.size()).map(|number| self.connected(number)))
-            .await
-            .map(|_| ())
+        try_join_all((1..=self.size()).map(|number| self.connected(number))).await.map(|_| ())
     }
 
-    async fn new_agent(
-        &self,
-        member: &str,
-        cluster: &ControlPlane,
-        options: &FleetOptions,
-    ) -> Result<Agent> {
+    async fn new_agent(&self, member: &str, cluster: &ControlPlane, options: &FleetOptions) -> Result<Agent> {
         let join = self.join_file(member, cluster, options).await?;
         let ops_port = ports::free()?;
-        let program = Program::new(
-            &self.binaries.agent,
-            cluster.folder().join("runnel-agent.log"),
-        )
-        .arguments(arguments::agent(
-            &join,
-            cluster.kubeconfig(),
-            ops_port,
-            options,
-        ))
-        .environment("RUNNEL_LOG", &options.log);
+        let program = Program::new(&self.binaries.agent, cluster.folder().join("runnel-agent.log"))
+            .arguments(arguments::agent(&join, cluster.kubeconfig(), ops_port, options))
+            .environment("RUNNEL_LOG", &options.log);
         Ok(Agent {
             member: member.to_owned(),
             run: Restartable::new(format!("the agent of {member}"), program),
@@ -303,12 +262,7 @@ impl Fleet {
         })
     }
 
-    async fn join_file(
-        &self,
-        member: &str,
-        cluster: &ControlPlane,
-        options: &FleetOptions,
-    ) -> Result<PathBuf> {
+    async fn join_file(&self, member: &str, cluster: &ControlPlane, options: &FleetOptions) -> Result<PathBuf> {
         let arguments = arguments::token(member, self.cluster.kubeconfig(), self.hub_port, options);
         let join = output(&self.binaries.hub, &arguments).await?;
         let path = cluster.folder().join("join-string");
@@ -318,12 +272,8 @@ impl Fleet {
 }
 
 async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<ControlPlane>)> {
-    let usual = Options {
-        folder: None,
-        ..options.control_plane.clone()
-    };
-    let names = std::iter::once("hub".to_owned())
-        .chain((1..=options.members).map(|number| format!("member-{number}")));
+    let usual = Options { folder: None, ..options.control_plane.clone() };
+    let names = std::iter::once("hub".to_owned()).chain((1..=options.members).map(|number| format!("member-{number}")));
     let starts = names.map(|name| {
         let usual = usual.clone();
         async move { ControlPlane::start(&name, usual).await }
@@ -345,20 +295,11 @@ async fn listens(run: &Restartable, port: u16) -> Result<()> {
 }
 
 async fn output(program: &Path, arguments: &[String]) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .env_remove("KUBECONFIG")
-        .output()
-        .await;
+    let output = Command::new(program).args(arguments).env_remove("KUBECONFIG").output().await;
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "{} {}: {}",
-            program.display(),
-            arguments.join(" "),
-            said.trim_end()
-        );
+        bail!("{} {}: {}", program.display(), arguments.join(" "), said.trim_end());
     }
     String::from_utf8(output.stdout).context("the output is not text")
 }
@@ -367,25 +308,14 @@ async fn output(program: &Path, arguments: &[String]) -> Result<String> {
 #[must_use]
 pub fn member_clusters(client: Client) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("runnel.dev", "v1alpha1", "MemberCluster");
-    Api::all_with(
-        client,
-        &ApiResource::from_gvk_with_plural(&kind, "memberclusters"),
-    )
+    Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, "memberclusters"))
 }
 
 /// The status of the condition `kind` of an object: `True`, `False`, `Unknown`, or empty where it
 /// is absent.
 #[must_use]
 pub fn condition_of(object: &Value, kind: &str) -> String {
-    let conditions = object
-        .pointer("/status/conditions")
-        .and_then(Value::as_array);
-    let found = conditions
-        .into_iter()
-        .flatten()
-        .find(|condition| condition["type"] == kind);
-    found
-        .and_then(|condition| condition["status"].as_str())
-        .unwrap_or_default()
-        .to_owned()
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
+    found.and_then(|condition| condition["status"].as_str()).unwrap_or_default().to_owned()
 }
