@@ -27,9 +27,10 @@ pub fn is_hub_id(text: &str) -> bool {
     is_label(text)
 }
 
-/// Whether Kubernetes takes this as the name of a `MemberCluster` (a DNS subdomain).
+/// Whether this can be the name of a `MemberCluster`: a DNS subdomain of at most 63 characters, as it is a label's
+/// value too.
 pub fn is_cluster_name(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
+    text.len() <= 63 && text.split('.').all(is_label)
 }
 
 /// Whether this can be an object's uid.
@@ -61,7 +62,7 @@ mod tests {
         for good in ["a", "eu-3", "eu.west-1.example", "0"] {
             assert!(is_cluster_name(good), "{good}");
         }
-        let long = "a".repeat(254);
+        let long = "a.".repeat(32) + "a";
         for bad in ["", "-a", "a-", "a..b", ".a", "a.", "A", "ä", "a/b", "a:b", "a b", "a%2f", "a_b", &long] {
             assert!(!is_cluster_name(bad), "{bad}");
         }

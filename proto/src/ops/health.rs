@@ -1,0 +1,194 @@
+//! The port for probes and metrics.
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::extract::State;
+use axum::http::{header, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::Registry;
+
+/// What a process still waits for before it is ready. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Readiness(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Readiness {
+    /// The process is not ready while the returned guard lives.
+    #[must_use]
+    pub fn wait_for(&self, part: &str) -> Awaited {
+        *self.parts().entry(part.to_owned()).or_default() += 1;
+        Awaited { part: part.to_owned(), readiness: self.clone() }
+    }
+
+    /// What is still awaited, in order.
+    pub fn awaited(&self) -> Vec<String> {
+        self.parts().keys().cloned().collect()
+    }
+
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One part that is awaited; dropping it says that the part is ready.
+pub struct Awaited {
+    part: String,
+    readiness: Readiness,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        let mut parts = self.readiness.parts();
+        if let Some(count) = parts.get_mut(&self.part) {
+            *count -= 1;
+            if *count == 0 {
+                parts.remove(&self.part);
+            }
+        }
+    }
+}
+
+/// Why a port cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody else has it.
+    #[error("cannot listen on {address}: the port is in use: choose another {flag}")]
+    InUse {
+        /// What was asked for.
+        address: SocketAddr,
+        /// The flag that says so.
+        flag: &'static str,
+    },
+    /// Anything else.
+    #[error("cannot listen on {address}: {source}: choose another {flag}")]
+    Other {
+        /// What was asked for.
+        address: SocketAddr,
+        /// The flag that says so.
+        flag: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Listens on an address; `flag` is what a person would change, such as `--ops-listen`.
+///
+/// # Errors
+/// [`BindError`], whose text names the address, the reason and the flag.
+pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener, BindError> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => BindError::InUse { address, flag },
+        _ => BindError::Other { address, flag, source },
+    })
+}
+
+#[derive(Clone)]
+struct Shown {
+    registry: Arc<Registry>,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+}
+
+/// `/livez`, `/readyz`, `/healthz` and `/metrics`.
+pub fn router(registry: Arc<Registry>, readiness: Readiness, shutdown: CancellationToken) -> Router {
+    Router::new()
+        .route("/livez", get(async || "ok\n"))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(Shown { registry, readiness, shutdown })
+}
+
+/// Serves [`router`] until `shutdown`.
+///
+/// # Errors
+/// The listener's, when it fails for good.
+pub async fn serve(
+    listener: TcpListener,
+    registry: Arc<Registry>,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    let router = router(registry, readiness, shutdown.clone());
+    axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await
+}
+
+async fn ready(State(shown): State<Shown>) -> Response {
+    if shown.shutdown.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
+    }
+    let awaited = shown.readiness.awaited();
+    if awaited.is_empty() {
+        return "ok\n".into_response();
+    }
+    let text: String = awaited.iter().map(|part| format!("waiting for {part}\n")).collect();
+    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+}
+
+async fn metrics(State(shown): State<Shown>) -> Response {
+    let mut text = String::new();
+    if prometheus_client::encoding::text::encode(&mut text, &shown.registry).is_err() {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written\n").into_response();
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::{to_bytes, Body};
+    use axum::http::Request;
+    use tower::ServiceExt;
+
+    async fn answer(router: &Router, path: &str) -> (StatusCode, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = router.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn readiness_lists_what_is_awaited() {
+        let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
+        let registry = Arc::new(crate::ops::registry("test", "0"));
+        let router = router(registry, readiness.clone(), shutdown.clone());
+        let (one, two, again) =
+            (readiness.wait_for("watches"), readiness.wait_for("the hub"), readiness.wait_for("watches"));
+        let waiting = "waiting for the hub\nwaiting for watches\n".to_owned();
+        assert_eq!(answer(&router, "/readyz").await, (StatusCode::SERVICE_UNAVAILABLE, waiting));
+        assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
+        drop((one, two));
+        assert_eq!(answer(&router, "/readyz").await.1, "waiting for watches\n");
+        drop(again);
+        assert_eq!(answer(&router, "/readyz").await.0, StatusCode::OK);
+        assert!(answer(&router, "/metrics").await.1.ends_with("# EOF\n"));
+        shutdown.cancel();
+        assert_eq!(answer(&router, "/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer(&router, "/elsewhere").await.0, StatusCode::NOT_FOUND);
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named_with_its_flag() {
+        let first = bind(([127, 0, 0, 1], 0).into(), "--ops-listen").await.unwrap();
+        let address = first.local_addr().unwrap();
+        let error = bind(address, "--ops-listen").await.unwrap_err().to_string();
+        assert_eq!(error, format!("cannot listen on {address}: the port is in use: choose another --ops-listen"));
+    }
+
+    #[tokio::test]
+    async fn serving_ends_with_the_shutdown() {
+        let listener = bind(([127, 0, 0, 1], 0).into(), "--ops-listen").await.unwrap();
+        let shutdown = CancellationToken::new();
+        let registry = Arc::new(crate::ops::registry("test", "0"));
+        shutdown.cancel();
+        serve(listener, registry, Readiness::default(), shutdown).await.unwrap();
+    }
+}

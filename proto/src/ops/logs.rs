@@ -1,0 +1,159 @@
+//! Logs: one line an event, to stderr, safe to show in a terminal.
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+use tracing_subscriber::EnvFilter;
+
+/// The environment variable that filters logs, such as `info` or `info,runnel_hub=debug`.
+pub const LOG_FILTER: &str = "RUNNEL_LOG";
+
+/// How a log line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line, its time in RFC 3339.
+    Json,
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// Why logs cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter is none.
+    #[error("{LOG_FILTER} is not a log filter ({0}): write a level such as `info`, or `info,runnel_hub=debug`")]
+    Filter(#[from] tracing_subscriber::filter::ParseError),
+    /// Somebody else was first.
+    #[error("logs are already set up: {0}")]
+    Twice(#[from] TryInitError),
+}
+
+/// Begins to log, once in a process. What `RUNNEL_LOG` does not say is `info`.
+///
+/// # Errors
+/// [`LogError`], when the filter is unreadable or logs have begun already.
+pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
+    let filter = match std::env::var(LOG_FILTER) {
+        Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(text)?,
+        _ => EnvFilter::new("info"),
+    };
+    subscriber(format, filter, || Escaped(io::stderr())).try_init()?;
+    Ok(())
+}
+
+fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> Box<dyn tracing::Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(writer);
+    let base = tracing_subscriber::registry().with(filter);
+    match format {
+        LogFormat::Text => Box::new(base.with(lines)),
+        LogFormat::Json => Box::new(base.with(lines.json().flatten_event(true).with_span_list(false))),
+    }
+}
+
+/// Writes a line with its control characters made visible, so that no text can forge a line or move a cursor.
+struct Escaped<W>(W);
+
+impl<W: Write> Write for Escaped<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.write_all(line)?;
+        Ok(line.len())
+    }
+
+    /// The whole line arrives in one call, and leaves in one.
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        let (text, end) = match line.strip_suffix(b"\n") {
+            Some(text) => (text, "\n"),
+            None => (line, ""),
+        };
+        let text = String::from_utf8_lossy(text);
+        let mut safe = String::with_capacity(text.len() + end.len());
+        for c in text.chars() {
+            match c {
+                '\n' => safe.push_str("\\n"),
+                '\t' => safe.push_str("\\t"),
+                // Every control character fits four digits; the form is right in JSON too.
+                c if c.is_control() => safe.push_str(&format!("\\u{:04x}", u32::from(c))),
+                c => safe.push(c),
+            }
+        }
+        safe.push_str(end);
+        self.0.write_all(safe.as_bytes())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: LogFormat) -> String {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber = subscriber(format, EnvFilter::new("info"), move || Escaped(writer.clone()));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(who = "a\u{1b}[2Jb", "one\nline \u{9b}31m");
+            tracing::debug!("unseen");
+        });
+        let bytes = kept.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_text_line_stays_one_line_without_control_characters() {
+        let text = logged(LogFormat::Text);
+        assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+        assert!(!text.trim_end().chars().any(char::is_control), "{text:?}");
+        assert!(text.contains("one\\nline"), "{text:?}");
+    }
+
+    #[test]
+    fn a_json_line_is_json_with_a_time() {
+        let line: serde_json::Value = serde_json::from_str(&logged(LogFormat::Json)).unwrap();
+        assert!(line["message"].as_str().unwrap().starts_with("one\nline"));
+        assert_eq!(line["level"], "INFO");
+        let time = line["timestamp"].as_str().unwrap();
+        assert!(time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
+    }
+
+    #[test]
+    fn formats_are_called_as_on_the_command_line() {
+        for format in LogFormat::value_variants() {
+            assert_eq!(LogFormat::from_str(&format.to_string(), false), Ok(*format));
+        }
+    }
+}
