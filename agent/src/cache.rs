@@ -59,6 +59,11 @@ impl PayloadCache {
         self.entries.get(key).is_some_and(|entry| entry.revision == *revision)
     }
 
+    /// Bytes of the payload of an intent, in whatever revision it is here.
+    pub fn size(&self, key: &IntentKey) -> usize {
+        self.entries.get(key).map_or(0, |entry| entry.payload.bytes().len())
+    }
+
     /// Drops the payload of an intent.
     pub fn remove(&mut self, key: &IntentKey) {
         if let Some(entry) = self.entries.remove(key) {

@@ -22,8 +22,8 @@ pub enum Outcome {
     Failed(Trouble),
     /// Its namespace does not exist yet.
     Waiting,
-    /// It must go and is still there.
-    Removing,
+    /// It must go and is still there; the last attempt may have failed.
+    Removing(Option<Trouble>),
 }
 
 /// Why something failed.
@@ -197,7 +197,7 @@ pub fn retained_conflict() -> Trouble {
 
 fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
     let live = match sight {
-        _ if order.held => return Verdict::Rest(Outcome::Removing),
+        _ if order.held => return Verdict::Rest(Outcome::Removing(None)),
         Sight::Unknown => return Verdict::Do(Action::Read),
         Sight::Absent => return Verdict::Over,
         Sight::Live(live) => live,
@@ -207,7 +207,7 @@ fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
         return Verdict::Over;
     }
     if live.terminating {
-        return Verdict::Rest(Outcome::Removing);
+        return Verdict::Rest(Outcome::Removing(None));
     }
     let target = Target { uid: live.uid.clone(), version: live.version.clone() };
     Verdict::Do(match order.policy {

@@ -1,12 +1,16 @@
 //! The agent: one process per member cluster. It keeps the copies there as the hub says, also while the hub is away.
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
-//! [`queue`], [`backoff`], [`cache`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`queue`], [`backoff`], [`cache`], [`room`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod backoff;
 pub mod cache;
+pub mod core;
 pub mod decide;
+pub mod desired;
+pub mod job;
 pub mod live;
 pub mod queue;
 pub mod records;
 pub mod report;
+pub mod room;
 pub mod seal;

@@ -32,7 +32,20 @@ pub enum Sight {
 #[derive(Default)]
 struct Record {
     sight: Option<Sight>,
+    /// Whether a watch said so. One watch speaks in order, so what its next word replaces is past; what a read has
+    /// shown may be newer than a word that comes late.
+    watched: bool,
+    /// Versions that are known to be older than `sight`.
     past: VecDeque<Arc<str>>,
+}
+
+impl Record {
+    fn pass(&mut self, versions: impl IntoIterator<Item = Arc<str>>) {
+        self.past.extend(versions);
+        while self.past.len() > PAST_VERSIONS {
+            self.past.pop_front();
+        }
+    }
 }
 
 /// The live objects by name, with an index by sealed intent.
@@ -65,7 +78,7 @@ impl Records {
                 return false;
             }
         }
-        self.set(copy, Sight::Live(live));
+        self.set(copy, Sight::Live(live), true);
         true
     }
 
@@ -79,14 +92,11 @@ impl Records {
         true
     }
 
-    /// Takes in what a read or a write of our own has shown, and the versions that it passed through.
+    /// Takes in what a read or a write of our own has shown, and the older versions that it passed through.
     pub fn shown(&mut self, copy: &SourceRef, sight: Sight, passed: impl IntoIterator<Item = Arc<str>>) {
-        self.set(copy, sight);
+        self.set(copy, sight, false);
         if let Some(record) = self.records.get_mut(copy) {
-            record.past.extend(passed);
-            while record.past.len() > PAST_VERSIONS {
-                record.past.pop_front();
-            }
+            record.pass(passed);
         }
     }
 
@@ -97,19 +107,15 @@ impl Records {
         }
     }
 
-    fn set(&mut self, copy: &SourceRef, sight: Sight) {
+    fn set(&mut self, copy: &SourceRef, sight: Sight, watched: bool) {
         let record = self.records.entry(copy.clone()).or_default();
-        let before = record.sight.take();
-        if let Some(Sight::Live(live)) = &before {
-            // The older one may come again, late, out of a watch.
-            record.past.push_back(live.version.clone());
-            while record.past.len() > PAST_VERSIONS {
-                record.past.pop_front();
+        let before = record.sight.replace(sight);
+        let was_watched = std::mem::replace(&mut record.watched, watched);
+        if let Some(Sight::Live(live)) = before {
+            if was_watched || !watched {
+                record.pass([live.version.clone()]);
             }
-        }
-        record.sight = Some(sight);
-        if let Some(Sight::Live(live)) = &before {
-            self.unindex(copy, live);
+            self.unindex(copy, &live);
         }
         self.index(copy);
     }

@@ -56,22 +56,22 @@ impl Report {
         let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
         let counts = &mut entry.counts;
         match outcome {
-            Outcome::Removing => step(&mut counts.removing),
+            Outcome::Removing(_) => step(&mut counts.removing),
             _ => step(&mut counts.copies),
         }
         match outcome {
             Outcome::Applied => step(&mut counts.applied),
             Outcome::Waiting => step(&mut counts.waiting),
-            Outcome::Failed(trouble) => {
-                step(&mut counts.failed);
-                let key = (trouble.reason.rank(), copy.clone());
-                if add {
-                    entry.failures.insert(key, trouble.clone());
-                } else {
-                    entry.failures.remove(&key);
-                }
+            Outcome::Failed(_) => step(&mut counts.failed),
+            Outcome::UnderWay | Outcome::Removing(_) => {}
+        }
+        if let Outcome::Failed(trouble) | Outcome::Removing(Some(trouble)) = outcome {
+            let key = (trouble.reason.rank(), copy.clone());
+            if add {
+                entry.failures.insert(key, trouble.clone());
+            } else {
+                entry.failures.remove(&key);
             }
-            Outcome::UnderWay | Outcome::Removing => {}
         }
         entry.dirty = true;
         self.dirty.insert(rule.clone());
@@ -219,7 +219,7 @@ mod tests {
             Just(Outcome::UnderWay),
             Just(Outcome::Applied),
             Just(Outcome::Waiting),
-            Just(Outcome::Removing),
+            Just(Outcome::Removing(None)),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
     }
@@ -240,7 +240,7 @@ mod tests {
                 let mut failures = 0;
                 for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
                     match outcome {
-                        Outcome::Removing => { expected.removing += 1; continue }
+                        Outcome::Removing(_) => { expected.removing += 1; continue }
                         Outcome::Applied => expected.applied += 1,
                         Outcome::Waiting => expected.waiting += 1,
                         Outcome::Failed(_) => { expected.failed += 1; failures += 1 }

@@ -1,0 +1,168 @@
+//! The stream: what is said to the hub, and what is taken from it.
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use runnel_proto::convert::split;
+use runnel_proto::model::{
+    AgentFrame, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd,
+};
+
+use super::{Core, Session};
+
+impl Core {
+    pub(super) fn connected(&mut self, now: Instant) {
+        let rules: Vec<_> = self.desired.rules().cloned().collect();
+        let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
+        let mut session = Session::default();
+        session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
+        session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
+        self.session = Some(session);
+        for uid in &rules {
+            self.report.reported(uid, now);
+        }
+    }
+
+    /// How a rule is.
+    fn state(&self, uid: &RuleUid) -> Option<RuleState> {
+        let held = self.desired.held(uid)?;
+        Some(RuleState {
+            uid: uid.clone(),
+            rule: held.rule,
+            intents_digest: held.digest,
+            intents: held.intents,
+            terms_digest: held.terms,
+            counts: self.report.counts(uid),
+            failures: self.report.failures(uid),
+            gone: false,
+        })
+    }
+
+    pub(super) fn frame(&mut self, frame: HubFrame, refused: Vec<Refusal>, now: Instant) {
+        match frame {
+            HubFrame::SnapshotBegin(begin) => self.begin(&begin, now),
+            HubFrame::WantDetail(uids) => {
+                for uid in uids {
+                    let pairs = self.desired.pairs(&uid);
+                    self.send(AgentFrame::Detail(uid, pairs, true));
+                }
+            }
+            HubFrame::Batch(batch) => self.batch(batch, refused, now),
+            HubFrame::SnapshotEnd(end) => self.end(end),
+            // The connection is the link's affair.
+            HubFrame::Drain(_) => {}
+        }
+    }
+
+    fn begin(&mut self, begin: &SnapshotBegin, now: Instant) {
+        if let Some(session) = &mut self.session {
+            session.begun = true;
+        }
+        if self.desired.set_hub_cluster(&begin.hub_cluster_uid) {
+            self.store_due = true;
+            let all: Vec<_> = self.desired.all_copies().chain(self.records.intents().flat_map(|(_, c)| c)).cloned().collect();
+            for copy in all {
+                self.look(&copy, now);
+            }
+        }
+    }
+
+    fn end(&self, end: SnapshotEnd) {
+        let (intents, digest) = self.desired.sum();
+        tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
+        if (intents, digest) != (end.intents, end.digest) {
+            tracing::debug!(held = intents, said = end.intents, "the hub does not speak of everything that is held here");
+        }
+    }
+
+    fn batch(&mut self, batch: Batch, unreadable: Vec<Refusal>, now: Instant) {
+        let nonce = batch.nonce;
+        let taken = self.desired.take(batch, unreadable, &self.records);
+        for new in taken.payloads {
+            self.wanting.remove(&new.key);
+            self.cache.insert(new.key, new.revision, new.payload);
+        }
+        for key in &taken.dropped {
+            self.wanting.remove(key);
+            self.cache.remove(key);
+        }
+        self.store_due |= taken.terms_changed;
+        for copy in &taken.looks {
+            self.look_afresh(copy, now);
+        }
+        for uid in &taken.rules {
+            self.report.touch(uid);
+        }
+        if let Some(session) = &mut self.session {
+            session.acks.extend(split(AgentFrame::Ack(nonce, taken.refused)));
+        }
+    }
+
+    fn send(&mut self, frame: AgentFrame) {
+        if let Some(session) = &mut self.session {
+            session.outbox.extend(split(frame));
+        }
+    }
+
+    /// The next frame for the hub, if there is one and a stream is open.
+    pub fn next_frame(&mut self, now: Instant) -> Option<AgentFrame> {
+        let room = self.has_room();
+        let session = self.session.as_mut()?;
+        if let Some(frame) = session.outbox.pop_front() {
+            return Some(frame);
+        }
+        if room && let Some(ack) = session.acks.pop_front() {
+            return Some(ack);
+        }
+        if session.begun {
+            self.say_gone();
+            self.ask_for_content();
+            self.say_states(now);
+        }
+        self.session.as_mut()?.outbox.pop_front()
+    }
+
+    fn say_gone(&mut self) {
+        let gone = self.desired.take_gone();
+        let states: Vec<_> = gone
+            .into_iter()
+            .map(|(uid, rule)| {
+                self.report.forget(&uid);
+                self.store_due = true;
+                gone_state(uid, rule)
+            })
+            .collect();
+        self.send(AgentFrame::Report(states));
+    }
+
+    fn ask_for_content(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let mut wants: BTreeMap<RuleUid, Vec<_>> = BTreeMap::new();
+        for key in &self.wanting {
+            if session.asked.insert(key.clone()) {
+                wants.entry(key.rule.clone()).or_default().push(key.source.clone());
+            }
+        }
+        for (uid, sources) in wants {
+            self.send(AgentFrame::Want(uid, sources));
+        }
+    }
+
+    fn say_states(&mut self, now: Instant) {
+        let due = self.report.take_due(now);
+        let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
+        self.send(AgentFrame::Report(states));
+    }
+}
+
+fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
+    RuleState {
+        uid,
+        rule,
+        intents_digest: SetDigest::default(),
+        intents: 0,
+        terms_digest: None,
+        counts: Counts::default(),
+        failures: vec![],
+        gone: true,
+    }
+}

@@ -1,0 +1,230 @@
+//! Looking at one copy: decide, say how it is, and ask for the work that it needs.
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::{Reason, Revision, SourceRef};
+
+use super::{Core, Notice};
+use crate::backoff::{COPY, RECHECK};
+use crate::decide::{decide, Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy};
+use crate::queue::Key;
+use crate::records::{IntentKey, Sight};
+
+/// So often in a row a copy is put back at once; from then on somebody fights for it, and each time takes longer.
+const PATIENCE: u32 = 3;
+/// A copy that was left alone for so long is not being fought for.
+const CALM: Duration = Duration::from_secs(30);
+
+impl Core {
+    /// Looks at a copy because what is wanted may have changed: an earlier failure counts no more.
+    pub(super) fn look_afresh(&mut self, copy: &SourceRef, now: Instant) {
+        if self.failed.remove(copy).is_some() {
+            self.queue.add_fresh(&Self::key(copy));
+        }
+        self.look(copy, now);
+    }
+
+    /// Looks at a copy.
+    pub(super) fn look(&mut self, copy: &SourceRef, now: Instant) {
+        if !self.started {
+            return;
+        }
+        let want = self.want(copy);
+        let Some(ready) = self.gate(copy, &want) else { return };
+        match ready {
+            Verdict::Over => {
+                if let Want::Gone(key, ..) = &want {
+                    self.desired.resolve(key, copy);
+                    self.report.touch(&key.rule);
+                    return self.look(copy, now);
+                }
+                self.rest(copy, &want, None, now);
+            }
+            Verdict::Rest(outcome) => self.rest(copy, &want, Some(outcome), now),
+            Verdict::Do(action) => self.ask(copy, &want, &action, now),
+        }
+    }
+
+    /// What should become of a copy, and how far its namespace is.
+    pub(super) fn want(&self, copy: &SourceRef) -> Want {
+        let mut want = self.desired.want(copy, self.records.live(copy));
+        if let Want::Copy(WantedCopy { place: Place::ToCreate(failed), .. }) = &mut want {
+            *failed = self.namespace_failed.get(&copy.namespace).cloned();
+        }
+        want
+    }
+
+    /// The verdict, unless the kind's watch has not delivered its list: then nothing is decided.
+    fn gate(&mut self, copy: &SourceRef, want: &Want) -> Option<Verdict> {
+        let kind = self.kinds.get(&*copy.resource);
+        if kind.is_some_and(|kind| kind.forbidden) {
+            let message = format!("the agent may not list and watch {} in this cluster", copy.resource);
+            let trouble = Trouble::new(Reason::Forbidden, message);
+            self.queue.cancel(&Self::key(copy));
+            self.say(copy, want, Some(match want {
+                Want::Gone(..) => Outcome::Removing(Some(trouble)),
+                Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
+            }));
+            return None;
+        }
+        if kind.is_some_and(|kind| !kind.complete) {
+            self.say(copy, want, Some(Outcome::UnderWay));
+            return None;
+        }
+        Some(decide(want, self.records.sight(copy)))
+    }
+
+    fn rest(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>, now: Instant) {
+        self.failed.remove(copy);
+        self.room.leave(copy);
+        self.drifted.remove(copy);
+        let key = Self::key(copy);
+        if self.reread.contains(copy) {
+            self.queue.add(&key);
+            return self.say(copy, want, outcome);
+        }
+        self.queue.cancel(&key);
+        if *want == Want::Nothing && *self.records.sight(copy) == Sight::Absent {
+            self.records.forget(copy);
+        }
+        if let Some(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) = &outcome {
+            // Nobody tells us when a foreign object goes.
+            let delay = RECHECK.jittered(u32::MAX, self.jitter.next());
+            self.queue.add_at(&key, now + delay);
+        }
+        self.say(copy, want, outcome);
+    }
+
+    /// Asks for an action.
+    fn ask(&mut self, copy: &SourceRef, want: &Want, action: &Action, now: Instant) {
+        let key = Self::key(copy);
+        if *action == Action::CreateNamespace {
+            self.queue.add(&Key::Namespace(copy.namespace.clone()));
+            return self.say(copy, want, Some(Outcome::UnderWay));
+        }
+        if let Want::Copy(wanted) = want
+            && let Some(revision) = wanted.revision
+            && self.lacks_content(copy, &wanted.intent, &revision)
+        {
+            self.queue.cancel(&key);
+            self.room.leave(copy);
+            self.wanting.insert(wanted.intent.clone());
+            let trouble = Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it");
+            return self.say(copy, want, Some(Outcome::Failed(trouble)));
+        }
+        let about = about(want);
+        match self.failed.get(copy) {
+            Some(failed) if Some(&failed.about) == about.as_ref() => {
+                let trouble = failed.trouble.clone();
+                self.room.leave(copy);
+                self.queue.add(&key);
+                return self.say(copy, want, Some(failure(want, trouble)));
+            }
+            Some(_) => {
+                self.failed.remove(copy);
+                self.queue.add_fresh(&key);
+            }
+            None => {}
+        }
+        self.note_drift(copy, want);
+        match self.patience(copy, now) {
+            Some(later) => self.queue.add_at(&key, later),
+            None => self.queue.add(&key),
+        }
+        if let Want::Copy(wanted) = want {
+            let bytes = self.cache.size(&wanted.intent);
+            self.room.enter(copy, &wanted.intent, bytes);
+        }
+        let outcome = match want {
+            Want::Gone(..) => Outcome::Removing(None),
+            Want::Copy(_) | Want::Nothing => Outcome::UnderWay,
+        };
+        self.say(copy, want, Some(outcome));
+    }
+
+    /// Notes whether the copy was as it is wanted before somebody changed or deleted it.
+    fn note_drift(&mut self, copy: &SourceRef, want: &Want) {
+        let Want::Copy(wanted) = want else { return };
+        let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&Outcome::Applied);
+        let same = match self.records.sight(copy) {
+            Sight::Unknown | Sight::Absent => was_applied,
+            Sight::Live(live) => match &live.sealed {
+                Some(sealed) => Some(sealed.revision) == wanted.revision && sealed.rule == wanted.intent.rule,
+                None => was_applied,
+            },
+        };
+        if same {
+            self.drifted.insert(copy.clone());
+        }
+    }
+
+    /// When a copy that somebody fights for is put back; `None` is at once.
+    fn patience(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
+        let (times, last) = self.corrected.get(copy).filter(|_| self.drifted.contains(copy))?;
+        let later = *last + COPY.ceiling(times.checked_sub(PATIENCE)?);
+        (later > now).then_some(later)
+    }
+
+    /// Notes that a copy was put back.
+    pub(super) fn note_corrected(&mut self, copy: &SourceRef, now: Instant) {
+        let (times, last) = self.corrected.get(copy).copied().unwrap_or((0, now));
+        let calm = CALM + COPY.ceiling(times.saturating_sub(PATIENCE)) * 2;
+        let times = if now.saturating_duration_since(last) > calm { 1 } else { times.saturating_add(1) };
+        self.corrected.insert(copy.clone(), (times, now));
+        if self.corrected.len() > 10_000 {
+            self.corrected.retain(|_, (_, last)| now.saturating_duration_since(*last) < COPY.limit * 2);
+        }
+    }
+
+    fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
+        !self.cache.has(intent, revision) && self.twin(copy, intent, revision).is_none()
+    }
+
+    /// Another copy that holds the same, intact.
+    pub(super) fn twin(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> Option<SourceRef> {
+        let mut holders = self.records.holders(intent);
+        holders
+            .find(|(other, live)| *other != copy && live.holds(&intent.rule, &intent.source, revision))
+            .map(|(twin, _)| twin.clone())
+    }
+
+    /// Says how a copy is, for every rule that has to do with it.
+    fn say(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>) {
+        let mut outcomes = self.desired.others(copy);
+        match (want, outcome) {
+            (Want::Copy(wanted), Some(outcome)) => {
+                let before = self.report.outcome(copy, &wanted.intent.rule);
+                if let Outcome::Failed(trouble) = &outcome
+                    && matches!(trouble.reason, Reason::Conflict | Reason::Denied | Reason::Invalid)
+                    && before != Some(&outcome)
+                {
+                    self.notices.push(Notice::Failed(copy.clone(), trouble.clone()));
+                }
+                outcomes.push((wanted.intent.rule.clone(), outcome));
+            }
+            (Want::Gone(key, ..), Some(removing)) => {
+                for (uid, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
+                    tracing::trace!(rule = %uid, "removing a copy");
+                    *outcome = removing.clone();
+                }
+            }
+            (Want::Nothing, _) | (_, None) => {}
+        }
+        self.report.set(copy, outcomes);
+    }
+}
+
+/// What a failure is about: another intent or revision deserves a new try.
+pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
+    match want {
+        Want::Nothing => None,
+        Want::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
+        Want::Gone(key, ..) => Some((key.clone(), None)),
+    }
+}
+
+fn failure(want: &Want, trouble: Trouble) -> Outcome {
+    match want {
+        Want::Gone(..) => Outcome::Removing(Some(trouble)),
+        Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
+    }
+}

@@ -1,0 +1,287 @@
+//! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
+//! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
+mod hub;
+mod look;
+#[cfg(test)]
+mod tests;
+mod watched;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, SourceRef, KINDS};
+
+use crate::backoff::Jitter;
+use crate::cache::{PayloadCache, CACHE_BYTES};
+use crate::decide::Trouble;
+use crate::desired::{Desired, Home, Namespace, StoredRule};
+use crate::job::{Done, Wrote};
+use crate::live::Live;
+use crate::queue::{Key, Queue};
+use crate::records::{IntentKey, Records};
+use crate::report::Report;
+use crate::room::{Room, ROOM_BYTES};
+
+/// How many runs are under way at once.
+pub const PARALLEL: usize = 8;
+
+/// What the agent hears.
+pub enum Event {
+    /// The list of a kind's copies begins.
+    CopiesListed(&'static str),
+    /// A live object with our label.
+    Copy(SourceRef, Live),
+    /// The object with this uid has lost our label or is gone.
+    CopyGone(SourceRef, Arc<str>),
+    /// The list of a kind's copies is complete.
+    CopiesComplete(&'static str),
+    /// The agent may not watch a kind.
+    CopiesForbidden(&'static str),
+    /// The list of namespaces begins.
+    NamespacesListed,
+    /// A namespace.
+    Namespace(Arc<str>, Namespace),
+    /// A namespace is gone.
+    NamespaceGone(Arc<str>),
+    /// The list of namespaces is complete.
+    NamespacesComplete,
+    /// A stream to the hub is open.
+    HubConnected,
+    /// A frame of the hub, and the items of it that could not be read.
+    Hub(HubFrame, Vec<Refusal>),
+    /// The stream has ended.
+    HubLost,
+    /// A piece of work is done.
+    Done(Done),
+}
+
+/// Something that people in the member cluster should see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A copy was put back.
+    DriftCorrected(SourceRef),
+    /// A copy cannot be made or changed.
+    Failed(SourceRef, Trouble),
+}
+
+/// What is needed to begin.
+pub struct Setup {
+    /// Where the agent lives.
+    pub home: Home,
+    /// The agent's first words on each stream.
+    pub hello: Hello,
+    /// Terms from the store.
+    pub stored: Vec<StoredRule>,
+    /// The hub cluster's uid from the store.
+    pub hub_cluster_uid: Option<String>,
+    /// For jitter.
+    pub seed: u64,
+}
+
+/// What a watch of one kind has said.
+#[derive(Default)]
+struct Kind {
+    /// The names of a list that is not complete yet.
+    listing: Option<BTreeSet<SourceRef>>,
+    complete: bool,
+    forbidden: bool,
+}
+
+/// A failure of one copy, and what was wanted when it failed.
+struct Failed {
+    about: (IntentKey, Option<Revision>),
+    trouble: Trouble,
+}
+
+/// A run that is under way.
+struct Run {
+    about: (IntentKey, Option<Revision>),
+    /// Versions that a watch named meanwhile; `None` for a deletion.
+    heard: Vec<Option<Arc<str>>>,
+    /// It puts a copy back that was as it should be.
+    drift: bool,
+}
+
+/// A live stream.
+#[derive(Default)]
+struct Session {
+    begun: bool,
+    outbox: VecDeque<AgentFrame>,
+    acks: VecDeque<AgentFrame>,
+    asked: BTreeSet<IntentKey>,
+}
+
+/// Counters for metrics, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Copies put back.
+    pub drift_corrected: u64,
+    /// Applies that changed nothing.
+    pub equal: u64,
+    /// Copies written, adopted ones too.
+    pub written: u64,
+    /// Copies deleted or retained.
+    pub removed: u64,
+    /// Runs that failed.
+    pub failed: u64,
+}
+
+/// The mind of one agent.
+pub struct Core {
+    desired: Desired,
+    records: Records,
+    report: Report,
+    queue: Queue,
+    cache: PayloadCache,
+    room: Room,
+    room_limit: usize,
+    jitter: Jitter,
+    hello: Hello,
+    kinds: BTreeMap<&'static str, Kind>,
+    namespace_list: Option<BTreeSet<Arc<str>>>,
+    namespaces_complete: bool,
+    started: bool,
+    stored: Vec<StoredRule>,
+    failed: BTreeMap<SourceRef, Failed>,
+    namespace_failed: BTreeMap<Arc<str>, Trouble>,
+    runs: BTreeMap<SourceRef, Run>,
+    /// What was heard during a run and its result do not fit: look again.
+    reread: BTreeSet<SourceRef>,
+    /// Copies that somebody changed, to be put back.
+    drifted: BTreeSet<SourceRef>,
+    /// How often in a row a copy was put back, and when last.
+    corrected: BTreeMap<SourceRef, (u32, Instant)>,
+    /// Intents whose content only the hub has.
+    wanting: BTreeSet<IntentKey>,
+    session: Option<Session>,
+    store_due: bool,
+    notices: Vec<Notice>,
+    totals: Totals,
+}
+
+impl Core {
+    /// A mind that has heard nothing yet.
+    pub fn new(setup: Setup) -> Self {
+        let mut desired = Desired::new(setup.home);
+        if let Some(uid) = &setup.hub_cluster_uid {
+            desired.set_hub_cluster(uid);
+        }
+        Self {
+            desired,
+            records: Records::default(),
+            report: Report::default(),
+            queue: Queue::default(),
+            cache: PayloadCache::new(CACHE_BYTES),
+            room: Room::default(),
+            room_limit: ROOM_BYTES,
+            jitter: Jitter::new(setup.seed),
+            hello: setup.hello,
+            kinds: KINDS.iter().map(|kind| (kind.resource, Kind::default())).collect(),
+            namespace_list: None,
+            namespaces_complete: false,
+            started: false,
+            stored: setup.stored,
+            failed: BTreeMap::new(),
+            namespace_failed: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            reread: BTreeSet::new(),
+            drifted: BTreeSet::new(),
+            corrected: BTreeMap::new(),
+            wanting: BTreeSet::new(),
+            session: None,
+            store_due: false,
+            notices: vec![],
+            totals: Totals::default(),
+        }
+    }
+
+    /// Sets other bounds for payloads in memory and for payloads that wait to be applied.
+    pub fn with_bounds(mut self, cache: usize, room: usize) -> Self {
+        self.cache = PayloadCache::new(cache);
+        self.room_limit = room;
+        self
+    }
+
+    /// Takes in what was heard.
+    pub fn hear(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::CopiesListed(resource) => self.copies_listed(resource),
+            Event::Copy(copy, live) => self.copy_seen(&copy, live, now),
+            Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
+            Event::CopiesComplete(resource) => self.copies_complete(resource, now),
+            Event::CopiesForbidden(resource) => self.copies_forbidden(resource, now),
+            Event::NamespacesListed => self.namespace_list = Some(BTreeSet::new()),
+            Event::Namespace(name, namespace) => self.namespace_seen(&name, namespace, now),
+            Event::NamespaceGone(name) => self.namespace_gone(&name, now),
+            Event::NamespacesComplete => self.namespaces_complete(now),
+            Event::HubConnected => self.connected(now),
+            Event::Hub(frame, refused) => self.frame(frame, refused, now),
+            Event::HubLost => self.session = None,
+            Event::Done(done) => self.done(done, now),
+        }
+    }
+
+    /// Whether the watches have delivered their first lists, so that the agent knows what it holds.
+    pub fn has_started(&self) -> bool {
+        self.started
+    }
+
+    /// Whether more may be taken from the hub.
+    pub fn has_room(&self) -> bool {
+        self.room.bytes() <= self.room_limit
+    }
+
+    /// When to come back at the latest.
+    pub fn next_due(&self, now: Instant) -> Option<Instant> {
+        let begun = self.session.as_ref().is_some_and(|session| session.begun);
+        let report = self.report.next_due(now).filter(|_| begun);
+        // What is due already waits for something else: a free run, or a place in the stream.
+        [self.queue.next_due(), report].into_iter().flatten().filter(|due| *due > now).min()
+    }
+
+    /// The terms to store, once after each change.
+    pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
+        // Before the start not even the stored terms are in force: nothing must be written over them.
+        let due = self.started && std::mem::take(&mut self.store_due);
+        due.then(|| (self.desired.hub_cluster().map(str::to_owned), self.desired.stored()))
+    }
+
+    /// What people should see, since this was last asked.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Sums over all copies.
+    pub fn counts(&self) -> Counts {
+        self.report.totals()
+    }
+
+    /// Counters since the start.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Bytes of payload in memory.
+    pub fn cached_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
+        self.totals.failed += u64::from(failed);
+        match wrote {
+            Some(Wrote::Created | Wrote::Changed | Wrote::Adopted) => {
+                self.totals.written += 1;
+                self.totals.drift_corrected += u64::from(drift && !failed);
+            }
+            Some(Wrote::Equal) => self.totals.equal += 1,
+            Some(Wrote::Deleted | Wrote::Retained) => self.totals.removed += 1,
+            None => {}
+        }
+    }
+
+    fn key(copy: &SourceRef) -> Key {
+        Key::Copy(copy.clone())
+    }
+}

@@ -1,0 +1,146 @@
+//! Work: what to do next, and what came of it.
+use std::time::Instant;
+
+use runnel_proto::model::{Reason, SourceRef};
+
+use super::look::about;
+use super::{Core, Failed, Notice, Run, PARALLEL};
+use crate::backoff::{COPY, RECHECK};
+use crate::decide::{decide, Action, Outcome, Trouble, Verdict, Want, WantedCopy};
+use crate::job::{Body, Done, Job, Origin, Work};
+use crate::queue::Key;
+use crate::records::Sight;
+
+impl Core {
+    /// The next piece of work, if fewer than [`PARALLEL`] are under way. Its result must come back as
+    /// [`super::Event::Done`].
+    pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+        while let Some(key) = self.queue.pop(now, PARALLEL) {
+            let work = match &key {
+                Key::Namespace(name) => (!self.desired.has_namespace(name)).then_some(Work::CreateNamespace),
+                Key::Copy(copy) => self.work(copy),
+            };
+            if let Some(work) = work {
+                return Some(Job { key, work });
+            }
+            self.queue.done(&key);
+        }
+        None
+    }
+
+    /// What there is to do about a copy now.
+    fn work(&mut self, copy: &SourceRef) -> Option<Work> {
+        let kind = self.kinds.get(&*copy.resource)?;
+        if kind.forbidden || !kind.complete {
+            return None;
+        }
+        let want = self.want(copy);
+        let about = about(&want)?;
+        let reread = self.reread.remove(copy);
+        let work = match decide(&want, self.records.sight(copy)) {
+            _ if reread => Work::Read,
+            Verdict::Do(Action::Read) => Work::Read,
+            // A foreign object is only looked at.
+            Verdict::Rest(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) => Work::Read,
+            Verdict::Do(action) => self.write(copy, &want, action)?,
+            Verdict::Over | Verdict::Rest(_) => return None,
+        };
+        let drift = self.drifted.remove(copy);
+        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift });
+        Some(work)
+    }
+
+    fn write(&mut self, copy: &SourceRef, want: &Want, action: Action) -> Option<Work> {
+        Some(match (action, want) {
+            (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted)?),
+            (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted)?),
+            (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted)?),
+            (Action::Delete(target), _) => Work::Delete(target),
+            (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
+            _ => return None,
+        })
+    }
+
+    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy) -> Option<Body> {
+        let revision = wanted.revision?;
+        let content = match self.cache.get(&wanted.intent, &revision) {
+            Some(payload) => Origin::Payload(payload),
+            None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
+        };
+        Some(Body { intent: wanted.intent.clone(), rule: wanted.rule.clone(), revision, content })
+    }
+
+    /// Takes in what came of a piece of work.
+    pub(super) fn done(&mut self, done: Done, now: Instant) {
+        match done.key.clone() {
+            Key::Namespace(name) => {
+                match done.trouble {
+                    Some(trouble) => {
+                        self.retry(&done.key, &trouble, now);
+                        self.namespace_failed.insert(name.clone(), trouble);
+                    }
+                    None => {
+                        self.queue.done(&done.key);
+                        self.namespace_failed.remove(&name);
+                    }
+                }
+                for copy in self.desired.copies_in(&name) {
+                    self.look(&copy, now);
+                }
+            }
+            Key::Copy(copy) => self.copy_done(&copy, done, now),
+        }
+    }
+
+    fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
+        let Some(run) = self.runs.remove(copy) else { return };
+        if let Some(learned) = done.learned {
+            self.cache.insert(learned.key, learned.revision, learned.payload);
+        }
+        self.count(done.wrote, done.trouble.is_some(), run.drift);
+        if let Some(sight) = done.sight {
+            if is_puzzling(&run, &sight, &done.passed) {
+                self.reread.insert(copy.clone());
+            }
+            self.records.shown(copy, sight, done.passed);
+        }
+        match done.trouble {
+            Some(trouble) => {
+                tracing::debug!(%copy, reason = trouble.reason.as_str(), "a copy failed");
+                self.retry(&done.key, &trouble, now);
+                self.failed.insert(copy.clone(), Failed { about: run.about, trouble });
+            }
+            None => {
+                self.queue.done(&done.key);
+                self.failed.remove(copy);
+                if let Some(wrote) = done.wrote {
+                    tracing::debug!(%copy, ?wrote, drift = run.drift, "a copy was written");
+                    if run.drift {
+                        self.note_corrected(copy, now);
+                        self.notices.push(Notice::DriftCorrected(copy.clone()));
+                    }
+                }
+            }
+        }
+        self.look(copy, now);
+    }
+
+    fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
+        let backoff = match trouble.reason {
+            Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
+            _ => COPY,
+        };
+        let delay = backoff.jittered(self.queue.failures(key), self.jitter.next());
+        self.queue.failed(key, now + delay);
+    }
+}
+
+/// Whether a watch named something meanwhile that is neither the result of the run nor older than it.
+fn is_puzzling(run: &Run, sight: &Sight, passed: &[std::sync::Arc<str>]) -> bool {
+    run.heard.iter().any(|heard| match (heard, sight) {
+        (Some(version), Sight::Live(live)) => *version != live.version && !passed.contains(version),
+        (Some(version), _) => !passed.contains(version),
+        (None, Sight::Live(_)) => true,
+        (None, _) => false,
+    })
+}

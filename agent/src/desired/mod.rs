@@ -1,0 +1,252 @@
+//! What this cluster should have: terms and intents per rule, and from them who wants which copy, and which copies
+//! were ordered to go.
+//!
+//! Payloads are not here (see [`crate::cache`]); a revision stands for one. Reverse indexes keep an edit of one
+//! source at the cost of its own copies, and the event of one namespace at the cost of that namespace's copies.
+mod places;
+mod restore;
+mod take;
+#[cfg(test)]
+mod tests;
+mod wants;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+};
+
+use crate::decide::Trouble;
+use crate::records::IntentKey;
+
+pub use places::Namespace;
+pub use restore::StoredRule;
+pub use take::{NewPayload, Taken};
+
+/// One intent, by revision.
+#[derive(Clone)]
+struct Held {
+    /// The revision in force.
+    in_force: Option<Revision>,
+    /// A later one that was refused: the hub is told that it is held, so that it is not offered again and again.
+    refused: Option<(Revision, Trouble)>,
+}
+
+impl Held {
+    /// The revision that counts as held; none only in between.
+    fn revision(&self) -> Option<&Revision> {
+        self.refused.as_ref().map(|(revision, _)| revision).or(self.in_force.as_ref())
+    }
+}
+
+/// What is held of one rule.
+#[derive(Default)]
+struct Rule {
+    terms: Option<(Arc<Terms>, TermsDigest)>,
+    unclaimed: bool,
+    /// The hub has ordered the removal of the whole rule.
+    leaving: bool,
+    intents: BTreeMap<SourceRef, Held>,
+    digest: SetDigest,
+    /// The target namespaces, where the terms choose any: existing ones, and the literal ones in any case.
+    targets: BTreeSet<Arc<str>>,
+    /// Copies of this rule that were ordered to go.
+    orders: BTreeSet<SourceRef>,
+}
+
+impl Rule {
+    fn name(&self, uid: &RuleUid) -> RuleName {
+        match &self.terms {
+            Some((terms, _)) => terms.rule.clone(),
+            None => RuleName { name: uid.to_string(), ..RuleName::default() },
+        }
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.terms.as_ref().is_some_and(|(terms, _)| terms.suspend)
+    }
+}
+
+/// Where this agent lives.
+#[derive(Clone, Debug)]
+pub struct Home {
+    /// Runnel's own namespace in the member cluster.
+    pub namespace: String,
+    /// Uid of the member's `kube-system` namespace.
+    pub cluster_uid: String,
+}
+
+/// The desired set of this cluster.
+pub struct Desired {
+    home: Home,
+    hub_cluster_uid: Option<String>,
+    namespaces: BTreeMap<Arc<str>, Namespace>,
+    rules: BTreeMap<RuleUid, Rule>,
+    /// Rules that choose namespaces by glob or label: a namespace's event may change their targets.
+    broad: BTreeSet<RuleUid>,
+    /// Who wants a copy.
+    claims: BTreeMap<SourceRef, BTreeSet<IntentKey>>,
+    /// Who ordered a copy to go, and how.
+    orders: BTreeMap<SourceRef, BTreeMap<IntentKey, DeletionPolicy>>,
+    /// Rules of which nothing is left since this was last asked for.
+    gone: Vec<(RuleUid, RuleName)>,
+}
+
+/// What is held of a rule, for the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldRule {
+    /// How it is called.
+    pub rule: RuleName,
+    /// Digest of its (source, revision) pairs.
+    pub digest: SetDigest,
+    /// How many intents.
+    pub intents: u32,
+    /// The terms, as the hub named them.
+    pub terms: Option<TermsDigest>,
+}
+
+impl Desired {
+    /// An empty set.
+    pub fn new(home: Home) -> Self {
+        Self {
+            home,
+            hub_cluster_uid: None,
+            namespaces: BTreeMap::new(),
+            rules: BTreeMap::new(),
+            broad: BTreeSet::new(),
+            claims: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            gone: vec![],
+        }
+    }
+
+    /// The rules of which anything is held.
+    pub fn rules(&self) -> impl Iterator<Item = &RuleUid> {
+        self.rules.keys()
+    }
+
+    /// What is held of a rule.
+    pub fn held(&self, uid: &RuleUid) -> Option<HeldRule> {
+        let rule = self.rules.get(uid)?;
+        Some(HeldRule {
+            rule: rule.name(uid),
+            digest: rule.digest,
+            intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
+            terms: rule.terms.as_ref().map(|(_, digest)| *digest),
+        })
+    }
+
+    /// The (source, revision) pairs of a rule.
+    pub fn pairs(&self, uid: &RuleUid) -> Vec<HeldIntent> {
+        let intents = self.rules.get(uid).into_iter().flat_map(|rule| &rule.intents);
+        intents
+            .filter_map(|(source, held)| Some(HeldIntent { source: source.clone(), revision: *held.revision()? }))
+            .collect()
+    }
+
+    /// Intents held, of all rules that the hub is not known to have forgotten, and the sum of their digests.
+    pub fn sum(&self) -> (u64, SetDigest) {
+        let known = self.rules.values().filter(|rule| !rule.unclaimed && !rule.leaving);
+        known.fold((0, SetDigest::default()), |(count, mut digest), rule| {
+            digest.merge(rule.digest);
+            (count + rule.intents.len() as u64, digest)
+        })
+    }
+
+    /// The revision of an intent that is in force.
+    pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
+        self.rules.get(&key.rule)?.intents.get(&key.source)?.in_force.as_ref()
+    }
+
+    /// The copies that an intent claims.
+    pub fn copies(&self, key: &IntentKey) -> Vec<SourceRef> {
+        self.rules.get(&key.rule).map(|rule| self.expand(rule, &key.source)).unwrap_or_default()
+    }
+
+    /// Every copy that anybody wants or has ordered to go.
+    pub fn all_copies(&self) -> impl Iterator<Item = &SourceRef> {
+        self.claims.keys().chain(self.orders.keys())
+    }
+
+    /// The rules of which nothing is left since this was last asked.
+    pub fn take_gone(&mut self) -> Vec<(RuleUid, RuleName)> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Sets what an intent holds and keeps the digest right.
+    fn set_held(&mut self, key: &IntentKey, held: Option<Held>) {
+        let Some(rule) = self.rules.get_mut(&key.rule) else { return };
+        let before = match held {
+            Some(held) => {
+                if let Some(revision) = held.revision() {
+                    rule.digest.insert(&key.source, revision);
+                }
+                rule.intents.insert(key.source.clone(), held)
+            }
+            None => rule.intents.remove(&key.source),
+        };
+        if let Some(revision) = before.as_ref().and_then(Held::revision) {
+            rule.digest.remove(&key.source, revision);
+        }
+    }
+
+    fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
+        self.claims.entry(copy.clone()).or_default().insert(key.clone());
+        // Whoever wants the copy takes it over as it is; nobody's removal is due any more.
+        for key in self.orders.remove(copy).into_iter().flat_map(BTreeMap::into_keys) {
+            self.order_done(&key.rule, copy);
+        }
+    }
+
+    fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {
+        if let Some(claims) = self.claims.get_mut(copy) {
+            claims.remove(key);
+            if claims.is_empty() {
+                self.claims.remove(copy);
+            }
+        }
+    }
+
+    /// Orders a copy to go, unless somebody wants it or its namespace is gone or going anyway.
+    fn order(&mut self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) {
+        let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
+        if self.claims.contains_key(copy) || !stays {
+            return;
+        }
+        if let Some(rule) = self.rules.get_mut(&key.rule) {
+            rule.orders.insert(copy.clone());
+            self.orders.entry(copy.clone()).or_default().insert(key.clone(), policy);
+        }
+    }
+
+    /// Notes that an intent's order for a copy needs nothing more.
+    pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
+        if let Some(orders) = self.orders.get_mut(copy) {
+            orders.remove(key);
+            let others = orders.keys().any(|other| other.rule == key.rule);
+            if orders.is_empty() {
+                self.orders.remove(copy);
+            }
+            if !others {
+                self.order_done(&key.rule, copy);
+            }
+        }
+    }
+
+    fn order_done(&mut self, uid: &RuleUid, copy: &SourceRef) {
+        if let Some(rule) = self.rules.get_mut(uid) {
+            rule.orders.remove(copy);
+        }
+        self.drop_if_gone(uid);
+    }
+
+    fn drop_if_gone(&mut self, uid: &RuleUid) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        if rule.leaving && rule.intents.is_empty() && rule.orders.is_empty() {
+            self.gone.push((uid.clone(), rule.name(uid)));
+            self.rules.remove(uid);
+            self.broad.remove(uid);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Target namespaces: which there are, and which copies a rule's intents become in them.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{NamespaceChoice, RuleUid, SourceRef, KINDS};
+
+use super::{Desired, Rule};
+use crate::records::{IntentKey, Records};
+
+/// A namespace of the member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// It is being deleted.
+    pub terminating: bool,
+}
+
+impl Desired {
+    /// Whether a namespace exists, terminating or not.
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.namespaces.contains_key(name)
+    }
+
+    /// The namespaces that exist.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.namespaces.keys()
+    }
+
+    /// Takes in a namespace as it is now (absent: it is gone), and returns the copies to look at.
+    pub fn set_namespace(&mut self, name: &str, now: Option<Namespace>, records: &Records) -> BTreeSet<SourceRef> {
+        let name: Arc<str> = name.into();
+        let same = self.namespaces.get(&name) == now.as_ref();
+        let was_there = self.namespaces.contains_key(&name);
+        let stays = now.as_ref().is_some_and(|namespace| !namespace.terminating);
+        match now {
+            Some(namespace) => drop(self.namespaces.insert(name.clone(), namespace)),
+            None => drop(self.namespaces.remove(&name)),
+        }
+        if same {
+            return BTreeSet::new();
+        }
+        // A namespace that goes takes its copies along: what was ordered there needs nothing more.
+        if was_there && !stays {
+            self.drop_orders_in(&name);
+        }
+        let mut looks = BTreeSet::new();
+        for uid in self.broad.clone() {
+            self.retarget(&uid, &name, records, &mut looks);
+        }
+        self.add_copies_in(&name, records, &mut looks);
+        looks
+    }
+
+    /// Adds or removes one namespace among a rule's targets, as its choice says now.
+    fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, records: &Records, looks: &mut BTreeSet<SourceRef>) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        let Some((terms, _)) = rule.terms.clone() else { return };
+        let Some(choice) = &terms.namespaces else { return };
+        let (before, after) = (rule.targets.contains(name), self.is_target(choice, name));
+        if before == after {
+            return;
+        }
+        let sources: Vec<_> = rule.intents.keys().cloned().collect();
+        if let Some(rule) = self.rules.get_mut(uid) {
+            if after { rule.targets.insert(name.clone()) } else { rule.targets.remove(name) };
+        }
+        for source in sources {
+            let copy = copy_in(&source, name);
+            let key = IntentKey { rule: uid.clone(), source };
+            if after && !self.is_source(&copy, &key.source) {
+                self.claim(&key, &copy);
+            } else if !after {
+                self.unclaim(&key, &copy);
+                self.order_stray(&key, &copy, records);
+            }
+            looks.insert(copy);
+        }
+    }
+
+    /// Orders away a copy in a namespace that the terms of its rule no longer name, unless the rule is suspended or
+    /// unknown to the hub.
+    pub(super) fn order_stray(&mut self, key: &IntentKey, copy: &SourceRef, records: &Records) {
+        let Some(rule) = self.rules.get(&key.rule) else { return };
+        let Some((terms, _)) = rule.terms.clone() else { return };
+        let other = |live: &crate::live::Live| {
+            live.sealed.as_ref().is_some_and(|sealed| sealed.rule != key.rule || sealed.source != key.source)
+        };
+        let theirs = records.live(copy).is_some_and(other);
+        if !terms.suspend && !rule.unclaimed && !theirs {
+            self.order(key, copy, terms.deletion_policy);
+        }
+    }
+
+    fn drop_orders_in(&mut self, name: &str) {
+        for copy in copies_in(&self.orders, name).cloned().collect::<Vec<_>>() {
+            for key in self.orders.get(&copy).into_iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>() {
+                self.resolve(&key, &copy);
+            }
+        }
+    }
+
+    fn add_copies_in(&self, name: &str, records: &Records, looks: &mut BTreeSet<SourceRef>) {
+        looks.extend(copies_in(&self.claims, name).cloned());
+        looks.extend(copies_in(&self.orders, name).cloned());
+        for kind in KINDS {
+            looks.extend(records.names(kind.resource, Some(name)).cloned());
+        }
+    }
+
+    /// The copies that are wanted or ordered to go in a namespace.
+    pub fn copies_in(&self, name: &str) -> Vec<SourceRef> {
+        copies_in(&self.claims, name).chain(copies_in(&self.orders, name)).cloned().collect()
+    }
+
+    /// Whether a choice takes a namespace: a literal one in any case, others while they exist and stay.
+    fn is_target(&self, choice: &NamespaceChoice, name: &str) -> bool {
+        choice.wanted_literals().any(|literal| literal == name)
+            || self.namespaces.get(name).is_some_and(|namespace| {
+                !namespace.terminating && choice.includes(name, &namespace.labels, &self.home.namespace)
+            })
+    }
+
+    /// All targets of a choice.
+    pub(super) fn targets(&self, choice: &NamespaceChoice) -> BTreeSet<Arc<str>> {
+        let existing = self.namespaces.keys().filter(|name| self.is_target(choice, name)).cloned();
+        existing.chain(choice.wanted_literals().map(Arc::from)).collect()
+    }
+
+    /// The copies that a source of a rule becomes.
+    pub(super) fn expand(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
+        let Some((terms, _)) = &rule.terms else { return vec![] };
+        let copies: Vec<_> = match &terms.namespaces {
+            None => vec![source.clone()],
+            Some(_) => rule.targets.iter().map(|namespace| copy_in(source, namespace)).collect(),
+        };
+        copies.into_iter().filter(|copy| !self.is_source(copy, source)).collect()
+    }
+
+    /// In the hub's own cluster a source is never its own copy.
+    fn is_source(&self, copy: &SourceRef, source: &SourceRef) -> bool {
+        copy == source && self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str())
+    }
+}
+
+fn copy_in(source: &SourceRef, namespace: &Arc<str>) -> SourceRef {
+    SourceRef { resource: source.resource.clone(), namespace: namespace.clone(), name: source.name.clone() }
+}
+
+/// Whether a choice depends on which namespaces there are.
+pub(super) fn is_broad(choice: &NamespaceChoice) -> bool {
+    choice.selector.is_some() || choice.names.iter().any(|name| !name.is_literal())
+}
+
+fn copies_in<'a, T>(map: &'a BTreeMap<SourceRef, T>, name: &'a str) -> impl Iterator<Item = &'a SourceRef> {
+    KINDS.iter().flat_map(move |kind| {
+        map.range(SourceRef::new(kind.resource, name, "")..)
+            .map(|(copy, _)| copy)
+            .take_while(move |copy| *copy.resource == *kind.resource && *copy.namespace == *name)
+    })
+}

@@ -1,0 +1,108 @@
+//! What an agent holds after its restart: terms from its own Secret, revisions from the seals of its copies.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
+
+use super::places::is_broad;
+use super::{Desired, Held, Rule};
+use crate::records::{IntentKey, Records};
+
+/// The terms of one rule as they are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRule {
+    /// The rule.
+    pub uid: RuleUid,
+    /// Its terms.
+    pub terms: Terms,
+    /// Their digest, as the hub gave it.
+    pub digest: TermsDigest,
+    /// The hub has said that it does not know the rule.
+    pub unclaimed: bool,
+}
+
+impl Desired {
+    /// Sets the hub cluster's uid; an agent in that very cluster never touches a source.
+    /// Returns whether that is news.
+    pub fn set_hub_cluster(&mut self, uid: &str) -> bool {
+        if self.hub_cluster_uid.as_deref() == Some(uid) {
+            return false;
+        }
+        self.hub_cluster_uid = Some(uid.to_owned());
+        let own = self.home.cluster_uid == uid;
+        let sources: Vec<_> =
+            self.rules.iter().flat_map(|(uid, rule)| rule.intents.keys().map(|source| (uid.clone(), source.clone()))).collect();
+        for (rule, source) in sources.into_iter().filter(|_| own) {
+            let copy = source.clone();
+            self.unclaim(&IntentKey { rule, source }, &copy);
+        }
+        true
+    }
+
+    /// The uid of the hub's cluster, if it is known.
+    pub fn hub_cluster(&self) -> Option<&str> {
+        self.hub_cluster_uid.as_deref()
+    }
+
+    /// The terms to store.
+    pub fn stored(&self) -> Vec<StoredRule> {
+        let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
+        rules
+            .filter_map(|(uid, rule)| {
+                let (terms, digest) = rule.terms.as_ref()?;
+                let (terms, unclaimed) = (Terms::clone(terms), rule.unclaimed);
+                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed })
+            })
+            .collect()
+    }
+
+    /// Takes in stored terms. Nothing is held by intents yet.
+    pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
+        for StoredRule { uid, terms, digest, unclaimed } in stored {
+            let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
+            if terms.namespaces.as_ref().is_some_and(is_broad) {
+                self.broad.insert(uid.clone());
+            }
+            let terms = Some((Arc::new(terms), digest));
+            self.rules.insert(uid, Rule { terms, unclaimed, targets, ..Rule::default() });
+        }
+    }
+
+    /// Takes in the intents of a kind that live copies say they hold, unless the hub has spoken of them already, and
+    /// returns the copies to look at. A damaged copy counts too: its intent is held, but its content must come from
+    /// a twin or from the hub.
+    pub fn restore_intents(&mut self, resource: &str, records: &Records) -> BTreeSet<SourceRef> {
+        let mut looks = BTreeSet::new();
+        let mut touched = BTreeSet::new();
+        for (key, copies) in records.intents().filter(|(key, _)| *key.source.resource == *resource) {
+            looks.extend(copies.iter().cloned());
+            let rule = self.rules.entry(key.rule.clone()).or_default();
+            touched.insert(key.rule.clone());
+            if rule.leaving || rule.intents.contains_key(&key.source) {
+                continue;
+            }
+            if let Some(revision) = newest(key, records) {
+                self.set_held(key, Some(Held { in_force: Some(revision), refused: None }));
+                for copy in self.copies(key) {
+                    self.claim(key, &copy);
+                    looks.insert(copy);
+                }
+            }
+        }
+        for uid in touched {
+            self.order_strays(&uid, records);
+        }
+        looks
+    }
+}
+
+/// The revision that was applied last: after a stop half-way through an edit it is the new one.
+fn newest(key: &IntentKey, records: &Records) -> Option<Revision> {
+    let mut revisions: BTreeMap<Revision, (i64, bool)> = BTreeMap::new();
+    for (_, live) in records.holders(key) {
+        let revision = live.sealed.as_ref()?.revision;
+        let best = revisions.entry(revision).or_default();
+        *best = (*best).max((live.applied_at, live.intact));
+    }
+    revisions.into_iter().max_by_key(|(_, best)| *best).map(|(revision, _)| revision)
+}

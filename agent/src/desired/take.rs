@@ -1,0 +1,238 @@
+//! Taking in a batch of the hub: all upserts before all tombstones.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName, RuleUid,
+    SourceRef, Terms, TermsDigest,
+};
+
+use super::places::is_broad;
+use super::{Desired, Held};
+use crate::decide::Trouble;
+use crate::records::{IntentKey, Records};
+
+/// A payload that came with a batch. Without `Debug`: it holds content.
+pub struct NewPayload {
+    /// Whose it is.
+    pub key: IntentKey,
+    /// Its revision.
+    pub revision: Revision,
+    /// The content.
+    pub payload: Payload,
+}
+
+/// What came of a batch. Without `Debug`: it holds content.
+#[derive(Default)]
+pub struct Taken {
+    /// The copies to look at.
+    pub looks: BTreeSet<SourceRef>,
+    /// The items that are not in force, for the ack.
+    pub refused: Vec<Refusal>,
+    /// The payloads to keep.
+    pub payloads: Vec<NewPayload>,
+    /// Intents that are no more, whose payloads can go.
+    pub dropped: Vec<IntentKey>,
+    /// The rules of which something changed.
+    pub rules: BTreeSet<RuleUid>,
+    /// Whether what is to be stored changed.
+    pub terms_changed: bool,
+}
+
+impl Desired {
+    /// Takes in a batch. `unreadable` are its items that could not be read off the wire.
+    pub fn take(&mut self, batch: Batch, unreadable: Vec<Refusal>, records: &Records) -> Taken {
+        let mut taken = Taken::default();
+        let mut removals = vec![];
+        for mut delta in batch.rules {
+            let (tombstones, removal) = (std::mem::take(&mut delta.tombstones), delta.removal.take());
+            removals.push((delta.uid.clone(), tombstones, removal));
+            self.take_upserts(delta, removal.is_some(), records, &mut taken);
+        }
+        for refusal in unreadable {
+            self.refuse(refusal, &mut taken);
+        }
+        for (uid, tombstones, removal) in removals {
+            for tombstone in tombstones {
+                let key = IntentKey { rule: uid.clone(), source: tombstone.source };
+                self.bury(&key, tombstone.deletion_policy, records, &mut taken);
+            }
+            if let Some(policy) = removal {
+                self.remove(&uid, policy, records, &mut taken);
+            }
+        }
+        taken
+    }
+
+    fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
+        let RuleDelta { uid, terms, upserts, unclaimed, .. } = delta;
+        taken.rules.insert(uid.clone());
+        if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
+            return;
+        }
+        let rule = self.rules.entry(uid.clone()).or_default();
+        if terms.is_some() || !upserts.is_empty() {
+            rule.leaving = false;
+        }
+        if rule.unclaimed != unclaimed {
+            rule.unclaimed = unclaimed;
+            taken.terms_changed = true;
+            self.look_at_rule(&uid, taken);
+        }
+        if let Some((terms, digest)) = terms {
+            self.set_terms(&uid, terms, digest, records, taken);
+        }
+        for intent in upserts {
+            self.upsert(&uid, intent, taken);
+        }
+    }
+
+    fn look_at_rule(&self, uid: &RuleUid, taken: &mut Taken) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        taken.looks.extend(rule.intents.keys().flat_map(|source| self.expand(rule, source)));
+        taken.looks.extend(rule.orders.iter().cloned());
+    }
+
+    /// Puts new terms of a rule in force.
+    fn set_terms(&mut self, uid: &RuleUid, terms: Terms, digest: TermsDigest, records: &Records, taken: &mut Taken) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        let sources: Vec<_> = rule.intents.keys().cloned().collect();
+        let before: Vec<_> = sources.iter().map(|source| self.expand(rule, source)).collect();
+        let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
+        if terms.namespaces.as_ref().is_some_and(is_broad) {
+            self.broad.insert(uid.clone());
+        } else {
+            self.broad.remove(uid);
+        }
+        if let Some(rule) = self.rules.get_mut(uid) {
+            rule.terms = Some((Arc::new(terms), digest));
+            rule.targets = targets;
+        }
+        for (source, before) in sources.into_iter().zip(before) {
+            let key = IntentKey { rule: uid.clone(), source };
+            let after = self.copies(&key);
+            for copy in &after {
+                self.claim(&key, copy);
+            }
+            let kept: BTreeSet<_> = after.iter().collect();
+            for copy in before.iter().filter(|copy| !kept.contains(copy)) {
+                self.unclaim(&key, copy);
+                self.order_stray(&key, copy, records);
+                taken.looks.insert(copy.clone());
+            }
+        }
+        taken.terms_changed = true;
+        self.order_strays(uid, records);
+        self.look_at_rule(uid, taken);
+    }
+
+    /// Orders away the live copies of a rule's intents that stand where its terms want none.
+    pub(super) fn order_strays(&mut self, uid: &RuleUid, records: &Records) {
+        for (key, copies) in records.intents_of(uid) {
+            let Some(rule) = self.rules.get(uid) else { return };
+            if !rule.intents.contains_key(&key.source) {
+                continue;
+            }
+            for copy in copies {
+                if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
+                    self.order_stray(key, copy, records);
+                }
+            }
+        }
+    }
+
+    fn upsert(&mut self, uid: &RuleUid, intent: Intent, taken: &mut Taken) {
+        let Intent { source, revision, payload } = intent;
+        if let Err(trouble) = check(&source, &payload) {
+            let (reason, message) = (trouble.reason, trouble.message.to_string());
+            return self.refuse(Refusal { rule: uid.clone(), source, revision, reason, message }, taken);
+        }
+        let key = IntentKey { rule: uid.clone(), source };
+        self.set_held(&key, Some(Held { in_force: Some(revision), refused: None }));
+        self.claim_all(&key, taken);
+        taken.payloads.push(NewPayload { key, revision, payload });
+    }
+
+    fn claim_all(&mut self, key: &IntentKey, taken: &mut Taken) {
+        for copy in self.copies(key) {
+            self.claim(key, &copy);
+            taken.looks.insert(copy);
+        }
+    }
+
+    /// Notes an item that is not taken in. What was in force stays in force.
+    fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
+        let key = IntentKey { rule: refusal.rule.clone(), source: refusal.source.clone() };
+        // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
+        let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
+        if is_intent && let Some(rule) = self.rules.get(&key.rule) {
+            let in_force = rule.intents.get(&key.source).and_then(|held| held.in_force);
+            let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
+            self.set_held(&key, Some(Held { in_force, refused: Some((refusal.revision, trouble)) }));
+            self.claim_all(&key, taken);
+            taken.rules.insert(key.rule);
+        }
+        taken.refused.push(refusal);
+    }
+
+    /// Forgets an intent and orders its copies to go.
+    fn bury(&mut self, key: &IntentKey, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
+        let mut copies: BTreeSet<_> = self.copies(key).into_iter().collect();
+        self.set_held(key, None);
+        for copy in &copies {
+            self.unclaim(key, copy);
+        }
+        copies.extend(records.holders(key).map(|(copy, _)| copy.clone()));
+        for copy in &copies {
+            self.order(key, copy, policy);
+        }
+        taken.looks.append(&mut copies);
+        taken.dropped.push(key.clone());
+        taken.rules.insert(key.rule.clone());
+    }
+
+    /// Removes a whole rule. One that is not held is gone at once.
+    fn remove(&mut self, uid: &RuleUid, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
+        let Some(rule) = self.rules.get_mut(uid) else {
+            self.gone.push((uid.clone(), RuleName::default()));
+            return;
+        };
+        rule.leaving = true;
+        let held = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
+        let mut keys: BTreeSet<_> = held.collect();
+        keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
+        let orders = rule.orders.clone();
+        for key in keys {
+            self.bury(&key, policy, records, taken);
+        }
+        taken.looks.extend(orders);
+        taken.terms_changed = true;
+        self.drop_if_gone(uid);
+    }
+}
+
+/// Whether an intent can be taken in. The content itself is judged by the member's API server.
+fn check(source: &SourceRef, payload: &Payload) -> Result<(), Trouble> {
+    let Some(kind) = Kind::by_resource(&source.resource) else {
+        let message = format!("this agent does not know {}: upgrade the agent", source.resource);
+        return Err(Trouble::new(Reason::Unsupported, message));
+    };
+    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte));
+    if !plain(&source.name) || !plain(&source.namespace) {
+        return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
+    }
+    let content = payload.decode().map_err(|error| {
+        let reason = match error {
+            ContentError::TooLarge { .. } => Reason::TooLarge,
+            ContentError::Malformed | ContentError::UnknownEncoding => Reason::Unsupported,
+        };
+        Trouble::new(reason, error.to_string())
+    })?;
+    if content.fields.keys().any(|field| !kind.fields.contains(&field.as_str())) {
+        return Err(Trouble::new(Reason::Unsupported, "the content has a field that this agent does not know"));
+    }
+    if kind.refuses_name(&source.name) || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str())) {
+        return Err(Trouble::new(Reason::Denied, "objects of this name or type are never distributed"));
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! What should become of one copy, and whose it is.
+use runnel_proto::model::{Reason, RuleUid, SourceRef};
+
+use super::{Desired, Rule};
+use crate::decide::{Order, Outcome, Place, Trouble, Want, WantedCopy};
+use crate::live::Live;
+use crate::records::IntentKey;
+
+impl Desired {
+    /// What should become of a copy. `live` is what stands there, if that is known.
+    pub fn want(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
+        match self.winner(copy) {
+            Some((key, other)) => self.wanted(copy, key, other).map_or(Want::Nothing, Want::Copy),
+            None => self.ordered(copy, live),
+        }
+    }
+
+    /// The intent that wins a copy, and another source of the same rule that wants it too.
+    fn winner(&self, copy: &SourceRef) -> Option<(&IntentKey, Option<&IntentKey>)> {
+        let claims = self.claims.get(copy)?;
+        let first = claims.iter().min_by_key(|key| self.rank(&key.rule))?;
+        let other = claims.iter().find(|key| key.rule == first.rule && *key != first);
+        Some((first, other))
+    }
+
+    /// Whose turn it is, smallest first; the uid makes it total.
+    fn rank<'a>(&'a self, uid: &'a RuleUid) -> impl Ord + 'a {
+        let rule = self.rules.get(uid);
+        let terms = rule.and_then(|rule| rule.terms.as_ref());
+        (rule.is_none_or(|rule| rule.unclaimed), terms.map(|(terms, _)| terms.precedence()), uid)
+    }
+
+    fn wanted(&self, copy: &SourceRef, key: &IntentKey, other: Option<&IntentKey>) -> Option<WantedCopy> {
+        let rule = self.rules.get(&key.rule)?;
+        let held = rule.intents.get(&key.source)?;
+        let ambiguous = other.map(|other| ambiguous(&key.source, &other.source));
+        let refused = held.refused.as_ref().map(|(_, trouble)| trouble.clone());
+        Some(WantedCopy {
+            intent: key.clone(),
+            rule: rule.name(&key.rule),
+            revision: held.in_force,
+            place: self.place(rule, copy),
+            suspend: rule.is_suspended(),
+            hold: ambiguous.is_some(),
+            trouble: ambiguous.or(refused),
+        })
+    }
+
+    fn place(&self, rule: &Rule, copy: &SourceRef) -> Place {
+        match self.namespaces.get(&copy.namespace) {
+            Some(namespace) if namespace.terminating => Place::Terminating,
+            Some(_) => Place::Ready,
+            None if rule.terms.as_ref().is_some_and(|(terms, _)| terms.create_namespaces) => Place::ToCreate(None),
+            None => Place::Missing,
+        }
+    }
+
+    fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
+        let Some(orders) = self.orders.get(copy) else { return Want::Nothing };
+        let sealed = live.and_then(|live| live.sealed.as_ref());
+        let own = sealed.map(|sealed| IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() });
+        let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
+        let Some((key, policy)) = order else { return Want::Nothing };
+        let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
+        let held = rule.is_suspended() && !rule.leaving;
+        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: *policy, held })
+    }
+
+    /// The rules that want a copy in vain, with the reason; and those that still have it removed.
+    pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, Outcome)> {
+        let mut outcomes: Vec<(RuleUid, Outcome)> = vec![];
+        let Some((winner, _)) = self.winner(copy) else {
+            for key in self.orders.get(copy).into_iter().flatten().map(|(key, _)| key) {
+                if outcomes.iter().all(|(uid, _)| *uid != key.rule) {
+                    outcomes.push((key.rule.clone(), Outcome::Removing(None)));
+                }
+            }
+            return outcomes;
+        };
+        for key in self.claims.get(copy).into_iter().flatten() {
+            if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
+                outcomes.push((key.rule.clone(), Outcome::Failed(self.superseded(&winner.rule, &key.rule))));
+            }
+        }
+        outcomes
+    }
+
+    fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> Trouble {
+        let rule = |uid| self.rules.get(uid).map(|rule| (rule, rule.terms.as_ref().map(|(terms, _)| terms)));
+        let name = self.rules.get(winner).map(|rule| rule.name(winner)).unwrap_or_default();
+        let why = match (rule(winner), rule(loser)) {
+            (Some((above, _)), Some((below, _))) if !above.unclaimed && below.unclaimed => {
+                "the hub no longer knows this rule"
+            }
+            (Some((_, Some(above))), Some((_, Some(below)))) => {
+                if above.rule.is_cluster_scoped() && !below.rule.is_cluster_scoped() {
+                    "it is cluster-scoped"
+                } else if above.created_at < below.created_at {
+                    "it is older"
+                } else {
+                    "it is as old and its name sorts first"
+                }
+            }
+            _ => "it has precedence",
+        };
+        Trouble::new(Reason::Superseded, format!("{name} wins this copy: {why}"))
+    }
+}
+
+fn ambiguous(one: &SourceRef, two: &SourceRef) -> Trouble {
+    let message = format!(
+        "two sources of this rule want this copy: {}/{} and {}/{}; rename one or narrow the rule",
+        one.namespace, one.name, two.namespace, two.name
+    );
+    Trouble::new(Reason::AmbiguousSource, message)
+}

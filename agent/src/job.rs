@@ -1,0 +1,95 @@
+//! One piece of work for the API server, and what came of it.
+use std::sync::Arc;
+
+use runnel_proto::model::{Payload, Revision, RuleName, SourceRef};
+
+use crate::decide::{Target, Trouble};
+use crate::desired::NewPayload;
+use crate::queue::Key;
+use crate::records::{IntentKey, Sight};
+
+/// A run of one key.
+pub struct Job {
+    /// What it is about.
+    pub key: Key,
+    /// What to do.
+    pub work: Work,
+}
+
+/// What to do.
+pub enum Work {
+    /// Create the namespace.
+    CreateNamespace,
+    /// Look what is there.
+    Read,
+    /// Create the copy, if nothing stands there.
+    Create(Body),
+    /// Apply over our copy.
+    Change(Target, Body),
+    /// Take a retained object back if it is equal.
+    Adopt(Target, Body),
+    /// Delete our copy.
+    Delete(Target),
+    /// Take our marks off.
+    Retain(Target, RuleName),
+}
+
+/// What to write. Without `Debug`: it may hold content.
+pub struct Body {
+    /// The intent.
+    pub intent: IntentKey,
+    /// How its rule is called.
+    pub rule: RuleName,
+    /// The revision.
+    pub revision: Revision,
+    /// The content, or where it is.
+    pub content: Origin,
+}
+
+/// Where content comes from. Without `Debug`: it may hold content.
+pub enum Origin {
+    /// Here.
+    Payload(Payload),
+    /// In another copy of the same intent and revision.
+    Twin(SourceRef),
+}
+
+/// What a run did to the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// Created it.
+    Created,
+    /// Changed it.
+    Changed,
+    /// Applied, and nothing changed.
+    Equal,
+    /// Took it back.
+    Adopted,
+    /// Deleted it.
+    Deleted,
+    /// Left it, unmarked.
+    Retained,
+}
+
+/// What came of a run. Without `Debug`: it may hold content.
+pub struct Done {
+    /// What it was about.
+    pub key: Key,
+    /// What stands there now, if that is known.
+    pub sight: Option<Sight>,
+    /// Older versions of the object that the run has seen.
+    pub passed: Vec<Arc<str>>,
+    /// What it wrote.
+    pub wrote: Option<Wrote>,
+    /// Why it failed.
+    pub trouble: Option<Trouble>,
+    /// Content that it came by.
+    pub learned: Option<NewPayload>,
+}
+
+impl Done {
+    /// A run that has not done anything yet.
+    pub fn new(key: Key) -> Self {
+        Self { key, sight: None, passed: vec![], wrote: None, trouble: None, learned: None }
+    }
+}

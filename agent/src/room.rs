@@ -1,0 +1,77 @@
+//! How much payload waits to be applied: while it is too much, no more is taken from the hub.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::SourceRef;
+
+use crate::records::IntentKey;
+
+/// The default bound of unapplied payload, in bytes.
+pub const ROOM_BYTES: usize = 32 * 1024 * 1024;
+
+/// The copies under way, and the bytes of their intents' payloads, each counted once.
+#[derive(Default)]
+pub struct Room {
+    copies: BTreeMap<SourceRef, IntentKey>,
+    intents: BTreeMap<IntentKey, (usize, usize)>,
+    bytes: usize,
+}
+
+impl Room {
+    /// Notes that a copy waits for a payload of this size to be applied.
+    pub fn enter(&mut self, copy: &SourceRef, intent: &IntentKey, bytes: usize) {
+        self.leave(copy);
+        let (size, copies) = self.intents.entry(intent.clone()).or_insert((bytes, 0));
+        if *copies == 0 {
+            self.bytes += *size;
+        }
+        *copies += 1;
+        self.copies.insert(copy.clone(), intent.clone());
+    }
+
+    /// Notes that a copy waits no more.
+    pub fn leave(&mut self, copy: &SourceRef) {
+        let Some(intent) = self.copies.remove(copy) else { return };
+        if let Some((size, copies)) = self.intents.get_mut(&intent) {
+            *copies -= 1;
+            if *copies == 0 {
+                self.bytes -= *size;
+                self.intents.remove(&intent);
+            }
+        }
+    }
+
+    /// Bytes of payload that wait.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn copy(name: u8) -> SourceRef {
+        SourceRef::new("configmaps", "a", &name.to_string())
+    }
+
+    proptest! {
+        #[test]
+        fn an_intent_counts_once_while_any_copy_of_it_waits(steps in proptest::collection::vec((0u8..6, 0u8..3, any::<bool>()), 0..50)) {
+            let mut room = Room::default();
+            let mut waiting = BTreeMap::new();
+            for (name, intent, enter) in steps {
+                let key = IntentKey { rule: "r".into(), source: copy(intent) };
+                if enter {
+                    room.enter(&copy(name), &key, 10);
+                    waiting.insert(name, intent);
+                } else {
+                    room.leave(&copy(name));
+                    waiting.remove(&name);
+                }
+                let distinct: std::collections::BTreeSet<_> = waiting.values().collect();
+                prop_assert_eq!(room.bytes(), distinct.len() * 10);
+            }
+        }
+    }
+}
