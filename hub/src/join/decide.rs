@@ -1,0 +1,153 @@
+//! Who may join, who may renew, and who is let in. Every refusal says what to do.
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
+
+use crate::crd::{Join, KeyRecord, MemberCluster, RedeemedJoin, limits};
+
+/// Why a join, a renewal or a session is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no such cluster, no join for it, or the token is another. Which of them it is, a stranger is not told.
+    #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
+    WrongToken(String),
+    /// Too late.
+    #[error("the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`")]
+    Expired(String),
+    /// Another key was faster.
+    #[error(
+        "the token for cluster {0} was already used with another key: make a new join string with `runnel-hub token \
+         create {0}`, and find out who used it if it was not you"
+    )]
+    Spent(String),
+    /// Too many wrong tokens.
+    #[error("too many wrong tokens for cluster {0}: wait ten minutes, then try again with a new join string")]
+    TooManyTries(String),
+    /// Not wanted now.
+    #[error("cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub")]
+    NotAccepted(String),
+    /// On its way out.
+    #[error("cluster {0} is being deleted on the hub: create it again and join with a new join string")]
+    Deleting(String),
+    /// The certificate is for a cluster that was deleted, or for another hub's.
+    #[error("the certificate is for a cluster {0} that is no longer there: join again with a new join string")]
+    Gone(String),
+    /// The key is not known for the cluster (any more).
+    #[error("the certificate's key is not known for cluster {0}: join again with a new join string")]
+    UnknownKey(String),
+    /// The certificate's time is over.
+    #[error("the certificate of cluster {0} has expired: join again with a new join string")]
+    CertificateExpired(String),
+}
+
+/// What a join changes in the status.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Redeemed {
+    /// The new `status.join`.
+    pub join: RedeemedJoin,
+    /// The new `status.identity.keys`.
+    pub keys: Vec<KeyRecord>,
+}
+
+/// The join that this token opens.
+///
+/// # Errors
+/// [`Refusal`], the same for a cluster that is not there and a token that is wrong.
+pub fn check_token<'a>(
+    member: Option<&'a MemberCluster>,
+    cluster: &str,
+    token: &Token,
+    now: Timestamp,
+) -> Result<(&'a MemberCluster, &'a Join), Refusal> {
+    let join = member.and_then(|member| Some((member, member.spec.join.as_ref()?)));
+    let join = join.filter(|(_, join)| token.matches(&join.token_hash));
+    let (member, join) = join.ok_or_else(|| Refusal::WrongToken(cluster.to_owned()))?;
+    if join.expires_at.0 <= now {
+        return Err(Refusal::Expired(cluster.to_owned()));
+    }
+    check_wanted(member, cluster)?;
+    Ok((member, join))
+}
+
+/// Records the key that redeems a token. The same key may do so again. A join replaces every key of the cluster, so a
+/// new join string also shuts out whoever held the old ones.
+///
+/// # Errors
+/// [`Refusal::Spent`], when another key was faster.
+pub fn redeem(member: &MemberCluster, cluster: &str, join: &Join, key: KeyRecord) -> Result<Redeemed, Refusal> {
+    let redeemed = member.status.as_ref().and_then(|status| status.join.as_ref());
+    let spent = redeemed.is_some_and(|redeemed| {
+        redeemed.token_hash == join.token_hash && redeemed.key_fingerprint != key.fingerprint
+    });
+    if spent {
+        return Err(Refusal::Spent(cluster.to_owned()));
+    }
+    let join = RedeemedJoin { token_hash: join.token_hash.clone(), key_fingerprint: key.fingerprint.clone() };
+    Ok(Redeemed { join, keys: vec![key] })
+}
+
+/// The record of a key that was certified.
+pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> KeyRecord {
+    KeyRecord { fingerprint: key.to_string(), issued_at: Time(now), expires_at: Time(expires_at) }
+}
+
+/// The keys with this one added: expired ones go, and the oldest when there are too many, but never the caller's.
+pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Timestamp) -> Vec<KeyRecord> {
+    let caller = caller.to_string();
+    let mut kept: Vec<KeyRecord> = keys
+        .iter()
+        .filter(|key| key.fingerprint != new.fingerprint && (key.expires_at.0 > now || key.fingerprint == caller))
+        .cloned()
+        .collect();
+    kept.sort_by_key(|key| (key.fingerprint == caller, key.issued_at.0));
+    let surplus = (kept.len() + 1).saturating_sub(limits::KEYS);
+    kept.drain(..surplus.min(kept.len()));
+    kept.push(new);
+    kept
+}
+
+/// Whether the holder of this verified certificate is the cluster that it says, now: for a session as for a renewal.
+///
+/// # Errors
+/// [`Refusal`], which says why not.
+pub fn admit(
+    member: Option<&MemberCluster>,
+    hub_id: &str,
+    peer: &PeerCertificate,
+    now: Timestamp,
+) -> Result<(), Refusal> {
+    let SpiffeId::Cluster { hub_id: of, cluster, uid } = &peer.id else {
+        return Err(Refusal::Gone("of another kind".to_owned()));
+    };
+    let is_same = |member: &&MemberCluster| {
+        member.metadata.uid.as_ref() == Some(uid) && member.metadata.name.as_ref() == Some(cluster)
+    };
+    let gone = || Refusal::Gone(cluster.clone());
+    let member = member.filter(is_same).filter(|_| of == hub_id).ok_or_else(gone)?;
+    check_wanted(member, cluster)?;
+    if Timestamp::try_from(peer.not_after).is_ok_and(|end| end <= now) {
+        return Err(Refusal::CertificateExpired(cluster.clone()));
+    }
+    let key = peer.key.to_string();
+    let known = keys(member).iter().any(|record| record.fingerprint == key);
+    if known { Ok(()) } else { Err(Refusal::UnknownKey(cluster.clone())) }
+}
+
+/// The keys that a cluster is known by.
+pub fn keys(member: &MemberCluster) -> &[KeyRecord] {
+    let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
+    identity.map(|identity| &identity.keys[..]).unwrap_or_default()
+}
+
+fn check_wanted(member: &MemberCluster, cluster: &str) -> Result<(), Refusal> {
+    if member.metadata.deletion_timestamp.is_some() {
+        Err(Refusal::Deleting(cluster.to_owned()))
+    } else if !member.spec.accepted {
+        Err(Refusal::NotAccepted(cluster.to_owned()))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

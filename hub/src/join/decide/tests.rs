@@ -1,0 +1,147 @@
+use std::time::SystemTime;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::crd::{Identity, MemberClusterSpec, MemberClusterStatus};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+fn print(name: &str) -> Fingerprint {
+    Fingerprint::of_key(name.as_bytes())
+}
+
+fn member(token: &Token) -> MemberCluster {
+    let join = Join { token_hash: token.hash(), expires_at: Time(at(3600)) };
+    let mut member = MemberCluster::new("eu-3", MemberClusterSpec { join: Some(join), ..MemberClusterSpec::default() });
+    member.metadata.uid = Some("uid-1".to_owned());
+    member
+}
+
+fn with_keys(mut member: MemberCluster, keys: Vec<KeyRecord>) -> MemberCluster {
+    member.status = Some(MemberClusterStatus { identity: Some(Identity { keys }), ..MemberClusterStatus::default() });
+    member
+}
+
+fn peer(hub: &str, cluster: &str, uid: &str, key: &str, until: i64) -> PeerCertificate {
+    PeerCertificate {
+        id: SpiffeId::cluster(hub, cluster, uid).unwrap(),
+        key: print(key),
+        not_after: SystemTime::from(at(until)),
+        server: false,
+        client: true,
+    }
+}
+
+#[test]
+fn a_token_opens_its_own_cluster_in_time_only() {
+    let (token, other) = (Token::generate().unwrap(), Token::generate().unwrap());
+    let whole = member(&token);
+    assert!(check_token(Some(&whole), "eu-3", &token, at(0)).is_ok());
+    let wrong = Err(Refusal::WrongToken("eu-3".to_owned()));
+    assert_eq!(check_token(Some(&whole), "eu-3", &other, at(0)).map(drop), wrong);
+    assert_eq!(check_token(None, "eu-3", &token, at(0)).map(drop), wrong);
+    let mut without = whole.clone();
+    without.spec.join = None;
+    assert_eq!(check_token(Some(&without), "eu-3", &token, at(0)).map(drop), wrong);
+    let late = check_token(Some(&whole), "eu-3", &token, at(3600)).map(drop);
+    assert_eq!(late, Err(Refusal::Expired("eu-3".to_owned())));
+}
+
+#[test]
+fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
+    let token = Token::generate().unwrap();
+    let mut refused = member(&token);
+    refused.spec.accepted = false;
+    let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
+    assert_eq!(answer, Err(Refusal::NotAccepted("eu-3".to_owned())));
+    // Only who has the token is told so.
+    let stranger = check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
+    assert_eq!(stranger, Err(Refusal::WrongToken("eu-3".to_owned())));
+    refused.metadata.deletion_timestamp = Some(Time(at(0)));
+    let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
+    assert_eq!(answer, Err(Refusal::Deleting("eu-3".to_owned())));
+}
+
+#[test]
+fn a_token_is_for_one_key_which_may_repeat() {
+    let token = Token::generate().unwrap();
+    let mut member = member(&token);
+    let join = member.spec.join.clone().unwrap();
+    let first = redeem(&member, "eu-3", &join, key_record(print("a"), at(0), at(9))).unwrap();
+    member = with_keys(member, first.keys.clone());
+    member.status.as_mut().unwrap().join = Some(first.join.clone());
+    let again = redeem(&member, "eu-3", &join, key_record(print("a"), at(1), at(10))).unwrap();
+    assert_eq!((again.join, again.keys.len()), (first.join, 1));
+    let other = redeem(&member, "eu-3", &join, key_record(print("b"), at(1), at(10)));
+    assert_eq!(other, Err(Refusal::Spent("eu-3".to_owned())));
+    // A new token is good for a new key, and the old key is out.
+    let new = Join { token_hash: Token::generate().unwrap().hash(), ..join };
+    let redeemed = redeem(&member, "eu-3", &new, key_record(print("b"), at(1), at(10))).unwrap();
+    assert_eq!(redeemed.keys, [key_record(print("b"), at(1), at(10))]);
+}
+
+#[test]
+fn only_a_known_key_of_the_very_cluster_is_let_in() {
+    let token = Token::generate().unwrap();
+    let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
+    let admitted = |member: Option<&MemberCluster>, peer| admit(member, "hubid", &peer, at(50));
+    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 100)), Ok(()));
+    let gone = Err(Refusal::Gone("eu-3".to_owned()));
+    assert_eq!(admitted(None, peer("hubid", "eu-3", "uid-1", "a", 100)), gone);
+    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-2", "a", 100)), gone);
+    assert_eq!(admitted(Some(&whole), peer("other", "eu-3", "uid-1", "a", 100)), gone);
+    assert_eq!(
+        admitted(Some(&whole), peer("hubid", "eu-33", "uid-1", "a", 100)),
+        Err(Refusal::Gone("eu-33".to_owned()))
+    );
+    let unknown = Err(Refusal::UnknownKey("eu-3".to_owned()));
+    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "b", 100)), unknown);
+    let expired = Err(Refusal::CertificateExpired("eu-3".to_owned()));
+    assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 50)), expired);
+    let mut cut = whole;
+    cut.spec.accepted = false;
+    let refused = Err(Refusal::NotAccepted("eu-3".to_owned()));
+    assert_eq!(admitted(Some(&cut), peer("hubid", "eu-3", "uid-1", "a", 100)), refused);
+}
+
+#[test]
+fn every_refusal_names_the_cluster_and_a_cure() {
+    let all = [
+        Refusal::WrongToken("c".into()),
+        Refusal::Expired("c".into()),
+        Refusal::Spent("c".into()),
+        Refusal::TooManyTries("c".into()),
+        Refusal::NotAccepted("c".into()),
+        Refusal::Deleting("c".into()),
+        Refusal::Gone("c".into()),
+        Refusal::UnknownKey("c".into()),
+        Refusal::CertificateExpired("c".into()),
+    ];
+    for refusal in all {
+        let text = refusal.to_string();
+        assert!(text.contains("cluster c") && text.contains(": "), "{text}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_keys_stay_few_and_keep_the_callers_and_the_newest(
+        ages in prop::collection::vec((0i64..200, 0i64..200), 0..8),
+        caller in 0usize..8,
+    ) {
+        let record = |n: usize, issued, end| key_record(print(&n.to_string()), at(issued), at(end));
+        let keys: Vec<_> = ages.iter().enumerate().map(|(n, (issued, end))| record(n, *issued, *end)).collect();
+        let new = record(99, 100, 300);
+        let caller_key = print(&caller.to_string());
+        let kept = renewed(&keys, &caller_key, new.clone(), at(100));
+        prop_assert!(kept.len() <= limits::KEYS);
+        prop_assert_eq!(kept.last(), Some(&new));
+        let had_caller = caller < keys.len();
+        prop_assert_eq!(kept.iter().any(|key| key.fingerprint == caller_key.to_string()), had_caller);
+        let live = |key: &KeyRecord| key.expires_at.0 > at(100) || key.fingerprint == caller_key.to_string();
+        prop_assert!(kept.iter().all(live));
+    }
+}

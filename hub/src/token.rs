@@ -1,0 +1,105 @@
+//! `runnel-hub token create`: lets a cluster join.
+mod request;
+
+use anyhow::{Context, bail};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use runnel_proto::identity::{JoinString, Token};
+use serde_json::json;
+
+use crate::authority::{self, ApiError, HubIdentity, within};
+use crate::crd::{Join, MemberCluster, MemberClusterSpec};
+pub use request::{Checked, RequestError, TokenRequest};
+
+/// What the API server records as the writer.
+const FIELD_MANAGER: &str = "runnel-hub";
+/// The cluster may be made or removed by somebody else in between.
+const TRIES: usize = 3;
+
+/// Makes a join string for a cluster: makes its `MemberCluster`, or takes the one that is there, adds the labels, and
+/// allows one join. A join string that was made before is no longer good. `namespace` is the hub's own.
+///
+/// # Errors
+/// One sentence that names what is wrong and what to do.
+pub async fn create(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<String> {
+    let request = request.check()?;
+    let mut identity = authority::load_or_create(&client, namespace).await?;
+    if identity.addresses.is_empty() && !request.advertise.is_empty() {
+        identity = authority::advertise(&client, namespace, &request.advertise).await?;
+    }
+    let addresses = addresses(&request, &identity)?;
+    let token = Token::generate()?;
+    let expires_at = Timestamp::now().checked_add(request.ttl).context("--ttl is out of range: choose 1h")?;
+    // The API server keeps whole seconds.
+    let expires_at = Time(Timestamp::from_second(expires_at.as_second())?);
+    allow(client, &request, Join { token_hash: token.hash(), expires_at }).await?;
+    let join = JoinString {
+        addresses,
+        hub: identity.hub_id,
+        cluster: request.cluster,
+        token,
+        pin: identity.authority.pin(),
+    };
+    Ok(join.encode())
+}
+
+fn addresses(request: &Checked, identity: &HubIdentity) -> anyhow::Result<Vec<String>> {
+    if !request.advertise.is_empty() {
+        return Ok(request.advertise.clone());
+    }
+    if identity.addresses.is_empty() {
+        bail!(
+            "no address of the hub is known: give --advertise HOST:PORT, the address that agents in other clusters \
+             reach the hub at (or start the hub with --advertise)"
+        );
+    }
+    Ok(identity.addresses.clone())
+}
+
+/// Writes the join and the labels, and nothing else of a cluster that is there.
+async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<()> {
+    let api = Api::<MemberCluster>::all(client);
+    let name = &request.cluster;
+    for _ in 0..TRIES {
+        let present = within(format!("read MemberCluster {name}"), api.get_opt(name)).await.map_err(explained)?;
+        let result = match present {
+            Some(member) if member.metadata.deletion_timestamp.is_some() => {
+                bail!("cluster {name} is being deleted: wait until it is gone, then try again")
+            }
+            Some(member) => {
+                if !member.spec.accepted {
+                    tracing::warn!("cluster {name} can join only when its spec.accepted is set to true");
+                }
+                let metadata = json!({"labels": request.labels, "uid": member.metadata.uid});
+                let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"join": join}}));
+                let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let call = api.patch(name, &params, &patch);
+                within(format!("update MemberCluster {name}"), call).await
+            }
+            None => {
+                let spec = MemberClusterSpec { join: Some(join.clone()), ..MemberClusterSpec::default() };
+                let mut member = MemberCluster::new(name, spec);
+                member.metadata.labels = Some(request.labels.clone());
+                let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                within(format!("create MemberCluster {name}"), api.create(&params, &member)).await
+            }
+        };
+        match result {
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_conflict() => {}
+            Err(error) => return Err(explained(error)),
+        }
+    }
+    bail!("cluster {name} is being changed by somebody else all the time: try again")
+}
+
+fn explained(error: ApiError) -> anyhow::Error {
+    let cure = match error.status().map(|status| status.code) {
+        Some(404) => "the custom resources of runnel.dev are not installed in this cluster: install the hub first",
+        Some(401 | 403) => "you need to get, create and patch memberclusters.runnel.dev",
+        _ => return error.into(),
+    };
+    anyhow::Error::new(error).context(cure)
+}
