@@ -13,8 +13,8 @@ use runnel_proto::identity::{IdentityError, new_hub_id};
 use runnel_proto::tls::{ServerTls, TlsError};
 use tokio_util::sync::CancellationToken;
 
-pub use stored::{HubIdentity, StoredError};
 use stored::{Data, Fresh};
+pub use stored::{HubIdentity, StoredError};
 
 /// The Secret that holds the hub's identity: back it up, as every member trusts what is in it.
 pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
@@ -123,11 +123,7 @@ pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdent
 ///
 /// # Errors
 /// As [`load_or_create`].
-pub async fn advertise(
-    client: &Client,
-    namespace: &str,
-    addresses: &[String],
-) -> Result<HubIdentity, AuthorityError> {
+pub async fn advertise(client: &Client, namespace: &str, addresses: &[String]) -> Result<HubIdentity, AuthorityError> {
     edit(client, namespace, |identity| (identity.addresses != addresses).then(|| stored::addresses(addresses))).await
 }
 

@@ -85,10 +85,9 @@ impl From<Failure> for Status {
 pub fn refused(refusal: &Refusal) -> Status {
     let text = refusal.to_string();
     match refusal {
-        Refusal::WrongToken(_)
-        | Refusal::Gone(_)
-        | Refusal::UnknownKey(_)
-        | Refusal::CertificateExpired(_) => Status::unauthenticated(text),
+        Refusal::WrongToken(_) | Refusal::Gone(_) | Refusal::UnknownKey(_) | Refusal::CertificateExpired(_) => {
+            Status::unauthenticated(text)
+        }
         Refusal::Expired(_) | Refusal::Spent(_) | Refusal::NotAccepted(_) | Refusal::Deleting(_) => {
             Status::failed_precondition(text)
         }
@@ -106,11 +105,7 @@ impl Registrar {
     ///
     /// # Errors
     /// As `sync.proto` says; each text says what to do.
-    pub async fn join(
-        &self,
-        from: IpAddr,
-        request: wire::JoinRequest,
-    ) -> Result<wire::CertificateResponse, Status> {
+    pub async fn join(&self, from: IpAddr, request: wire::JoinRequest) -> Result<wire::CertificateResponse, Status> {
         let cluster = request.cluster;
         if !is_cluster_name(&cluster) {
             return Err(Status::invalid_argument("the cluster's name is not valid: use the join string as it is"));

@@ -35,13 +35,8 @@ pub async fn create(client: Client, namespace: &str, request: TokenRequest) -> a
     // The API server keeps whole seconds.
     let expires_at = Time(Timestamp::from_second(expires_at.as_second())?);
     allow(client, &request, Join { token_hash: token.hash(), expires_at }).await?;
-    let join = JoinString {
-        addresses,
-        hub: identity.hub_id,
-        cluster: request.cluster,
-        token,
-        pin: identity.authority.pin(),
-    };
+    let join =
+        JoinString { addresses, hub: identity.hub_id, cluster: request.cluster, token, pin: identity.authority.pin() };
     Ok(join.encode())
 }
 

@@ -76,9 +76,8 @@ pub fn check_token<'a>(
 /// [`Refusal::Spent`], when another key was faster.
 pub fn redeem(member: &MemberCluster, cluster: &str, join: &Join, key: KeyRecord) -> Result<Redeemed, Refusal> {
     let redeemed = member.status.as_ref().and_then(|status| status.join.as_ref());
-    let spent = redeemed.is_some_and(|redeemed| {
-        redeemed.token_hash == join.token_hash && redeemed.key_fingerprint != key.fingerprint
-    });
+    let spent = redeemed
+        .is_some_and(|redeemed| redeemed.token_hash == join.token_hash && redeemed.key_fingerprint != key.fingerprint);
     if spent {
         return Err(Refusal::Spent(cluster.to_owned()));
     }

@@ -1,11 +1,11 @@
 //! Frames of an agent, read by the hub.
 use super::parts::{
-    bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire, rule_uid, source,
-    source_to_wire, Unreadable,
+    Unreadable, bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
+    rule_uid, source, source_to_wire,
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, Counts, Failure, HeldIntent, Hello, Refusal, RuleState, SetDigest, TermsDigest, FAILURES_LIMIT,
+    AgentFrame, Counts, FAILURES_LIMIT, Failure, HeldIntent, Hello, Refusal, RuleState, SetDigest, TermsDigest,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -23,14 +23,10 @@ fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
     Ok(match frame {
         Frame::Hello(wire) => AgentFrame::Hello(hello(wire)?),
         Frame::HeldRules(wire) => AgentFrame::HeldRules(all(wire.rules, rule_state)?, wire.last),
-        Frame::Detail(wire) => {
-            AgentFrame::Detail(rule_uid(wire.rule_uid)?, all(wire.intents, held_intent)?, wire.last)
-        }
+        Frame::Detail(wire) => AgentFrame::Detail(rule_uid(wire.rule_uid)?, all(wire.intents, held_intent)?, wire.last),
         Frame::Ack(wire) => AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect()),
         Frame::Report(wire) => AgentFrame::Report(all(wire.rules, rule_state)?),
-        Frame::Want(wire) => {
-            AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?)
-        }
+        Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
     })
 }
 
@@ -118,10 +114,9 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         AgentFrame::Report(rules) => {
             Frame::Report(wire::Report { rules: rules.iter().map(rule_state_to_wire).collect() })
         }
-        AgentFrame::Want(uid, sources) => Frame::Want(wire::Want {
-            rule_uid: uid.to_string(),
-            sources: sources.iter().map(source_to_wire).collect(),
-        }),
+        AgentFrame::Want(uid, sources) => {
+            Frame::Want(wire::Want { rule_uid: uid.to_string(), sources: sources.iter().map(source_to_wire).collect() })
+        }
     };
     wire::AgentFrame { frame: Some(frame) }
 }

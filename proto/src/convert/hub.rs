@@ -1,12 +1,12 @@
 //! Frames of the hub, read by an agent.
 use super::parts::{
-    bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid,
-    source, source_to_wire, terms, terms_to_wire, Unreadable,
+    Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision,
+    rule_uid, source, source_to_wire, terms, terms_to_wire,
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    Batch, Encoding, HubFrame, Intent, Payload, Reason, Refusal, Revision, RuleDelta, RuleUid, SetDigest,
-    SnapshotBegin, SnapshotEnd, SourceRef, Tombstone, PAYLOAD_LIMIT,
+    Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, Reason, Refusal, Revision, RuleDelta, RuleUid,
+    SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -178,9 +178,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             intents: end.intents,
             digest: end.digest.to_bytes().to_vec().into(),
         }),
-        HubFrame::Drain(within_milliseconds) => {
-            Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds })
-        }
+        HubFrame::Drain(within_milliseconds) => Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds }),
     };
     wire::HubFrame { frame: Some(frame) }
 }

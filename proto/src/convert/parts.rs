@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision,
-    RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest, MESSAGE_LIMIT,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, MESSAGE_LIMIT, NamespaceChoice, Operator, Pattern, Reason,
+    Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
 };
 use crate::wire;
 

@@ -1,10 +1,10 @@
 //! Splitting of an agent's frames, so that the hub's receive buffer stays small.
-use prost::encoding::encoded_len_varint;
 use prost::Message;
+use prost::encoding::encoded_len_varint;
 
 use super::agent::{held_intent_to_wire, refusal_to_wire, rule_state_to_wire};
 use super::parts::source_to_wire;
-use crate::model::{AgentFrame, AGENT_FRAME_LIMIT};
+use crate::model::{AGENT_FRAME_LIMIT, AgentFrame};
 
 /// What a frame costs beside its items: its envelope, a uid of the longest kind, a nonce, a flag.
 const ENVELOPE: usize = 320;
@@ -16,9 +16,11 @@ const ENVELOPE: usize = 320;
 pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
     match frame {
         hello @ AgentFrame::Hello(_) => vec![hello],
-        AgentFrame::HeldRules(rules, last) => with_last(pack(rules, |rule| rule_state_to_wire(rule).encoded_len()), last)
-            .map(|(rules, last)| AgentFrame::HeldRules(rules, last))
-            .collect(),
+        AgentFrame::HeldRules(rules, last) => {
+            with_last(pack(rules, |rule| rule_state_to_wire(rule).encoded_len()), last)
+                .map(|(rules, last)| AgentFrame::HeldRules(rules, last))
+                .collect()
+        }
         AgentFrame::Detail(uid, intents, last) => {
             with_last(pack(intents, |held| held_intent_to_wire(held).encoded_len()), last)
                 .map(|(intents, last)| AgentFrame::Detail(uid.clone(), intents, last))

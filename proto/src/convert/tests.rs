@@ -28,8 +28,8 @@ fn reason() -> impl Strategy<Value = Reason> {
 }
 
 fn state() -> impl Strategy<Value = RuleState> {
-    let failure = (reason(), source(), "[ a-zö]{0,99}")
-        .prop_map(|(reason, copy, message)| Failure { reason, copy, message });
+    let failure =
+        (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure { reason, copy, message });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 5]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
         RuleState {
@@ -111,16 +111,12 @@ fn bare<T>(items: Vec<Unprinted<T>>) -> Vec<T> {
 }
 
 fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
-    let intent = (source(), any::<[u8; 16]>(), vec(any::<u8>(), 0..600), any::<bool>()).prop_map(|(source, r, b, z)| {
-        let payload = if z {
-            Payload::encode(b)
-        } else {
-            Payload::from_wire(Encoding::Plain, Bytes::from(b), 7)
-        };
-        Unprinted(Intent { source, revision: Revision(r), payload })
-    });
-    let tombstone =
-        (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
+    let intent =
+        (source(), any::<[u8; 16]>(), vec(any::<u8>(), 0..600), any::<bool>()).prop_map(|(source, r, b, z)| {
+            let payload = if z { Payload::encode(b) } else { Payload::from_wire(Encoding::Plain, Bytes::from(b), 7) };
+            Unprinted(Intent { source, revision: Revision(r), payload })
+        });
+    let tombstone = (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>()).prop_map(
@@ -132,9 +128,8 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
 
 /// Payloads have no `Debug`, so a comparison answers yes or no only.
 fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
-    let same_intent = |(a, b): (&Intent, &Intent)| {
-        a.source == b.source && a.revision == b.revision && a.payload == b.payload
-    };
+    let same_intent =
+        |(a, b): (&Intent, &Intent)| a.source == b.source && a.revision == b.revision && a.payload == b.payload;
     a.uid == b.uid
         && a.terms == b.terms
         && a.upserts.len() == b.upserts.len()

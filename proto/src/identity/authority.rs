@@ -12,7 +12,7 @@ use x509_parser::oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY};
 use x509_parser::prelude::FromDer;
 
 use super::certificate::{parse, time};
-use super::{is_hub_id, random, Fingerprint, IdentityError, PeerCertificate, SpiffeId};
+use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, random};
 
 /// How far back a certificate's validity begins, for clocks that run behind.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);

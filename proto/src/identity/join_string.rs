@@ -4,7 +4,7 @@ use std::fmt;
 use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Serialize};
 
-use super::{is_address, is_cluster_name, is_hub_id, Fingerprint, Token};
+use super::{Fingerprint, Token, is_address, is_cluster_name, is_hub_id};
 
 /// What every join string begins with: for people, and for scanners that look for leaked secrets.
 pub const JOIN_PREFIX: &str = "runnel-join-v1.";
@@ -35,7 +35,9 @@ pub enum JoinStringError {
     #[error("the join string is empty: give the whole output of `runnel-hub token create`")]
     Empty,
     /// Some other text.
-    #[error("this is not a join string, which begins with `{JOIN_PREFIX}`: give the whole output of `runnel-hub token create`")]
+    #[error(
+        "this is not a join string, which begins with `{JOIN_PREFIX}`: give the whole output of `runnel-hub token create`"
+    )]
     Prefix,
     /// Written by a newer hub.
     #[error("the join string is of a version that this agent does not know: upgrade the agent to the hub's version")]
@@ -50,7 +52,9 @@ pub enum JoinStringError {
     #[error("the join string is incomplete: copy it again to its very end")]
     Incomplete,
     /// No usable address.
-    #[error("the join string's addresses are not all `host:port`: make a new one with `runnel-hub token create --advertise HOST:PORT`")]
+    #[error(
+        "the join string's addresses are not all `host:port`: make a new one with `runnel-hub token create --advertise HOST:PORT`"
+    )]
     Addresses,
     /// The hub's id is none.
     #[error("the join string's hub id is not valid: make a new join string with `runnel-hub token create`")]
@@ -62,7 +66,9 @@ pub enum JoinStringError {
     #[error("the join string's token is not valid: make a new join string with `runnel-hub token create`")]
     Token,
     /// The pin is none.
-    #[error("the join string's pin (the hash of the hub's key) is not valid: make a new join string with `runnel-hub token create`")]
+    #[error(
+        "the join string's pin (the hash of the hub's key) is not valid: make a new join string with `runnel-hub token create`"
+    )]
     Pin,
 }
 

@@ -9,13 +9,13 @@ mod names;
 mod spiffe;
 mod token;
 
-pub use authority::{Authority, ServingPair, SignedCertificate, SKEW};
+pub use authority::{Authority, SKEW, ServingPair, SignedCertificate};
 pub use certificate::{Fingerprint, PeerCertificate};
-pub use join_string::{JoinString, JoinStringError, JOIN_PREFIX};
+pub use join_string::{JOIN_PREFIX, JoinString, JoinStringError};
 pub use key::MemberKey;
 pub use names::{is_address, is_cluster_name, is_hub_id, new_hub_id};
 pub use spiffe::SpiffeId;
-pub use token::{Token, TOKEN_HASH_PREFIX};
+pub use token::{TOKEN_HASH_PREFIX, Token};
 
 /// Why a key, a request, a certificate or a name cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use data_encoding::{Encoding, Specification};
 use http::uri::Authority;
 
-use super::{random, IdentityError};
+use super::{IdentityError, random};
 
 /// Lower-case base32 without padding.
 pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
@@ -16,10 +16,7 @@ pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
 
 fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len())
-        && text.bytes().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Whether this can be a hub's id: a DNS label, so that it is a label value and a trust domain as well.
@@ -73,7 +70,9 @@ mod tests {
         for good in ["hub.example:8443", "10.0.0.1:1", "[::1]:8443", "hub:65535"] {
             assert!(is_address(good), "{good}");
         }
-        for bad in ["", "hub", "hub:", ":1", "hub:0", "hub:65536", "https://hub:1", "hub:1/x", "a@hub:1", "::1", "h b:1"] {
+        for bad in
+            ["", "hub", "hub:", ":1", "hub:0", "hub:65536", "https://hub:1", "hub:1/x", "a@hub:1", "::1", "h b:1"]
+        {
             assert!(!is_address(bad), "{bad}");
         }
     }

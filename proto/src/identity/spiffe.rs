@@ -1,8 +1,8 @@
 //! SPIFFE ids, compared as a whole.
 use std::fmt;
 
-use super::names::{is_cluster_name, is_hub_id, is_uid};
 use super::IdentityError;
+use super::names::{is_cluster_name, is_hub_id, is_uid};
 
 /// Who a certificate speaks for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@ use std::fmt;
 use ring::digest;
 
 use super::names::BASE32;
-use super::{random, IdentityError};
+use super::{IdentityError, random};
 
 /// What a token's hash begins with.
 pub const TOKEN_HASH_PREFIX: &str = "sha256:";
@@ -90,7 +90,13 @@ mod tests {
     fn other_texts_are_no_tokens() {
         let good = Token::generate().unwrap();
         let (id, secret) = good.expose().split_once('.').unwrap();
-        for bad in ["".to_owned(), id.to_owned(), format!("{id}.{secret}a"), format!("{secret}.{id}"), good.expose().to_uppercase()] {
+        for bad in [
+            "".to_owned(),
+            id.to_owned(),
+            format!("{id}.{secret}a"),
+            format!("{secret}.{id}"),
+            good.expose().to_uppercase(),
+        ] {
             assert_eq!(Token::parse(&bad), Err(IdentityError::Token));
         }
     }

@@ -3,10 +3,10 @@ use std::fmt;
 use std::io::{self, Write};
 
 use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
-use tracing_subscriber::EnvFilter;
 
 /// The environment variable that filters logs, such as `info` or `info,runnel_hub=debug`.
 pub const LOG_FILTER: &str = "RUNNEL_LOG";

@@ -4,7 +4,7 @@ mod logs;
 mod metrics;
 mod shutdown;
 
-pub use health::{bind, router, serve, Awaited, BindError, Readiness};
-pub use logs::{init_logs, LogError, LogFormat, LOG_FILTER};
-pub use metrics::{registry, Registry};
-pub use shutdown::{Aborted, Signals, DRAIN_LIMIT};
+pub use health::{Awaited, BindError, Readiness, bind, router, serve};
+pub use logs::{LOG_FILTER, LogError, LogFormat, init_logs};
+pub use metrics::{Registry, registry};
+pub use shutdown::{Aborted, DRAIN_LIMIT, Signals};

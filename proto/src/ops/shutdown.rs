@@ -2,7 +2,7 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::signal::unix::{signal, Signal, SignalKind};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// How long a process may take to end after the first signal.
@@ -48,7 +48,7 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{id, Command};
+    use std::process::{Command, id};
 
     #[tokio::test]
     async fn the_first_signal_drains_and_the_second_aborts() {

@@ -15,13 +15,13 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::client::TlsStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::transport::Endpoint;
 
 use super::verify::{HubVerifier, Trust};
-use super::{provider, TlsError, ALPN};
-use crate::identity::{is_address, Fingerprint, SpiffeId};
+use super::{ALPN, TlsError, provider};
+use crate::identity::{Fingerprint, SpiffeId, is_address};
 
 /// For the name, the connection and the handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);

@@ -11,8 +11,8 @@ use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::CryptoProvider;
 
-pub use client::{endpoint, join_config, session_config, ConnectError, Connector};
-pub use server::{handshake, incoming, Connection, HandshakeError, Peer, ServerTls};
+pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
+pub use server::{Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
 
 /// What both ends speak inside TLS.
 const ALPN: &[u8] = b"h2";

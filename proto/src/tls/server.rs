@@ -16,11 +16,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::server::TlsStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::{provider, TlsError, ALPN};
+use super::{ALPN, TlsError, provider};
 use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
 
 /// A handshake that takes longer is given up.
@@ -63,9 +63,8 @@ fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Resu
     for authority in authorities {
         roots.add(authority.clone())?;
     }
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
-        .allow_unauthenticated()
-        .build()?;
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).allow_unauthenticated().build()?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)

@@ -93,7 +93,8 @@ async fn a_member_is_known_by_its_certificate() {
 async fn certificates_of_another_authority_or_time_are_refused() {
     let (own, foreign) = (authority(), authority());
     let past = Authority::generate(HUB, SystemTime::now() - 9 * DAY).unwrap();
-    let cases = [(&own, member_of(&foreign, SystemTime::now())), (&past, member_of(&past, SystemTime::now() - 3 * DAY))];
+    let cases =
+        [(&own, member_of(&foreign, SystemTime::now())), (&past, member_of(&past, SystemTime::now() - 3 * DAY))];
     for (authority, (key, signed)) in cases {
         let client = session_of(authority, &key, &signed);
         let (agent, hub) = meet(authority, serving(authority), client).await;

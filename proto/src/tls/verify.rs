@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{verify_tls13_signature, CryptoProvider};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
@@ -36,9 +36,8 @@ impl HubVerifier {
     ) -> Result<(), Error> {
         let parsed = ParsedCertificate::try_from(leaf)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
-        let verify = |roots: &RootCertStore| {
-            verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, now, algorithms)
-        };
+        let verify =
+            |roots: &RootCertStore| verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, now, algorithms);
         match &self.trust {
             Trust::Authorities(roots) => verify(roots),
             Trust::Pin(pin) => {
