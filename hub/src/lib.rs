@@ -5,8 +5,11 @@
 //! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`status`] (what a rule's
 //! status should say).
 
+pub mod authority;
 pub mod crd;
 pub mod index;
+pub mod join;
 pub mod plan;
 pub mod session;
 pub mod status;
+pub mod token;
