@@ -6,10 +6,16 @@
 //! status should say).
 
 pub mod authority;
+pub mod config;
 pub mod crd;
 pub mod index;
 pub mod join;
+pub mod metrics;
 pub mod plan;
+pub mod server;
 pub mod session;
+pub mod shared;
 pub mod status;
 pub mod token;
+pub mod watch;
+pub mod writer;

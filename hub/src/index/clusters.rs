@@ -1,12 +1,11 @@
 //! Member clusters come, change and go.
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
 use kube::ResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index};
-use crate::crd::{KeyRecord, MemberCluster, PendingRemoval};
+use crate::crd::{MemberCluster, PendingRemoval};
 
 /// A member cluster as the hub knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,8 +18,6 @@ pub struct Cluster {
     pub accepted: bool,
     /// Whether it leaves: it gets nothing new, and what it has goes.
     pub leaving: bool,
-    /// The keys by which the hub knows its agent.
-    pub keys: Vec<KeyRecord>,
     /// Orders from rules that were deleted while it was away.
     pub pending: BTreeMap<RuleUid, PendingRemoval>,
     /// Whether an agent ever connected.
@@ -37,7 +34,6 @@ impl Cluster {
             labels: object.labels().clone(),
             accepted: object.spec.accepted && object.metadata.deletion_timestamp.is_none(),
             leaving: object.spec.leaving,
-            keys: status.identity.unwrap_or_default().keys,
             pending: pending.map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal)).collect(),
             was_connected: status.cluster_uid.is_some(),
         }
@@ -46,13 +42,6 @@ impl Cluster {
     /// Whether rules may choose it.
     pub fn takes_part(&self) -> bool {
         self.accepted && !self.leaving
-    }
-
-    /// Whether a session with this certificate is allowed: the object's uid, an accepted cluster, a recorded key that
-    /// has not expired.
-    pub fn admits(&self, uid: &str, fingerprint: &str, now: Timestamp) -> bool {
-        let known = |key: &KeyRecord| key.fingerprint == fingerprint && key.expires_at.0 > now;
-        self.accepted && self.uid == uid && self.keys.iter().any(known)
     }
 }
 

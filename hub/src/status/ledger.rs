@@ -33,6 +33,8 @@ pub struct SessionFacts {
 struct Presence {
     session: Option<SessionFacts>,
     lost_at: Option<Instant>,
+    /// Whether its silence has been told.
+    silence_told: bool,
     accounts: BTreeMap<RuleUid, Account>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
@@ -50,6 +52,7 @@ impl Ledger {
         let presence = self.clusters.entry(cluster.clone()).or_default();
         presence.session = Some(facts);
         presence.lost_at = None;
+        presence.silence_told = false;
     }
 
     /// An agent's session ended.
@@ -57,6 +60,19 @@ impl Ledger {
         if let Some(presence) = self.clusters.get_mut(cluster) {
             presence.lost_at.get_or_insert(now);
         }
+    }
+
+    /// The clusters that have become silent since the last call.
+    pub fn take_silenced(&mut self, now: Instant) -> Vec<ClusterName> {
+        let mut silent = Vec::new();
+        for (cluster, presence) in &mut self.clusters {
+            let over = presence.lost_at.is_some_and(|lost| now.saturating_duration_since(lost) >= SILENCE);
+            if over && !presence.silence_told {
+                presence.silence_told = true;
+                silent.push(cluster.clone());
+            }
+        }
+        silent
     }
 
     /// An agent reports on a rule. Returns whether that is news.
@@ -74,6 +90,17 @@ impl Ledger {
             failures: state.failures,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
+    }
+
+    /// An agent that just connected says all that it holds: what it said before is void.
+    pub fn replace_reports(&mut self, cluster: &ClusterName, states: Vec<RuleState>) {
+        if let Some(presence) = self.clusters.get_mut(cluster) {
+            presence.accounts.clear();
+            presence.names.clear();
+        }
+        for state in states {
+            self.report(cluster, state);
+        }
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.

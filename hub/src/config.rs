@@ -1,0 +1,118 @@
+//! The command line of `runnel-hub`; every flag is also read from the environment.
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use runnel_proto::identity::is_address;
+use runnel_proto::ops::LogFormat;
+
+/// Streams ConfigMaps and Secrets from this cluster to member clusters.
+#[derive(Parser)]
+#[command(name = "runnel-hub", version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run the hub.
+    Run(Run),
+    /// Let clusters join.
+    #[command(subcommand)]
+    Token(Token),
+    /// Print the custom resource definitions as YAML.
+    Crds,
+}
+
+/// Which API server, and where Runnel lives in it.
+#[derive(Args)]
+pub struct Access {
+    /// Kubeconfig file of the hub cluster; without it, the ServiceAccount of the pod is used.
+    #[arg(long, env = "RUNNEL_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The namespace on the hub in which Runnel keeps its own Secrets.
+    #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
+    pub namespace: String,
+    /// How log lines look.
+    #[arg(long, env = "RUNNEL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Run the hub.
+#[derive(Args)]
+pub struct Run {
+    /// Which API server.
+    #[command(flatten)]
+    pub access: Access,
+    /// Where agents connect to.
+    #[arg(long, env = "RUNNEL_LISTEN", default_value = "0.0.0.0:8443", value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// An address at which agents in other clusters reach the hub; may be given several times. It goes into join strings.
+    #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_parser = address, value_name = "HOST:PORT")]
+    pub advertise: Vec<String>,
+    /// Where health, readiness and metrics are served.
+    #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_name = "ADDRESS:PORT")]
+    pub ops_listen: SocketAddr,
+    /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
+    #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
+    pub source_gone_grace: Duration,
+}
+
+/// Let clusters join.
+#[derive(Subcommand)]
+pub enum Token {
+    /// Make or take a MemberCluster and print the join string for its agent.
+    Create(Create),
+}
+
+/// Make or take a MemberCluster and print the join string for its agent.
+#[derive(Args)]
+pub struct Create {
+    /// Which API server.
+    #[command(flatten)]
+    pub access: Access,
+    /// Name of the cluster.
+    pub cluster: String,
+    /// A label of the MemberCluster, by which rules select; may be given several times.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub labels: Vec<String>,
+    /// How long the join string is good for; it is good for one agent.
+    #[arg(long, env = "RUNNEL_TTL", default_value = "1h", value_name = "DURATION")]
+    pub ttl: String,
+    /// An address of the hub, instead of those the running hub was told to advertise; may be given several times.
+    #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_name = "HOST:PORT")]
+    pub advertise: Vec<String>,
+}
+
+fn address(text: &str) -> Result<String, String> {
+    match is_address(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write host:port, such as hub.example.com:8443".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| "write a duration such as 5s or 1m".to_owned())?;
+    Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_say_what_they_want() {
+        assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert!(duration("-5s").is_err() && duration("soon").is_err());
+    }
+}

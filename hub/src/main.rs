@@ -1,0 +1,56 @@
+//! `runnel-hub`: the hub, and the commands beside it.
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use runnel_hub::config::{Cli, Command, Token};
+use runnel_hub::{crd, token};
+use runnel_proto::ops;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match start(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("runnel-hub: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Help and version succeed; wrong usage ends with 1, as every other unusable input.
+fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+#[tokio::main]
+async fn start(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Crds => {
+            print!("{}", crd::yaml());
+            Ok(())
+        }
+        Command::Run(options) => {
+            ops::init_logs(options.access.log_format)?;
+            run::run(options).await
+        }
+        Command::Token(Token::Create(options)) => {
+            ops::init_logs(options.access.log_format)?;
+            let client = run::client(&options.access).await?;
+            let request = token::TokenRequest {
+                cluster: options.cluster,
+                labels: options.labels,
+                ttl: options.ttl,
+                advertise: options.advertise,
+            };
+            let join_string = token::create(client, &options.access.namespace, request).await?;
+            println!("{join_string}");
+            Ok(())
+        }
+    }
+}

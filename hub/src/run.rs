@@ -1,0 +1,229 @@
+//! Puts the hub together: binds first, then spawns; every task stands in one set, and one that ends early ends the
+//! process.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use http::HeaderValue;
+use http::header::USER_AGENT;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use parking_lot::Mutex;
+use runnel_hub::authority::{self, AuthorityError, HubIdentity, Serving};
+use runnel_hub::config::{Access, Run};
+use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
+use runnel_hub::index::KindState;
+use runnel_hub::join::Registrar;
+use runnel_hub::metrics::{HubMetrics, StateCollector};
+use runnel_hub::server::Server;
+use runnel_hub::shared::{Settings, Shared};
+use runnel_hub::watch;
+use runnel_hub::writer::{Book, Writer};
+use runnel_proto::model::KINDS;
+use runnel_proto::ops::{self, Readiness, Signals};
+use runnel_proto::tls;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// How long to wait before the API server is tried again at the start.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Keepalives notice a half-open connection within 25 s.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
+const KEEPALIVE_WAIT: Duration = Duration::from_secs(10);
+/// Windows bound what an agent can make the hub buffer.
+const STREAM_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 128 * 1024;
+const STREAMS: u32 = 8;
+
+type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
+
+/// Runs the hub until a signal ends it.
+pub async fn run(options: Run) -> anyhow::Result<()> {
+    let signals = Signals::install().context("cannot catch signals")?;
+    let shutdown = CancellationToken::new();
+    let listener = ops::bind(options.listen, "--listen").await?;
+    let ops_listener = ops::bind(options.ops_listen, "--ops-listen").await?;
+    let client = client(&options.access).await?;
+
+    let mut tasks = Tasks::new();
+    let mut abort = std::pin::pin!(signals.run(shutdown.clone()));
+    let ended = tokio::select! {
+        started = start(&options, client, (listener, ops_listener), &shutdown, &mut tasks) => started,
+        () = shutdown.cancelled() => Ok(()),
+        aborted = &mut abort => return Err(aborted.into()),
+    };
+    ended?;
+    tokio::select! {
+        ended = supervise(&mut tasks, &shutdown) => ended?,
+        aborted = &mut abort => return Err(aborted.into()),
+    }
+    tracing::info!("the hub has ended");
+    Ok(())
+}
+
+/// Waits for the tasks. Before the shutdown none may end; after it all must, within the drain limit.
+async fn supervise(tasks: &mut Tasks, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    tokio::select! {
+        Some(ended) = tasks.join_next() => {
+            let (name, result) = ended.context("a task panicked")?;
+            if !shutdown.is_cancelled() {
+                result.with_context(|| format!("the task {name:?} failed"))?;
+                bail!("the task {name:?} ended early");
+            }
+        }
+        () = shutdown.cancelled() => {}
+    }
+    let drained = tokio::time::timeout(ops::DRAIN_LIMIT, async { while tasks.join_next().await.is_some() {} });
+    if drained.await.is_err() {
+        tracing::warn!("not everything ended in time");
+        tasks.abort_all();
+    }
+    Ok(())
+}
+
+/// A client for the hub cluster, with our own name in its requests and without retries of its own.
+pub async fn client(access: &Access) -> anyhow::Result<Client> {
+    let mut config = match &access.kubeconfig {
+        Some(path) => {
+            let cure = || format!("cannot use the kubeconfig {}: give --kubeconfig a readable file", path.display());
+            let file = Kubeconfig::read_from(path).with_context(cure)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.with_context(cure)?
+        }
+        None => Config::incluster()
+            .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
+    };
+    config.default_retry = false;
+    let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, name));
+    Client::try_from(config).context("cannot make a client from the kubeconfig: check its certificates")
+}
+
+/// The hub's identity and the hub cluster's uid; waits for an API server that is away.
+async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
+    let namespace = &options.access.namespace;
+    loop {
+        let loaded = match options.advertise.as_slice() {
+            [] => authority::load_or_create(client, namespace).await,
+            addresses => authority::advertise(client, namespace, addresses).await,
+        };
+        match (loaded, watch::cluster_uid(client).await) {
+            (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
+            (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
+            (Err(error), _) => tracing::error!(%error, "cannot get the hub's identity; trying again"),
+            (_, Err(error)) => tracing::error!(%error, "cannot read the namespace kube-system; trying again"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn start(
+    options: &Run,
+    client: Client,
+    (listener, ops_listener): (TcpListener, TcpListener),
+    shutdown: &CancellationToken,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let readiness = Readiness::default();
+    let awaited = ["distributionrules", "clusterdistributionrules", "memberclusters"];
+    let awaited = awaited.map(|part| Arc::new(Mutex::new(Some(readiness.wait_for(part)))));
+    let serving_awaited = readiness.wait_for("sources");
+    let mut registry = ops::registry("hub", env!("CARGO_PKG_VERSION"));
+    let metrics = HubMetrics::register(&mut registry);
+
+    let (identity, cluster_uid) = identity(options, &client).await?;
+    let settings = Settings {
+        namespace: options.access.namespace.clone(),
+        hub_id: identity.hub_id.clone(),
+        cluster_uid,
+        source_gone_grace: options.source_gone_grace,
+        revision_key: identity.revision_key.clone(),
+        started: Instant::now(),
+    };
+    let identity = Arc::new(identity);
+    let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
+    registry.register_collector(Box::new(StateCollector(shared.clone())));
+    let serving = Serving::new(identity.clone()).map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let registrar = Registrar::new(client.clone(), identity);
+    let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
+
+    let registry = Arc::new(registry);
+    let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
+    tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
+    let tls = serving.tls();
+    let serve = serve(listener, tls, server, shutdown.clone());
+    tasks.spawn(async move { ("server", serve.await) });
+    let renewal = serving.run(shutdown.clone());
+    tasks.spawn(async move { ("serving certificate", renewal.await.map_err(Into::into)) });
+
+    let [rules, cluster_rules, members] = awaited.map(|part| move || drop(part.lock().take()));
+    let stop = || shutdown.clone();
+    forever(tasks, stop(), "watch of members", watch::watch_members(client.clone(), shared.clone(), book.clone(), members));
+    let watched = watch::watch_rules::<DistributionRule>(client.clone(), shared.clone(), book.clone(), rules);
+    forever(tasks, stop(), "watch of rules", watched);
+    let watched = watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
+    forever(tasks, stop(), "watch of cluster rules", watched);
+    for kind in KINDS {
+        forever(tasks, stop(), "watch of sources", watch::watch_sources(client.clone(), shared.clone(), kind));
+    }
+    forever(tasks, stop(), "reader", watch::read_sources(client.clone(), shared.clone()));
+    forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(shared.clone()));
+    let gate = until_known(shared.clone(), readiness, serving_awaited);
+    forever(tasks, stop(), "readiness", async move {
+        gate.await;
+        std::future::pending().await
+    });
+    let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
+    forever(tasks, stop(), "writer", Writer::new(client, shared, book, instance).run());
+    tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
+    Ok(())
+}
+
+/// Spawns a task that ends only with the process.
+fn forever(
+    tasks: &mut Tasks,
+    shutdown: CancellationToken,
+    name: &'static str,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    tasks.spawn(async move {
+        tokio::select! {
+            () = task => (name, Err(anyhow!("it ended"))),
+            () = shutdown.cancelled() => (name, Ok(())),
+        }
+    });
+}
+
+/// Opens the sessions once every watch that is needed has delivered a complete list or was refused.
+async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaited) {
+    let known = || {
+        let listed = readiness.awaited().len() <= 1;
+        let index = shared.index.read();
+        listed && index.needed_resources().iter().all(|resource| index.kind(resource) != &KindState::Unwatched)
+    };
+    while !known() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(own);
+    tracing::info!(after = ?shared.settings.started.elapsed(), "the hub has read its rules and sources, and serves");
+    shared.ready.send_replace(true);
+    shared.mark_everything();
+}
+
+async fn serve(
+    listener: TcpListener,
+    tls: Arc<tls::ServerTls>,
+    server: Server,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
+        .http2_keepalive_timeout(Some(KEEPALIVE_WAIT))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .add_service(server.into_service())
+        .serve_with_incoming_shutdown(tls::incoming(listener, tls), shutdown.cancelled_owned())
+        .await
+        .context("the gRPC server failed")
+}

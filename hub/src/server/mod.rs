@@ -1,0 +1,163 @@
+//! The gRPC server: join, renew, and the sessions of the agents.
+//!
+//! Who calls is what the verified client certificate says; no field of a request can widen it. A session is admitted
+//! only while its `MemberCluster` is there with the same uid, accepted, and with the certificate's key on record, and
+//! it is cut the moment that stops being so.
+mod session;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use futures::Stream;
+use jiff::Timestamp;
+use kube::{Api, Client};
+use runnel_proto::FRAME_LIMIT;
+use runnel_proto::identity::{PeerCertificate, SpiffeId};
+use runnel_proto::model::ClusterName;
+use runnel_proto::tls::Peer;
+use runnel_proto::wire;
+use runnel_proto::wire::runnel_server::{Runnel, RunnelServer};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::crd::MemberCluster;
+use crate::join::decide::admit;
+use crate::join::{Registrar, refused};
+use crate::metrics::HubMetrics;
+use crate::shared::Shared;
+use crate::watch::take_in_member;
+use crate::writer::Book;
+
+/// How long a call waits for a hub that is starting.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a look at the API server may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+/// The gRPC service.
+pub struct Server {
+    shared: Arc<Shared>,
+    book: Arc<Book>,
+    registrar: Registrar,
+    metrics: Arc<HubMetrics>,
+    client: Client,
+    shutdown: CancellationToken,
+    numbers: AtomicU64,
+}
+
+/// Who opened a session, as the verified certificate says.
+#[derive(Clone)]
+struct Identity {
+    cluster: ClusterName,
+    certificate: Arc<PeerCertificate>,
+}
+
+impl Server {
+    /// A service that ends its sessions when `shutdown` is cancelled.
+    pub fn new(
+        shared: Arc<Shared>,
+        book: Arc<Book>,
+        registrar: Registrar,
+        metrics: Arc<HubMetrics>,
+        client: Client,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { shared, book, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1) }
+    }
+
+    /// The service for a tonic router.
+    pub fn into_service(self) -> RunnelServer<Self> {
+        // Agents' frames are small; the receive buffer keeps the size of the largest.
+        RunnelServer::new(self).max_decoding_message_size(64 * 1024).max_encoding_message_size(FRAME_LIMIT)
+    }
+
+    async fn until_ready(&self) -> Result<(), Status> {
+        let mut ready = self.shared.ready.subscribe();
+        let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(|ready| *ready)).await;
+        let starting = || Status::unavailable("the hub is starting and has not read its rules yet: try again");
+        waited.map_err(|_| starting())?.map_err(|_| starting())?;
+        Ok(())
+    }
+
+    fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
+        let certificate = request.extensions().get::<Peer>().and_then(|peer| peer.certificate.clone());
+        let certificate = certificate
+            .ok_or_else(|| Status::unauthenticated("this call needs the client certificate that a join gives"))?;
+        match &certificate.id {
+            SpiffeId::Cluster { cluster, .. } => Ok(Identity { cluster: cluster.as_str().into(), certificate }),
+            SpiffeId::Hub { .. } => Err(Status::unauthenticated("the client certificate is not a member's")),
+        }
+    }
+
+    /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
+    /// server itself.
+    async fn admit(&self, identity: &Identity) -> Result<(), Status> {
+        if admission(&self.shared, &self.book, identity).is_ok() {
+            return Ok(());
+        }
+        let members: Api<MemberCluster> = Api::all(self.client.clone());
+        let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
+        if let Ok(Ok(Some(member))) = look {
+            take_in_member(member, &self.shared, &self.book);
+        }
+        admission(&self.shared, &self.book, identity).inspect_err(|status| {
+            tracing::warn!(cluster = %identity.cluster, why = status.message(), "a member was refused");
+        })
+    }
+}
+
+/// Whether a session with this identity is allowed now.
+fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Status> {
+    let hub_id = &shared.settings.hub_id;
+    let allowed = book.with_member(&identity.cluster, |member| {
+        admit(member, hub_id, &identity.certificate, Timestamp::now())
+    });
+    allowed.map_err(|refusal| refused(&refusal))
+}
+
+#[tonic::async_trait]
+impl Runnel for Server {
+    async fn join(
+        &self,
+        request: Request<wire::JoinRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
+        let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
+        let from = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        self.registrar.join(from, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::CertificateResponse>, Status> {
+        self.until_ready().await?;
+        let identity = self.identify(&request)?;
+        self.admit(&identity).await?;
+        self.registrar.renew(&identity.certificate, request.into_inner()).await.map(Response::new)
+    }
+
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<wire::HubFrame, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<wire::AgentFrame>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        self.until_ready().await?;
+        let identity = self.identify(&request)?;
+        self.admit(&identity).await?;
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let running = session::Running::new(
+            self.shared.clone(),
+            self.book.clone(),
+            self.metrics.clone(),
+            identity,
+            number,
+            request.into_inner(),
+            self.shutdown.clone(),
+        );
+        Ok(Response::new(Box::pin(running.frames())))
+    }
+}

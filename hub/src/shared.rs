@@ -1,0 +1,182 @@
+//! What the hub's tasks share: the index behind its lock, the ledger, the live sessions, and the signals between them.
+//!
+//! Every change of the index goes through [`Shared::change`], which spreads its effect: sessions of changed clusters
+//! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
+//! await.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use parking_lot::{Mutex, RwLock};
+use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
+use tokio::sync::{Notify, watch};
+
+use crate::index::{Effect, Index};
+use crate::session::Session;
+use crate::status::Ledger;
+
+/// A session as the rest of the hub sees it.
+pub struct LiveSession {
+    /// Tells this session from a later one of the same cluster.
+    pub number: u64,
+    /// What the agent holds.
+    pub session: Mutex<Session>,
+    /// Woken when a claim to its cluster changed.
+    pub wake: Notify,
+}
+
+/// Work that waits, each piece once, and its signal.
+pub struct Pending<T> {
+    items: Mutex<BTreeSet<T>>,
+    wake: Notify,
+}
+
+impl<T: Ord> Default for Pending<T> {
+    fn default() -> Self {
+        Self { items: Mutex::default(), wake: Notify::default() }
+    }
+}
+
+impl<T: Ord> Pending<T> {
+    /// Adds work.
+    pub fn add(&self, items: impl IntoIterator<Item = T>) {
+        let mut waiting = self.items.lock();
+        let before = waiting.len();
+        waiting.extend(items);
+        if waiting.len() > before {
+            self.wake.notify_one();
+        }
+    }
+
+    /// All the work there is.
+    pub fn take(&self) -> BTreeSet<T> {
+        std::mem::take(&mut *self.items.lock())
+    }
+
+    /// What each waiting piece of work is to `view`, leaving it there.
+    pub fn peek<V>(&self, view: impl Fn(&T) -> V) -> Vec<V> {
+        self.items.lock().iter().map(view).collect()
+    }
+
+    /// Drops the work that this tells to drop.
+    pub fn remove(&self, done: impl Fn(&T) -> bool) {
+        self.items.lock().retain(|item| !done(item));
+    }
+
+    /// Completes when work was added since the last call.
+    pub async fn added(&self) {
+        self.wake.notified().await;
+    }
+}
+
+/// What is fixed for the life of the process.
+pub struct Settings {
+    /// Runnel's own namespace on the hub.
+    pub namespace: String,
+    /// The hub's id.
+    pub hub_id: String,
+    /// Uid of the hub cluster's `kube-system` namespace.
+    pub cluster_uid: String,
+    /// How long a vanished source counts as being there.
+    pub source_gone_grace: Duration,
+    /// The key for revisions.
+    pub revision_key: RevisionKey,
+    /// When the process started.
+    pub started: Instant,
+}
+
+/// What the hub's tasks share.
+pub struct Shared {
+    /// What is fixed.
+    pub settings: Settings,
+    /// Everything the hub knows.
+    pub index: RwLock<Index>,
+    /// What the agents last said.
+    pub ledger: Mutex<Ledger>,
+    /// The newest session of each cluster.
+    pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
+    /// Sources whose content must be read.
+    pub to_read: Pending<SourceRef>,
+    /// Rules whose status may be out of date.
+    pub dirty_rules: Pending<RuleUid>,
+    /// Members whose status may be out of date.
+    pub dirty_members: Pending<ClusterName>,
+    /// Orders that a cluster was given while it was away, and has carried out.
+    pub settled_removals: Pending<(ClusterName, RuleUid)>,
+    /// Kinds that some rule needs.
+    pub needed: watch::Sender<BTreeSet<&'static str>>,
+    /// Whether the hub knows enough to serve.
+    pub ready: watch::Sender<bool>,
+    /// Woken when a source vanished.
+    pub vanished: Notify,
+}
+
+impl Shared {
+    /// A hub that knows nothing yet.
+    pub fn new(settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            index: RwLock::default(),
+            ledger: Mutex::default(),
+            sessions: DashMap::new(),
+            to_read: Pending::default(),
+            dirty_rules: Pending::default(),
+            dirty_members: Pending::default(),
+            settled_removals: Pending::default(),
+            needed: watch::Sender::default(),
+            ready: watch::Sender::default(),
+            vanished: Notify::new(),
+        })
+    }
+
+    /// Changes the index and tells everybody who is concerned.
+    pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
+        let effect = change(&mut self.index.write());
+        self.spread(effect);
+    }
+
+    fn spread(&self, effect: Effect) {
+        for cluster in &effect.clusters {
+            self.wake(cluster);
+        }
+        if !effect.rules.is_empty() {
+            let needed = self.index.read().needed_resources();
+            self.needed.send_if_modified(|known| {
+                let more = !needed.is_subset(known);
+                known.extend(needed);
+                more
+            });
+        }
+        self.to_read.add(effect.read);
+        self.dirty_rules.add(effect.rules);
+        self.dirty_members.add(effect.clusters);
+    }
+
+    /// Wakes the session of a cluster.
+    pub fn wake(&self, cluster: &ClusterName) {
+        if let Some(live) = self.sessions.get(cluster) {
+            live.wake.notify_one();
+        }
+    }
+
+    /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
+    pub fn mark_rules_of(&self, cluster: &ClusterName) {
+        let index = self.index.read();
+        let concerned = index.rules().filter(|(_, entry)| entry.clusters.contains(cluster) || entry.rule.deleting);
+        let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
+        drop(index);
+        self.dirty_rules.add(concerned);
+        self.dirty_members.add([cluster.clone()]);
+    }
+
+    /// Marks every status as possibly out of date.
+    pub fn mark_everything(&self) {
+        let index = self.index.read();
+        let rules: Vec<_> = index.rules().map(|(uid, _)| uid.clone()).collect();
+        let members: Vec<_> = index.clusters().map(|(name, _)| name.clone()).collect();
+        drop(index);
+        self.dirty_rules.add(rules);
+        self.dirty_members.add(members);
+    }
+}

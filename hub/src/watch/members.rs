@@ -1,0 +1,67 @@
+//! The watch of `MemberCluster`s.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use kube::runtime::watcher::Event;
+use kube::{Api, Client, ResourceExt};
+use runnel_proto::model::ClusterName;
+
+use super::{events, refusal};
+use crate::crd::MemberCluster;
+use crate::index::Cluster;
+use crate::shared::Shared;
+use crate::writer::Book;
+
+/// Watches the member clusters for ever. `listed` is called at each complete list.
+pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
+    let mut events = std::pin::pin!(events(Api::<MemberCluster>::all(client)));
+    let mut seen = BTreeSet::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Init) => seen.clear(),
+            Ok(Event::InitApply(object)) => {
+                seen.insert(ClusterName::from(object.name_any()));
+                take_in_member(object, &shared, &book);
+            }
+            Ok(Event::InitDone) => {
+                let gone = book.members_not_in(&seen);
+                for name in &gone {
+                    forget(name, &shared, &book);
+                }
+                listed();
+            }
+            Ok(Event::Apply(object)) => take_in_member(object, &shared, &book),
+            Ok(Event::Delete(object)) => forget(&object.name_any().into(), &shared, &book),
+            Err(error) => match refusal(&error) {
+                Some(why) => tracing::error!(
+                    "cannot watch memberclusters: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
+                ),
+                None => tracing::warn!(%error, "the watch of memberclusters broke; trying again"),
+            },
+        }
+    }
+}
+
+/// A member is as given now, unless something newer is known.
+pub fn take_in_member(object: MemberCluster, shared: &Shared, book: &Book) {
+    let name = ClusterName::from(object.name_any());
+    let cluster = Cluster::read(&object);
+    if !book.set_member(name.clone(), object) {
+        return;
+    }
+    let reborn = shared.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
+    if reborn {
+        shared.ledger.lock().forget(&name);
+    }
+    shared.change(|index| index.set_cluster(name.clone(), cluster));
+    // Whatever changed may end the session: it looks for itself.
+    shared.wake(&name);
+    shared.dirty_members.add([name]);
+}
+
+fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
+    book.remove_member(name);
+    shared.ledger.lock().forget(name);
+    shared.change(|index| index.remove_cluster(name));
+}

@@ -1,0 +1,67 @@
+//! Watches of the hub's API: rules and members whole, sources as metadata only; the content of a source is read only
+//! when some rule selects it.
+//!
+//! A watch that is forbidden or missing gates only what needs it. Nothing is served before every watch that is needed
+//! has delivered one complete list, or has been refused.
+mod members;
+mod reader;
+mod rules;
+mod sources;
+
+use std::time::Duration;
+
+use futures::stream::Stream;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+pub use members::{take_in_member, watch_members};
+pub use reader::{bury_sources, read_sources};
+pub use rules::{RuleKind, watch_rules};
+pub use sources::watch_sources;
+
+/// Objects in one page of a list.
+const PAGE: u32 = 500;
+/// The server ends a watch after this long, and a dead connection is noticed soon afterwards.
+const WATCH_SECONDS: u32 = 290;
+/// How long one read of one object may take.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+
+/// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
+fn events<K>(api: Api<K>) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    watcher::watcher(api, config).default_backoff()
+}
+
+/// The API server's answer to a watch, if it is a refusal that a person must see to.
+fn refusal(error: &watcher::Error) -> Option<String> {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status,
+        _ => return None,
+    };
+    match status.code {
+        401 => Some("the API server does not accept the hub's credentials".to_owned()),
+        403 => Some("forbidden: give the hub get, list and watch on it".to_owned()),
+        404 => Some("the API server does not know it".to_owned()),
+        _ => None,
+    }
+}
+
+/// Uid of the `kube-system` namespace, which tells clusters apart.
+///
+/// # Errors
+/// What the API server answered.
+pub async fn cluster_uid(client: &Client) -> Result<String, kube::Error> {
+    use k8s_openapi::api::core::v1::Namespace;
+    use kube::api::PartialObjectMeta;
+    let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    Ok(api.get_metadata("kube-system").await?.metadata.uid.unwrap_or_default())
+}

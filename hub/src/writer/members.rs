@@ -1,0 +1,63 @@
+//! Writes about one member.
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use runnel_proto::model::{ClusterName, RuleName};
+use serde_json::json;
+
+use super::{WriteError, Writer, unless_gone};
+use crate::crd::{MemberCluster, MemberClusterStatus};
+use crate::status::{MemberView, Now, SETTLING, fold_member};
+
+impl Writer {
+    pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
+        let Some(member) = self.book.member(name) else {
+            self.shared.settled_removals.remove(|(cluster, _)| cluster == name);
+            return Ok(());
+        };
+        if !self.strike_out(name, &member).await? {
+            // The watch brings the newer object, and with it another try.
+            return Ok(());
+        }
+        let Some(member) = self.book.member(name) else { return Ok(()) };
+        let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
+        let patch = Patch::Merge(json!({
+            "metadata": {"uid": member.metadata.uid},
+            "status": {
+                "observedGeneration": status.observed_generation,
+                "conditions": status.conditions,
+                "certificate": status.certificate,
+                "agentVersion": status.agent_version,
+                "kubernetesVersion": status.kubernetes_version,
+                "clusterUid": status.cluster_uid,
+            },
+        }));
+        let api: Api<MemberCluster> = Api::all(self.client.clone());
+        let written = unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
+        if let Some(written) = written {
+            self.book.set_member(name.clone(), written);
+        }
+        Ok(())
+    }
+
+    fn member_status(&self, name: &ClusterName, member: &MemberCluster, now: Now) -> Option<MemberClusterStatus> {
+        let previous = member.status.clone().unwrap_or_default();
+        let index = self.shared.index.read();
+        let cluster = index.cluster(name)?;
+        let ledger = self.shared.ledger.lock();
+        let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
+        let unclaimed: Vec<&RuleName> =
+            ledger.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
+        let young = now.instant.saturating_duration_since(self.shared.settings.started) < SETTLING;
+        let view = MemberView {
+            generation: member.metadata.generation.unwrap_or_default(),
+            accepted: cluster.accepted,
+            leaving: cluster.leaving,
+            session: ledger.session(name, now.instant),
+            held: ledger.held_rules(name).count(),
+            unclaimed,
+            awaited: young && !ledger.has_connected(name),
+            previous: &previous,
+        };
+        fold_member(&view, now)
+    }
+}

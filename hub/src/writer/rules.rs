@@ -1,0 +1,135 @@
+//! Writes about one rule.
+use std::collections::BTreeMap;
+
+use kube::Api;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::runtime::events::{Event, EventType};
+use runnel_proto::model::RuleUid;
+use serde_json::json;
+
+use super::{RuleObject, WriteError, Writer, unless_gone, within};
+use crate::crd::{FINALIZER, RuleStatus};
+use crate::index::{Index, KindState};
+use crate::shared::Settings;
+use crate::status::{Now, View, fold, notices};
+
+/// What the hub knows about a rule; `None` if it is not in the index.
+pub(super) fn view<'a>(
+    index: &'a Index,
+    uid: &RuleUid,
+    previous: &'a RuleStatus,
+    settings: &Settings,
+    overdue: bool,
+) -> Option<View<'a>> {
+    let entry = index.rule(uid)?;
+    let unreadable = entry.rule.resources().filter_map(|resource| match index.kind(resource) {
+        KindState::Unreadable(why) => Some((resource, why.clone())),
+        _ => None,
+    });
+    Some(View {
+        rule: &entry.rule,
+        plan: &entry.plan,
+        clusters: &entry.clusters,
+        unreadable_kinds: unreadable.collect::<BTreeMap<_, _>>(),
+        previous,
+        hub_started: settings.started,
+        overdue,
+    })
+}
+
+impl Writer {
+    /// Does what is to be done about a rule. Returns whether its status was written.
+    pub(super) async fn write_rule(&self, uid: &RuleUid, overdue: bool, now: Now) -> Result<bool, WriteError> {
+        let Some(object) = self.book.rule(uid) else { return Ok(false) };
+        if !object.deleting && !object.has_finalizer {
+            self.add_finalizer(&object).await?;
+            return Ok(false);
+        }
+        if object.deleting && object.has_finalizer && self.release(uid, &object, now).await? {
+            return Ok(false);
+        }
+        self.write_status(uid, &object, overdue, now).await
+    }
+
+    fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
+        match &object.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &object.api),
+            None => Api::all_with(self.client.clone(), &object.api),
+        }
+    }
+
+    async fn add_finalizer(&self, object: &RuleObject) -> Result<(), WriteError> {
+        let mut finalizers = object.finalizers.clone();
+        finalizers.push(FINALIZER.to_owned());
+        self.set_finalizers(object, &finalizers).await
+    }
+
+    pub(super) async fn remove_finalizer(&self, object: &RuleObject) -> Result<(), WriteError> {
+        let others = object.finalizers.iter().filter(|finalizer| *finalizer != FINALIZER);
+        self.set_finalizers(object, &others.cloned().collect::<Vec<_>>()).await
+    }
+
+    /// Sets the finalizers, provided that the object is the one that was seen.
+    async fn set_finalizers(&self, object: &RuleObject, finalizers: &[String]) -> Result<(), WriteError> {
+        let patch = json!({
+            "metadata": {
+                "uid": object.reference.uid,
+                "resourceVersion": object.resource_version,
+                "finalizers": finalizers,
+            },
+        });
+        let api = self.api_of(object);
+        let done = unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        match done {
+            // Somebody was faster; the watch brings the newer object and with it another try.
+            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Ok(()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    async fn write_status(
+        &self,
+        uid: &RuleUid,
+        object: &RuleObject,
+        overdue: bool,
+        now: Now,
+    ) -> Result<bool, WriteError> {
+        let next = {
+            let index = self.shared.index.read();
+            let ledger = self.shared.ledger.lock();
+            view(&index, uid, &object.status, &self.shared.settings, overdue).and_then(|view| fold(&view, &ledger, now))
+        };
+        let Some(status) = next else { return Ok(false) };
+        let patch: json_patch::Patch = serde_json::from_value(json!([
+            {"op": "test", "path": "/metadata/uid", "value": uid.as_str()},
+            {"op": "add", "path": "/status", "value": status},
+        ]))
+        .unwrap_or_default();
+        let api = self.api_of(object);
+        let params = PatchParams::default();
+        let patch: Patch<()> = Patch::Json(patch);
+        let written = unless_gone(api.patch_status(&object.name, &params, &patch)).await?;
+        if let Some(written) = written {
+            self.book.wrote_rule(uid, status.clone(), written.metadata.resource_version);
+            self.tell(object, &status).await;
+        }
+        Ok(true)
+    }
+
+    /// Publishes what the change of status is worth as Events; best effort.
+    async fn tell(&self, object: &RuleObject, status: &RuleStatus) {
+        for notice in notices(&object.status, status) {
+            let event = Event {
+                type_: if notice.warning { EventType::Warning } else { EventType::Normal },
+                reason: notice.reason,
+                note: Some(notice.message),
+                action: "Distribute".to_owned(),
+                secondary: None,
+            };
+            let published = within(self.recorder.publish(&event, &object.reference)).await;
+            if let Err(error) = published {
+                tracing::debug!(rule = %object.name, %error, "cannot publish an Event");
+            }
+        }
+    }
+}
