@@ -1,0 +1,199 @@
+//! Joining and renewing against a real API server: who gets a certificate, and who does not.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use runnel_hub::authority::{IDENTITY_SECRET, advertise, load_or_create};
+use runnel_hub::crd::{MemberCluster, files};
+use runnel_hub::join::Registrar;
+use runnel_hub::join::decide::{Refusal, admit};
+use runnel_hub::token::{self, TokenRequest};
+use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
+use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
+use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::wait::eventually;
+use serde_json::json;
+use tokio::sync::OnceCell;
+use tonic::{Code, Status};
+
+const SOON: Duration = Duration::from_secs(30);
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const NAMESPACE: &str = "default";
+
+static HUB: OnceCell<ControlPlane> = OnceCell::const_new();
+
+async fn hub() -> Result<Client> {
+    let hub = HUB
+        .get_or_try_init(|| async {
+            let hub = ControlPlane::start("join", Options::default()).await?;
+            let manifests: Vec<String> = files().into_iter().map(|(_, text)| text).collect();
+            hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await?;
+            let members: Api<MemberCluster> = Api::all(hub.client().await?);
+            eventually("member clusters to be served", SOON, async || {
+                Ok(members.list(&Default::default()).await.is_ok().then_some(()))
+            })
+            .await?;
+            anyhow::Ok(hub)
+        })
+        .await?;
+    hub.client().await
+}
+
+async fn registrar(client: &Client) -> Result<Registrar> {
+    Ok(Registrar::new(client.clone(), Arc::new(load_or_create(client, NAMESPACE).await?)))
+}
+
+async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {
+    let request = TokenRequest {
+        cluster: cluster.to_owned(),
+        labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+        ttl: "1h".to_owned(),
+        advertise: vec!["hub.example:8443".to_owned()],
+    };
+    Ok(JoinString::parse(&token::create(client.clone(), NAMESPACE, request).await?)?)
+}
+
+fn request(cluster: &str, token: &Token, key: &MemberKey) -> Result<JoinRequest> {
+    Ok(JoinRequest {
+        cluster: cluster.to_owned(),
+        token: token.expose().to_owned(),
+        certificate_request: key.certificate_request()?.into(),
+    })
+}
+
+fn peer(response: &CertificateResponse) -> Result<PeerCertificate> {
+    Ok(PeerCertificate::from_der(&response.certificate)?)
+}
+
+async fn admitted(client: &Client, peer: &PeerCertificate, cluster: &str) -> Result<Result<(), Refusal>> {
+    let member = Api::<MemberCluster>::all(client.clone()).get_opt(cluster).await?;
+    let identity = load_or_create(client, NAMESPACE).await?;
+    Ok(admit(member.as_ref(), &identity.hub_id, peer, Timestamp::now()))
+}
+
+fn code<T>(result: Result<T, Status>) -> Option<Code> {
+    result.err().map(|status| status.code())
+}
+
+#[tokio::test]
+async fn many_hubs_that_start_at_once_get_one_identity() -> Result<()> {
+    let client = hub().await?;
+    let addresses = ["hub:1".to_owned()];
+    let (a, b, c) = tokio::try_join!(
+        load_or_create(&client, "kube-public"),
+        load_or_create(&client, "kube-public"),
+        advertise(&client, "kube-public", &addresses),
+    )?;
+    ensure!(a.hub_id == b.hub_id && b.hub_id == c.hub_id);
+    ensure!(a.authority.pin() == b.authority.pin() && b.authority.pin() == c.authority.pin());
+    let secret = Api::<Secret>::namespaced(client.clone(), "kube-public").get(IDENTITY_SECRET).await?;
+    let again = advertise(&client, "kube-public", &addresses).await?;
+    ensure!(again.addresses == addresses && again.hub_id == a.hub_id);
+    let unchanged = Api::<Secret>::namespaced(client, "kube-public").get(IDENTITY_SECRET).await?;
+    ensure!(secret.metadata.resource_version == unchanged.metadata.resource_version, "an idle start wrote");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cluster_joins_once_and_renews() -> Result<()> {
+    let client = hub().await?;
+    let registrar = registrar(&client).await?;
+    let join = join_string(&client, "eu-1", &["env=prod"]).await?;
+    let key = MemberKey::generate()?;
+
+    let response = registrar.join(HERE, request("eu-1", &join.token, &key)?).await?;
+    let first = peer(&response)?;
+    ensure!(first.key == key.fingerprint());
+    ensure!(admitted(&client, &first, "eu-1").await? == Ok(()));
+
+    // A lost answer is asked for again; another key comes too late.
+    let again = registrar.join(HERE, request("eu-1", &join.token, &key)?).await?;
+    ensure!(admitted(&client, &peer(&again)?, "eu-1").await? == Ok(()));
+    let thief = registrar.join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?).await;
+    ensure!(code(thief) == Some(Code::FailedPrecondition));
+
+    let new_key = MemberKey::generate()?;
+    let renew = RenewRequest { certificate_request: new_key.certificate_request()?.into() };
+    let renewed = peer(&registrar.renew(&first, renew).await?)?;
+    ensure!(renewed.key == new_key.fingerprint());
+    for certificate in [&first, &renewed] {
+        ensure!(admitted(&client, certificate, "eu-1").await? == Ok(()), "both keys hold during a renewal");
+    }
+
+    // A new join string keeps what others wrote, and shuts the old keys out.
+    let members: Api<MemberCluster> = Api::all(client.clone());
+    let join = join_string(&client, "eu-1", &["zone=a"]).await?;
+    let member = members.get("eu-1").await?;
+    let labels = member.metadata.labels.context("labels")?;
+    ensure!(labels["env"] == "prod" && labels["zone"] == "a");
+    let next = peer(&registrar.join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?).await?)?;
+    ensure!(admitted(&client, &next, "eu-1").await? == Ok(()));
+    ensure!(admitted(&client, &renewed, "eu-1").await? == Err(Refusal::UnknownKey("eu-1".to_owned())));
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_two_keys_that_join_at_once_one_wins() -> Result<()> {
+    let client = hub().await?;
+    let (one, two) = (registrar(&client).await?, registrar(&client).await?);
+    let join = join_string(&client, "eu-2", &[]).await?;
+    let (a, b) = (MemberKey::generate()?, MemberKey::generate()?);
+    let (a, b) = tokio::join!(
+        one.join(HERE, request("eu-2", &join.token, &a)?),
+        two.join(HERE, request("eu-2", &join.token, &b)?)
+    );
+    let (winner, loser) = if a.is_ok() { (a, b) } else { (b, a) };
+    ensure!(admitted(&client, &peer(&winner?)?, "eu-2").await? == Ok(()));
+    ensure!(code(loser) == Some(Code::FailedPrecondition));
+    Ok(())
+}
+
+#[tokio::test]
+async fn refusals_say_which_and_what_to_do() -> Result<()> {
+    let client = hub().await?;
+    let registrar = registrar(&client).await?;
+    let join = join_string(&client, "eu-3", &[]).await?;
+    let key = MemberKey::generate()?;
+
+    let nobody = registrar.join(HERE, request("eu-nowhere", &join.token, &key)?).await;
+    ensure!(code(nobody) == Some(Code::Unauthenticated));
+
+    let members: Api<MemberCluster> = Api::all(client.clone());
+    let set = async |spec| {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        members.patch("eu-3", &PatchParams::default(), &patch).await
+    };
+    set(json!({"accepted": false})).await?;
+    let refused = registrar.join(HERE, request("eu-3", &join.token, &key)?).await.err().context("refused")?;
+    ensure!(refused.code() == Code::FailedPrecondition && refused.message().contains("spec.accepted"), "{refused}");
+    set(json!({"accepted": true})).await?;
+    let member = peer(&registrar.join(HERE, request("eu-3", &join.token, &key)?).await?)?;
+
+    set(json!({"join": {"expiresAt": "2020-01-01T00:00:00Z"}})).await?;
+    let late = registrar.join(HERE, request("eu-3", &join.token, &key)?).await.err().context("refused")?;
+    ensure!(late.code() == Code::FailedPrecondition && late.message().contains("expired"), "{late}");
+
+    for _ in 0..5 {
+        let wrong = registrar.join(HERE, request("eu-3", &Token::generate()?, &key)?).await.err().context("refused")?;
+        ensure!(wrong.code() == Code::Unauthenticated, "{wrong}");
+        ensure!(wrong.message().contains("`runnel-hub token create eu-3`"), "{wrong}");
+    }
+    let closed = registrar.join(HERE, request("eu-3", &Token::generate()?, &key)?).await;
+    ensure!(code(closed) == Some(Code::ResourceExhausted));
+
+    // A cluster that is made again under its old name is another cluster.
+    members.delete("eu-3", &Default::default()).await?;
+    eventually("the cluster to be gone", SOON, async || Ok(members.get_opt("eu-3").await?.is_none().then_some(())))
+        .await?;
+    join_string(&client, "eu-3", &[]).await?;
+    ensure!(admitted(&client, &member, "eu-3").await? == Err(Refusal::Gone("eu-3".to_owned())));
+    let renew = RenewRequest { certificate_request: MemberKey::generate()?.certificate_request()?.into() };
+    ensure!(code(registrar.renew(&member, renew).await) == Some(Code::Unauthenticated));
+    Ok(())
+}
