@@ -38,7 +38,11 @@ impl HubMetrics {
         registry.register("runnel_hub_sessions", "Agents connected", metrics.sessions.clone());
         registry.register("runnel_hub_frames_sent", "Frames sent to agents", metrics.frames.clone());
         registry.register("runnel_hub_frame_bytes_sent", "Bytes of frames sent, before TLS", metrics.bytes.clone());
-        registry.register("runnel_hub_payload_bytes_sent", "Bytes of payloads sent, as compressed", metrics.payload.clone());
+        registry.register(
+            "runnel_hub_payload_bytes_sent",
+            "Bytes of payloads sent, as compressed",
+            metrics.payload.clone(),
+        );
         registry.register("runnel_hub_intents_sent", "Intents sent with their payload", metrics.upserts.clone());
         registry.register("runnel_hub_tombstones_sent", "Orders to remove sent", metrics.tombstones.clone());
         Arc::new(metrics)

@@ -143,7 +143,8 @@ async fn start(
     let identity = Arc::new(identity);
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
     registry.register_collector(Box::new(StateCollector(shared.clone())));
-    let serving = Serving::new(identity.clone()).map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let serving =
+        Serving::new(identity.clone()).map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
     let registrar = Registrar::new(client.clone(), identity);
     let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
 
@@ -158,10 +159,16 @@ async fn start(
 
     let [rules, cluster_rules, members] = awaited.map(|part| move || drop(part.lock().take()));
     let stop = || shutdown.clone();
-    forever(tasks, stop(), "watch of members", watch::watch_members(client.clone(), shared.clone(), book.clone(), members));
+    forever(
+        tasks,
+        stop(),
+        "watch of members",
+        watch::watch_members(client.clone(), shared.clone(), book.clone(), members),
+    );
     let watched = watch::watch_rules::<DistributionRule>(client.clone(), shared.clone(), book.clone(), rules);
     forever(tasks, stop(), "watch of rules", watched);
-    let watched = watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
+    let watched =
+        watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
     forever(tasks, stop(), "watch of cluster rules", watched);
     for kind in KINDS {
         forever(tasks, stop(), "watch of sources", watch::watch_sources(client.clone(), shared.clone(), kind));

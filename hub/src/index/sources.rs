@@ -22,7 +22,9 @@ pub enum KindState {
 impl Index {
     /// Whether any rule selects an object with these labels: whether its content is needed.
     pub fn is_selected(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.readers(source).iter().any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.selects(source, labels)))
+        self.readers(source)
+            .iter()
+            .any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.selects(source, labels)))
     }
 
     /// Whether the index knows the source, and with which labels.

@@ -174,8 +174,12 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0..3u8, 0..2u8, 0..2u8, 0..3u8)
-            .prop_map(|(uid, namespace, value, clusters)| Step::Rule { uid, namespace, value, clusters }),
+        (0..3u8, 0..2u8, 0..2u8, 0..3u8).prop_map(|(uid, namespace, value, clusters)| Step::Rule {
+            uid,
+            namespace,
+            value,
+            clusters
+        }),
         (0..3u8).prop_map(Step::RemoveRule),
         (0..2u8, 0..3u8, 0..3u8, proptest::option::of(0..3u8))
             .prop_map(|(namespace, name, value, text)| Step::Source { namespace, name, value, text }),
@@ -200,13 +204,15 @@ struct Naive {
 fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
     match step {
         Step::Rule { uid, namespace, value, clusters } => {
-            let choice = [
-                json!({"all": true}),
-                json!({"names": ["c0"]}),
-                json!({"selector": {"matchLabels": {"env": "e1"}}}),
-            ];
-            let rule =
-                rule(&format!("r{uid}"), &format!("n{namespace}"), &format!("v{value}"), choice[*clusters as usize].clone(), false);
+            let choice =
+                [json!({"all": true}), json!({"names": ["c0"]}), json!({"selector": {"matchLabels": {"env": "e1"}}})];
+            let rule = rule(
+                &format!("r{uid}"),
+                &format!("n{namespace}"),
+                &format!("v{value}"),
+                choice[*clusters as usize].clone(),
+                false,
+            );
             naive.rules.insert(rule.uid.clone(), rule.clone());
             index.set_rule(rule);
         }

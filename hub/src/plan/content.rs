@@ -61,11 +61,7 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, Refused> {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
         Some(((*field).to_owned(), value.clone()))
     });
-    Ok(Content {
-        labels: kept(object, "labels"),
-        annotations: kept(object, "annotations"),
-        fields: fields.collect(),
-    })
+    Ok(Content { labels: kept(object, "labels"), annotations: kept(object, "annotations"), fields: fields.collect() })
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -119,7 +115,8 @@ mod tests {
     fn empty_maps_equal_absent_ones() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let absent = content_of(kind, &json!({"metadata": {}})).ok().unwrap();
-        let empty = content_of(kind, &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null})).ok().unwrap();
+        let empty =
+            content_of(kind, &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null})).ok().unwrap();
         assert!(absent == empty);
     }
 

@@ -76,7 +76,10 @@ impl Rule {
 
     /// The kinds it needs, by `plural[.group]`.
     pub fn resources(&self) -> impl Iterator<Item = &'static str> {
-        KINDS.iter().filter(|kind| self.sources.iter().any(|entry| entry.kinds.contains(kind))).map(|kind| kind.resource)
+        KINDS
+            .iter()
+            .filter(|kind| self.sources.iter().any(|entry| entry.kinds.contains(kind)))
+            .map(|kind| kind.resource)
     }
 
     /// Whether it selects an object.

@@ -5,10 +5,10 @@
 //! it is cut the moment that stops being so.
 mod session;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use futures::Stream;
@@ -112,27 +112,20 @@ impl Server {
 /// Whether a session with this identity is allowed now.
 fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Status> {
     let hub_id = &shared.settings.hub_id;
-    let allowed = book.with_member(&identity.cluster, |member| {
-        admit(member, hub_id, &identity.certificate, Timestamp::now())
-    });
+    let allowed =
+        book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()));
     allowed.map_err(|refusal| refused(&refusal))
 }
 
 #[tonic::async_trait]
 impl Runnel for Server {
-    async fn join(
-        &self,
-        request: Request<wire::JoinRequest>,
-    ) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
         let from = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         self.registrar.join(from, request.into_inner()).await.map(Response::new)
     }
 
-    async fn renew(
-        &self,
-        request: Request<wire::RenewRequest>,
-    ) -> Result<Response<wire::CertificateResponse>, Status> {
+    async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
         self.admit(&identity).await?;

@@ -260,7 +260,8 @@ impl Running {
         let claims: Vec<_> = unknown.map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
         session.update(claims);
         let pending = index.cluster(cluster).into_iter().flat_map(|known| known.pending.keys());
-        let done: Vec<_> = pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
+        let done: Vec<_> =
+            pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
         drop(session);
         drop(index);
         self.settle(done);

@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, DeletionPolicy, HeldIntent, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
-    Terms, TermsDigest, Tombstone,
+    Batch, DeletionPolicy, HeldIntent, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, Terms,
+    TermsDigest, Tombstone,
 };
 
 use crate::index::Claim;

@@ -259,7 +259,11 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
 #[derive(Clone, Debug)]
 enum Step {
     /// The hub's word about a rule: items as (source, text); text 0 means unreadable.
-    Wanted { rule: u8, items: BTreeMap<u8, u8>, suspend: bool },
+    Wanted {
+        rule: u8,
+        items: BTreeMap<u8, u8>,
+        suspend: bool,
+    },
     Unwanted(u8),
     Unclaimed(u8),
     /// Send this many batches.

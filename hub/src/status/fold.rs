@@ -7,7 +7,9 @@ use runnel_proto::model::ClusterName;
 
 use super::standing::{Standing, is_awaited, standing};
 use super::{Ledger, Now};
-use crate::crd::conditions::{ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds};
+use crate::crd::conditions::{
+    ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
+};
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::plan::{Refused, Rule, RulePlan};
 
@@ -103,7 +105,10 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
     let fresh: Vec<_> = standings.iter().filter(|(_, standing)| standing.fresh).collect();
     let all: Vec<_> = standings.iter().collect();
     set(ConditionType::Ready, verdict(view, &all));
-    set(ConditionType::Applied, if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) });
+    set(
+        ConditionType::Applied,
+        if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
+    );
     let progressing = all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
     let said: [(ConditionType, Option<Verdict>); 3] = [
         (ConditionType::Reconciling, reconciling(view, progressing)),
@@ -153,7 +158,8 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         return Verdict::new(False, Reason::NoSources, no_sources(view.plan));
     }
     if standings.is_empty() {
-        let message = "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
+        let message =
+            "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
         return Verdict::new(False, Reason::NoClusters, message);
     }
     let in_state = |state| standings.iter().filter(move |(_, standing)| standing.state == state);

@@ -2,7 +2,9 @@
 use runnel_proto::model::RuleName;
 
 use super::{Now, SessionFacts};
-use crate::crd::conditions::{ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds};
+use crate::crd::conditions::{
+    ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
+};
 use crate::crd::{Certificate, MemberClusterStatus};
 
 /// Names of unclaimed rules that one message lists.
@@ -89,6 +91,9 @@ fn unclaimed(view: &MemberView<'_>) -> Option<String> {
     let names: Vec<_> = view.unclaimed.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
-        format!("the cluster holds copies of {count} rules that this hub does not know: {}{more}; they stay", names.join(", "))
+        format!(
+            "the cluster holds copies of {count} rules that this hub does not know: {}{more}; they stay",
+            names.join(", ")
+        )
     })
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
-    ClusterName, Counts, Failure, Payload, Reason, Revision, RuleState, RuleUid, SourceRef, MESSAGE_LIMIT,
+    ClusterName, Counts, Failure, MESSAGE_LIMIT, Payload, Reason, Revision, RuleState, RuleUid, SourceRef,
 };
 use serde_json::json;
 

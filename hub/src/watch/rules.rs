@@ -16,9 +16,7 @@ use crate::shared::Shared;
 use crate::writer::{Book, RuleObject};
 
 /// One of the two kinds of rules.
-pub trait RuleKind:
-    Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static
-{
+pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
     /// Reads the rule; `None` for an object that no API server gives out.
     fn rule(&self, runnel_namespace: &str) -> Option<Rule>;
     /// Its status, if it has one.

@@ -90,7 +90,8 @@ impl SourceWatch {
         let known_version = self.versions.insert(source.clone(), version.clone()) == Some(version);
         let index = self.shared.index.read();
         let selected = index.is_selected(&source, labels);
-        let read = matches!(index.source(&source), Some(known) if matches!(known.body, Body::Read(_) | Body::Refused(_)));
+        let read =
+            matches!(index.source(&source), Some(known) if matches!(known.body, Body::Read(_) | Body::Refused(_)));
         drop(index);
         if selected && !(known_version && read) {
             // Labels and content are taken in together, once the content has been read.
@@ -111,7 +112,10 @@ impl SourceWatch {
         let resource = self.kind.resource;
         match refusal(error) {
             Some(why) => {
-                tracing::error!(resource, "cannot watch {resource}: {why}; the rules that need it are stalled, their copies stay");
+                tracing::error!(
+                    resource,
+                    "cannot watch {resource}: {why}; the rules that need it are stalled, their copies stay"
+                );
                 self.shared.change(|index| index.set_kind(resource, KindState::Unreadable(why)));
             }
             None => tracing::warn!(resource, %error, "the watch of sources broke; trying again"),

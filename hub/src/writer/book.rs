@@ -2,8 +2,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::ApiResource;
 use kube::ResourceExt;
+use kube::api::ApiResource;
 use parking_lot::Mutex;
 use runnel_proto::model::{ClusterName, RuleUid};
 

@@ -30,9 +30,9 @@ impl Writer {
     /// Returns whether the rule was let go.
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
         let (awaited, away) = self.answers(uid, now);
-        let since = object.deleted_at.map_or(Duration::ZERO, |at| {
-            Duration::try_from(now.wall.duration_since(at)).unwrap_or_default()
-        });
+        let since = object
+            .deleted_at
+            .map_or(Duration::ZERO, |at| Duration::try_from(now.wall.duration_since(at)).unwrap_or_default());
         if !awaited.is_empty() && since < PATIENCE {
             return Ok(false);
         }
@@ -110,7 +110,8 @@ impl Writer {
             return Ok(true);
         }
         let known = member.status.as_ref().map(|status| status.pending_removals.clone()).unwrap_or_default();
-        let left: Vec<_> = known.iter().filter(|p| !done.contains(&RuleUid::from(p.rule_uid.as_str()))).cloned().collect();
+        let left: Vec<_> =
+            known.iter().filter(|p| !done.contains(&RuleUid::from(p.rule_uid.as_str()))).cloned().collect();
         let struck = left.len() == known.len() || self.set_pending(name, member, &left).await?;
         if struck {
             self.shared.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));

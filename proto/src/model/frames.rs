@@ -1,7 +1,5 @@
 //! What travels on a stream, in the model's words. `sync.proto` says when each frame is sent and what it promises.
-use super::{
-    DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
-};
+use super::{DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
 pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;

@@ -8,16 +8,16 @@ mod report;
 mod selector;
 mod terms;
 
-pub use content::{Content, ContentError, Encoding, Payload, Revision, RevisionKey, PAYLOAD_LIMIT};
+pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
 pub use digest::SetDigest;
 pub use frames::{
-    AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin, SnapshotEnd,
-    Tombstone, AGENT_FRAME_LIMIT,
+    AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin,
+    SnapshotEnd, Tombstone,
 };
-pub use kinds::{Kind, KINDS};
+pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef};
-pub use report::{Counts, Failure, Reason, RuleState, FAILURES_LIMIT, MESSAGE_LIMIT};
-pub use selector::{matches_any, Operator, Pattern, Requirement, Selector};
+pub use report::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleState};
+pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{ConflictPolicy, DeletionPolicy, DriftPolicy, NamespaceChoice, Terms, TermsDigest};
 
 /// The label that every copy carries: `runnel` is its value.

@@ -78,7 +78,11 @@ impl Pattern {
 
     /// Whether the name fits.
     pub fn matches(&self, name: &str) -> bool {
-        if self.is_literal() { self.0 == name } else { wildmatch::WildMatchPattern::<'*', '\0'>::new(&self.0).matches(name) }
+        if self.is_literal() {
+            self.0 == name
+        } else {
+            wildmatch::WildMatchPattern::<'*', '\0'>::new(&self.0).matches(name)
+        }
     }
 }
 

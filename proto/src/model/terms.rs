@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{matches_any, Pattern, RuleName, Selector};
+use super::{Pattern, RuleName, Selector, matches_any};
 
 /// What to do with an object that is not ours and stands where a copy should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
