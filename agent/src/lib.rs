@@ -2,8 +2,11 @@
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
 //! [`queue`], [`backoff`], [`cache`], [`room`] and [`core`], which puts them together. Files that do I/O: the others.
+pub mod apply;
 pub mod backoff;
+pub mod body;
 pub mod cache;
+pub mod classify;
 pub mod core;
 pub mod decide;
 pub mod desired;
@@ -14,3 +17,5 @@ pub mod records;
 pub mod report;
 pub mod room;
 pub mod seal;
+pub mod watch;
+pub mod worker;

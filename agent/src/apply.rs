@@ -1,0 +1,324 @@
+//! The only code that reads and writes copies: server-side apply, patches and deletes, each with preconditions.
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::Either;
+use kube::api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ApiResource, Request, Status};
+use kube::{Client, Resource};
+use runnel_proto::model::{Kind, Payload, Reason, RuleName, SourceRef};
+use serde_json::{json, Value};
+
+use crate::body::{self, Written};
+use crate::classify::{trouble, CallError};
+use crate::decide::{retained_conflict, Target, Trouble};
+use crate::desired::NewPayload;
+use crate::job::{Body, Done, Job, Origin, Work, Wrote};
+use crate::live::{self, Ownership, Sealed, FIELD_MANAGER};
+use crate::queue::Key;
+use crate::records::Sight;
+use crate::seal::Sealer;
+
+/// The longest that one request may take: kube's client itself waits for ever.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// The member's API server, as the agent's work sees it.
+#[derive(Clone)]
+pub struct Member {
+    client: Client,
+    sealer: Sealer,
+}
+
+type Call<T> = Result<T, CallError>;
+
+impl Member {
+    /// Access with this client, for copies sealed by this sealer. The client must not retry by itself.
+    pub fn new(client: Client, sealer: Sealer) -> Self {
+        Self { client, sealer }
+    }
+
+    /// Does one piece of work.
+    pub async fn run(&self, job: Job) -> Done {
+        let mut done = Done::new(job.key.clone());
+        match (&job.key, job.work) {
+            (Key::Namespace(name), _) => done.trouble = self.create_namespace(name).await.err(),
+            (Key::Copy(copy), work) => {
+                let Some(kind) = Kind::by_resource(&copy.resource) else {
+                    done.trouble = Some(Trouble::new(Reason::Unsupported, "this agent does not know the kind"));
+                    return done;
+                };
+                let run = Run { member: self, kind, copy, done: &mut done };
+                run.work(work).await;
+            }
+        }
+        done
+    }
+
+    async fn create_namespace(&self, name: &str) -> Result<(), Trouble> {
+        let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let bytes = serde_json::to_vec(&body).unwrap_or_default();
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let request = Request::new("/api/v1/namespaces").create(&params, bytes);
+        match self.text(request).await {
+            Ok(_) => {
+                tracing::info!(namespace = name, "created a namespace that a rule names");
+                Ok(())
+            }
+            Err(error) if error.code() == 409 => Ok(()),
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+
+    /// Sends a request. The answer is parsed by the caller: kube's own parsing logs a body that it cannot read.
+    async fn text(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<String> {
+        let request = request.map_err(|_| CallError::Unanswered)?;
+        match tokio::time::timeout(CALL_LIMIT, self.client.request_text(request)).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(CallError::Unanswered),
+        }
+    }
+
+    async fn object(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<DynamicObject> {
+        serde_json::from_str(&self.text(request).await?).map_err(|_| CallError::Unanswered)
+    }
+
+    async fn get(&self, kind: &Kind, copy: &SourceRef) -> Call<DynamicObject> {
+        self.object(at(kind, copy).get(&copy.name, &GetParams::default())).await
+    }
+
+    async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body))).await
+    }
+
+    async fn json_patch(&self, kind: &Kind, copy: &SourceRef, patch: Value) -> Call<DynamicObject> {
+        let patch: json_patch::Patch = serde_json::from_value(patch).map_err(|_| CallError::Unanswered)?;
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Json::<()>(patch))).await
+    }
+
+    async fn delete(&self, kind: &Kind, copy: &SourceRef, target: &Target) -> Call<Either<DynamicObject, Status>> {
+        let conditions = Preconditions {
+            uid: Some(target.uid.to_string()),
+            resource_version: Some(target.version.to_string()),
+        };
+        let params = DeleteParams::default().preconditions(conditions);
+        let text = self.text(at(kind, copy).delete(&copy.name, &params)).await?;
+        let answer: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;
+        if answer["kind"] == "Status" {
+            return Ok(Either::Right(Status::success()));
+        }
+        serde_json::from_value(answer).map(Either::Left).map_err(|_| CallError::Unanswered)
+    }
+}
+
+/// How kube names a kind of the table.
+pub fn resource(kind: &Kind) -> ApiResource {
+    ApiResource {
+        group: kind.group.to_owned(),
+        version: kind.version.to_owned(),
+        api_version: kind.api_version.to_owned(),
+        kind: kind.kind.to_owned(),
+        plural: kind.plural.to_owned(),
+    }
+}
+
+fn at(kind: &Kind, copy: &SourceRef) -> Request {
+    Request::new(DynamicObject::url_path(&resource(kind), Some(&copy.namespace)))
+}
+
+/// One run about one copy.
+struct Run<'a> {
+    member: &'a Member,
+    kind: &'a Kind,
+    copy: &'a SourceRef,
+    done: &'a mut Done,
+}
+
+impl Run<'_> {
+    async fn work(mut self, work: Work) {
+        let ended = match work {
+            Work::CreateNamespace => Ok(()),
+            Work::Read => self.read().await,
+            Work::Create(body) => self.write(None, body).await,
+            Work::Change(target, body) => self.write(Some(target), body).await,
+            Work::Adopt(target, body) => self.adopt(target, body).await,
+            Work::Delete(target) => self.delete(target).await,
+            Work::Retain(target, rule) => self.retain(target, &rule).await,
+        };
+        if let Err(failed) = ended {
+            self.done.trouble = Some(failed);
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), Trouble> {
+        match self.member.get(self.kind, self.copy).await {
+            Ok(object) => self.show(&object),
+            Err(error) if error.code() == 404 => self.done.sight = Some(Sight::Absent),
+            Err(error) => return Err(trouble(&error)),
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, object: &DynamicObject) {
+        if let Some((_, live)) = live::reduce(self.kind, object, &self.member.sealer) {
+            self.done.sight = Some(Sight::Live(live));
+        }
+    }
+
+    fn passed(&mut self, version: impl Into<Arc<str>>) {
+        self.done.passed.push(version.into());
+    }
+
+    /// After a lost race: what is there now decides anew. If nothing has moved, the refusal had another cause.
+    async fn reread(&mut self, target: Option<&Target>, error: &CallError) -> Result<(), Trouble> {
+        self.read().await?;
+        let moved = match (&self.done.sight, target) {
+            (Some(Sight::Live(live)), Some(target)) => live.uid != target.uid || live.version != target.version,
+            (Some(Sight::Live(_)), None) | (_, Some(_)) => true,
+            (_, None) => false,
+        };
+        if moved { Ok(()) } else { Err(trouble(error)) }
+    }
+
+    async fn write(&mut self, target: Option<Target>, body: Body) -> Result<(), Trouble> {
+        let content = self.content(&body).await?;
+        let Body { intent, rule, revision, .. } = &body;
+        let written = Written { kind: self.kind, copy: self.copy, intent, rule, revision, content: &content };
+        let request = body::apply(&written, target.as_ref(), &self.member.sealer);
+        let mut object = match self.member.apply(self.kind, self.copy, &request).await {
+            Ok(object) => object,
+            Err(error) if error.is_race() => return self.reread(target.as_ref(), &error).await,
+            Err(error) => return Err(trouble(&error)),
+        };
+        let version = object.metadata.resource_version.clone().unwrap_or_default();
+        self.done.wrote = Some(match &target {
+            None => Wrote::Created,
+            Some(target) if *target.version == *version => Wrote::Equal,
+            Some(_) => Wrote::Changed,
+        });
+        if let Some(target) = target.filter(|target| *target.version != *version) {
+            self.passed(target.version);
+        }
+        if let Some(patch) = body::surplus(self.kind, &object, &content) {
+            self.show(&object);
+            object = match self.member.json_patch(self.kind, self.copy, patch).await {
+                Ok(object) => object,
+                Err(error) if error.is_race() || error.code() == 422 => {
+                    let seen = self.seen();
+                    return self.reread(seen.as_ref(), &error).await;
+                }
+                Err(error) => return Err(trouble(&error)),
+            };
+            self.passed(version);
+            self.done.wrote = Some(Wrote::Changed);
+        }
+        self.show(&object);
+        match &self.done.sight {
+            Some(Sight::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => Ok(()),
+            _ => {
+                let message = "this cluster (an admission webhook, perhaps) changed the copy while it was written";
+                Err(Trouble::new(Reason::Denied, message))
+            }
+        }
+    }
+
+    /// What was last shown, as a target.
+    fn seen(&self) -> Option<Target> {
+        match &self.done.sight {
+            Some(Sight::Live(live)) => Some(Target { uid: live.uid.clone(), version: live.version.clone() }),
+            Some(Sight::Absent | Sight::Unknown) | None => None,
+        }
+    }
+
+    async fn content(&mut self, body: &Body) -> Result<runnel_proto::model::Content, Trouble> {
+        let twin = match &body.content {
+            Origin::Payload(payload) => {
+                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
+            }
+            Origin::Twin(twin) => twin,
+        };
+        let object = self.member.get(self.kind, twin).await.map_err(|error| trouble(&error))?;
+        let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
+        let sealed = Sealed { rule, source, revision: body.revision };
+        let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
+        let content = content
+            .ok_or_else(|| Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it"))?;
+        let payload = Payload::encode(content.to_bytes());
+        self.done.learned = Some(NewPayload { key: body.intent.clone(), revision: body.revision, payload });
+        Ok(content)
+    }
+
+    async fn adopt(&mut self, target: Target, body: Body) -> Result<(), Trouble> {
+        let content = self.content(&body).await?;
+        let object = match self.member.get(self.kind, self.copy).await {
+            Ok(object) => object,
+            Err(error) if error.is_absent() => {
+                self.done.sight = Some(Sight::Absent);
+                return Ok(());
+            }
+            Err(error) => return Err(trouble(&error)),
+        };
+        self.show(&object);
+        let same = self.seen().as_ref() == Some(&target);
+        match &self.done.sight {
+            Some(Sight::Live(live)) if same && live.ownership == Ownership::Retained => {}
+            // Somebody was faster: what is there now decides anew.
+            _ => return Ok(()),
+        }
+        if !live::has_equal_fields(self.kind, &object, &content) {
+            return Err(retained_conflict());
+        }
+        self.write(Some(target), body).await?;
+        if self.done.wrote.is_some() {
+            self.done.wrote = Some(Wrote::Adopted);
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self, target: Target) -> Result<(), Trouble> {
+        match self.member.delete(self.kind, self.copy, &target).await {
+            Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
+                self.show(&object);
+                self.passed(target.version);
+            }
+            Ok(_) => {
+                self.done.sight = Some(Sight::Absent);
+                self.passed(target.version);
+            }
+            Err(error) if error.is_absent() => {
+                self.done.sight = Some(Sight::Absent);
+                return Ok(());
+            }
+            Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
+            Err(error) => return Err(trouble(&error)),
+        }
+        self.done.wrote = Some(Wrote::Deleted);
+        Ok(())
+    }
+
+    async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
+        let object = match self.member.get(self.kind, self.copy).await {
+            Ok(object) => object,
+            Err(error) if error.is_absent() => {
+                self.done.sight = Some(Sight::Absent);
+                return Ok(());
+            }
+            Err(error) => return Err(trouble(&error)),
+        };
+        self.show(&object);
+        if self.seen().as_ref() != Some(&target) {
+            return Ok(());
+        }
+        match self.member.json_patch(self.kind, self.copy, body::retain(&object, rule)).await {
+            Ok(object) => {
+                self.passed(target.version);
+                self.show(&object);
+                self.done.wrote = Some(Wrote::Retained);
+                Ok(())
+            }
+            Err(error) if error.is_race() || error.code() == 422 => self.reread(Some(&target), &error).await,
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+}

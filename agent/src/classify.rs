@@ -1,0 +1,205 @@
+//! What an error of the API server means for a copy. Messages hold no content: the server's own words may quote
+//! values, so of them only a field's path and well-known words are read.
+use kube::core::Status;
+use runnel_proto::model::Reason;
+
+use crate::decide::Trouble;
+
+/// A request that did not succeed.
+pub enum CallError {
+    /// The server said no.
+    Refused(Box<Status>),
+    /// No usable answer.
+    Unanswered,
+}
+
+impl CallError {
+    /// The HTTP status, 0 for none.
+    pub fn code(&self) -> u16 {
+        match self {
+            Self::Refused(status) => status.code,
+            Self::Unanswered => 0,
+        }
+    }
+
+    /// Whether a precondition (uid, resourceVersion) was not met: somebody was faster.
+    pub fn is_race(&self) -> bool {
+        let Self::Refused(status) = self else { return false };
+        let on_uid = || causes(status).any(|(_, field, _)| field == "metadata.uid");
+        status.code == 409 || (status.code == 422 && on_uid())
+    }
+
+    /// Whether the object is not there. A missing namespace is another matter.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 404 && !is_namespace(status))
+    }
+}
+
+/// Reads kube's error. Its text is dropped: a parse error quotes what it could not parse.
+impl From<kube::Error> for CallError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Refused(status),
+            _ => Self::Unanswered,
+        }
+    }
+}
+
+/// What the error means for the copy.
+pub fn trouble(error: &CallError) -> Trouble {
+    match error {
+        CallError::Refused(status) => refused(status),
+        CallError::Unanswered => Trouble::new(Reason::Unavailable, "this cluster's API server did not answer"),
+    }
+}
+
+fn refused(status: &Status) -> Trouble {
+    match status.code {
+        401 => Trouble::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)"),
+        403 => forbidden(status),
+        404 if is_namespace(status) => Trouble::new(Reason::Unavailable, "the target namespace does not exist any more (404)"),
+        413 => Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
+        400 | 422 => invalid(status),
+        code => Trouble::new(Reason::Unavailable, format!("this cluster's API server answered with status {code}")),
+    }
+}
+
+fn forbidden(status: &Status) -> Trouble {
+    let text = status.message.as_str();
+    if causes(status).any(|(reason, ..)| reason == "NamespaceTerminating") {
+        return Trouble::new(Reason::NamespaceTerminating, "the target namespace is being deleted");
+    }
+    if text.contains("exceeded quota") {
+        return Trouble::new(Reason::Denied, "a resource quota of the namespace is used up (403)");
+    }
+    if let Some(denied) = denied(text) {
+        return denied;
+    }
+    if text.contains(" cannot ") {
+        let message = "the agent lacks a right here (403): grant it the rights of its ClusterRole";
+        return Trouble::new(Reason::Forbidden, message);
+    }
+    Trouble::new(Reason::Denied, "an admission rule of this cluster refused it (403)")
+}
+
+fn invalid(status: &Status) -> Trouble {
+    if let Some(denied) = denied(&status.message) {
+        return denied;
+    }
+    let immutable = causes(status).any(|(_, _, text)| text.contains("field is immutable"));
+    if immutable || status.message.contains("field is immutable") {
+        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is made anew";
+        return Trouble::new(Reason::Immutable, message);
+    }
+    if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
+        return Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (422)");
+    }
+    let fields: Vec<_> = causes(status).take(3).map(|(reason, field, _)| format!("{}: {}", path(field), word(reason))).collect();
+    let code = status.code;
+    let message = if fields.is_empty() {
+        format!("this cluster's API server refused the object ({code})")
+    } else {
+        format!("this cluster's API server refused the object ({code}): {}", fields.join(", "))
+    };
+    Trouble::new(Reason::Invalid, message)
+}
+
+/// A refusal by a webhook or an admission policy, with its name.
+fn denied(text: &str) -> Option<Trouble> {
+    let named = |before: &str, quote: char| {
+        let name = text.split_once(before)?.1.split(quote).next()?;
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+        (name.len() <= 100 && name.bytes().all(plain)).then(|| name.to_owned())
+    };
+    let (what, name) = if text.contains("denied the request") {
+        ("admission webhook", named("admission webhook \"", '"'))
+    } else if text.contains("denied request") {
+        ("admission policy", named("ValidatingAdmissionPolicy '", '\''))
+    } else {
+        return None;
+    };
+    let name = name.map(|name| format!(" {name}")).unwrap_or_default();
+    Some(Trouble::new(Reason::Denied, format!("the {what}{name} of this cluster refused it")))
+}
+
+fn is_namespace(status: &Status) -> bool {
+    status.details.as_ref().is_some_and(|details| details.kind == "namespaces")
+}
+
+/// Reason, field and text of each cause.
+fn causes(status: &Status) -> impl Iterator<Item = (&str, &str, &str)> {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.map(|cause| (cause.reason.as_str(), cause.field.as_str(), cause.message.as_str()))
+}
+
+/// A field's path without the keys of maps, which are the user's words.
+fn path(field: &str) -> String {
+    let known = field.split(['[', '(']).next().unwrap_or_default();
+    let safe: String = known.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '.').take(60).collect();
+    // Of `data.KEY` only `data` is the schema's word.
+    match safe.split_once('.') {
+        Some((map @ ("data" | "binaryData" | "stringData"), _)) => map.to_owned(),
+        _ => safe,
+    }
+}
+
+/// One of the server's CamelCase reasons.
+fn word(reason: &str) -> String {
+    let safe: String = reason.chars().filter(char::is_ascii_alphanumeric).take(40).collect();
+    if safe.is_empty() { "refused".to_owned() } else { safe }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status(code: u16, message: &str, causes: serde_json::Value) -> CallError {
+        let details = json!({"causes": causes});
+        let status = json!({"code": code, "message": message, "reason": "X", "details": details});
+        CallError::Refused(serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn each_answer_has_its_reason() {
+        let none = json!([]);
+        let terminating = json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]);
+        let immutable = json!([{"reason": "FieldValueForbidden", "field": "data", "message": "Forbidden: field is immutable when `immutable` is set"}]);
+        let cases = [
+            (status(403, "unable to create new content", terminating), Reason::NamespaceTerminating),
+            (status(403, "secrets is forbidden: User \"x\" cannot patch resource", none.clone()), Reason::Forbidden),
+            (status(403, "exceeded quota: q, requested: count/secrets=1", none.clone()), Reason::Denied),
+            (status(400, "admission webhook \"a.b.c\" denied the request: secret", none.clone()), Reason::Denied),
+            (status(422, "x is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", none.clone()), Reason::Denied),
+            (status(422, "invalid", immutable), Reason::Immutable),
+            (status(422, "invalid", none.clone()), Reason::Invalid),
+            (status(413, "too large", none.clone()), Reason::TooLarge),
+            (status(429, "slow down", none.clone()), Reason::Unavailable),
+            (status(500, "x", none), Reason::Unavailable),
+            (CallError::Unanswered, Reason::Unavailable),
+        ];
+        for (at, (error, reason)) in cases.iter().enumerate() {
+            assert_eq!(trouble(error).reason, *reason, "case {at}");
+        }
+    }
+
+    #[test]
+    fn no_message_repeats_what_the_server_said() {
+        let canary = "c4n4ry";
+        for code in [400, 401, 403, 404, 409, 413, 422, 429, 500, 503] {
+            for text in [canary.to_owned(), format!("denied request: {canary}"), format!("denied the request: {canary} cannot ")] {
+                let causes = json!([{"reason": "FieldValueInvalid", "field": format!("data[{canary}]"), "message": canary},
+                    {"reason": "FieldValueInvalid", "field": format!("data.{canary}"), "message": canary}]);
+                let trouble = trouble(&status(code, &text, causes));
+                assert!(!trouble.message.contains(canary), "{code} {}", trouble.message);
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_race_is_known() {
+        assert!(status(409, "modified", json!([])).is_race());
+        assert!(status(422, "x", json!([{"field": "metadata.uid", "reason": "FieldValueInvalid"}])).is_race());
+        assert!(!status(422, "x", json!([{"field": "data", "reason": "FieldValueInvalid"}])).is_race());
+    }
+}

@@ -1,0 +1,105 @@
+//! Watches: copies by kind (those with our hub's label), and namespaces. Each object is reduced here; its content
+//! goes no further.
+use std::sync::Arc;
+
+use futures::stream::StreamExt;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, DynamicObject};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, watcher};
+use kube::runtime::WatchStreamExt;
+use kube::Client;
+use runnel_proto::model::{Kind, HUB_LABEL};
+use tokio::sync::mpsc;
+
+use crate::apply::resource;
+use crate::core::Event;
+use crate::desired;
+use crate::live;
+use crate::seal::Sealer;
+
+/// Whole objects come in pages of this many, so that a list of large Secrets fits into little memory.
+const PAGE: u32 = 100;
+
+/// Watches the copies of a kind until the receiver is gone.
+pub async fn copies(client: Client, kind: &'static Kind, sealer: Sealer, events: mpsc::Sender<Event>) {
+    let api: Api<DynamicObject> = Api::all_with(client, &resource(kind));
+    let config = watcher::Config::default().labels(&format!("{HUB_LABEL}={}", sealer.hub())).page_size(PAGE);
+    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+    while let Some(next) = stream.next().await {
+        let event = match next {
+            Ok(watcher::Event::Init) => Some(Event::CopiesListed(kind.resource)),
+            Ok(watcher::Event::InitDone) => Some(Event::CopiesComplete(kind.resource)),
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                live::reduce(kind, &object, &sealer).map(|(copy, live)| Event::Copy(copy, live))
+            }
+            Ok(watcher::Event::Delete(object)) => {
+                live::reduce(kind, &object, &sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
+            }
+            Err(error) => {
+                let code = code(&error);
+                tracing::warn!(kind = kind.resource, status = code, "watching copies failed; trying again: {}", cure(code));
+                (code == 403).then_some(Event::CopiesForbidden(kind.resource))
+            }
+        };
+        if let Some(event) = event
+            && events.send(event).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Watches namespaces until the receiver is gone.
+pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
+    let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    while let Some(next) = stream.next().await {
+        let event = match next {
+            Ok(watcher::Event::Init) => Some(Event::NamespacesListed),
+            Ok(watcher::Event::InitDone) => Some(Event::NamespacesComplete),
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => seen(object),
+            Ok(watcher::Event::Delete(object)) => {
+                object.metadata.name.map(|name| Event::NamespaceGone(name.into()))
+            }
+            Err(error) => {
+                let code = code(&error);
+                tracing::warn!(status = code, "watching namespaces failed; trying again: {}", cure(code));
+                None
+            }
+        };
+        if let Some(event) = event
+            && events.send(event).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn seen(object: PartialObjectMeta<Namespace>) -> Option<Event> {
+    let name: Arc<str> = object.metadata.name?.into();
+    let terminating = object.metadata.deletion_timestamp.is_some();
+    let labels = object.metadata.labels.unwrap_or_default();
+    Some(Event::Namespace(name, desired::Namespace { labels, terminating }))
+}
+
+/// The status of a failed watch, 0 for none. The error's text is not used: it may quote an object.
+fn code(error: &watcher::Error) -> u16 {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.code,
+        _ => 0,
+    }
+}
+
+fn cure(code: u16) -> &'static str {
+    match code {
+        0 => "the API server does not answer",
+        401 => "the API server does not accept the agent's credentials",
+        403 => "grant the agent the rights of its ClusterRole",
+        410 => "the watch was too old and begins anew",
+        _ => "see the API server's log",
+    }
+}
