@@ -8,6 +8,7 @@ pub mod assets;
 pub mod audit;
 pub mod binaries;
 pub mod control_plane;
+pub mod demo;
 pub mod fleet;
 pub mod guard;
 pub mod ports;

@@ -6,12 +6,12 @@ use super::{FleetOptions, NAMESPACE};
 use crate::ports::local;
 
 /// `runnel-hub crds`: prints the custom resource definitions.
-pub(super) fn crds() -> Vec<String> {
+pub(crate) fn crds() -> Vec<String> {
     vec!["crds".to_owned()]
 }
 
 /// `runnel-hub run`.
-pub(super) fn hub(kubeconfig: &Path, port: u16, ops_port: u16, options: &FleetOptions) -> Vec<String> {
+pub(crate) fn hub(kubeconfig: &Path, port: u16, ops_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "run".to_owned(),
         format!("--kubeconfig={}", kubeconfig.display()),
@@ -26,7 +26,7 @@ pub(super) fn hub(kubeconfig: &Path, port: u16, ops_port: u16, options: &FleetOp
 }
 
 /// `runnel-hub token create`: prints the join string of one member cluster.
-pub(super) fn token(member: &str, kubeconfig: &Path, hub_port: u16, options: &FleetOptions) -> Vec<String> {
+pub(crate) fn token(member: &str, kubeconfig: &Path, hub_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "token".to_owned(),
         "create".to_owned(),
@@ -40,7 +40,7 @@ pub(super) fn token(member: &str, kubeconfig: &Path, hub_port: u16, options: &Fl
 }
 
 /// `runnel-agent run`.
-pub(super) fn agent(join: &Path, kubeconfig: &Path, ops_port: u16, options: &FleetOptions) -> Vec<String> {
+pub(crate) fn agent(join: &Path, kubeconfig: &Path, ops_port: u16, options: &FleetOptions) -> Vec<String> {
     let mut arguments = vec![
         "run".to_owned(),
         format!("--join-string-file={}", join.display()),

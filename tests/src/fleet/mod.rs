@@ -1,6 +1,6 @@
 //! A hub and its member clusters, as a user would have them: real control planes, real binaries.
 
-mod arguments;
+pub(crate) mod arguments;
 mod options;
 
 use std::path::{Path, PathBuf};
@@ -282,7 +282,7 @@ async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<Con
     Ok((started.remove(0), started))
 }
 
-async fn listens(run: &Restartable, port: u16) -> Result<()> {
+pub(crate) async fn listens(run: &Restartable, port: u16) -> Result<()> {
     let what = format!("a listener on {}", local(port));
     let seen = eventually(&what, LISTENS, async || {
         if let Err(ended) = run.check() {
@@ -294,7 +294,7 @@ async fn listens(run: &Restartable, port: u16) -> Result<()> {
     seen.await.with_context(|| run.last_words())?
 }
 
-async fn output(program: &Path, arguments: &[String]) -> Result<String> {
+pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<String> {
     let output = Command::new(program).args(arguments).env_remove("KUBECONFIG").output().await;
     let output = output.with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {

@@ -1,0 +1,176 @@
+//! The demo on clusters that the user already has: it says what it will do, makes only what is not there, and removes it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, ResourceExt};
+use runnel_hub::crd::definitions;
+
+use super::cluster::Cluster;
+use super::narrate::Narrator;
+use super::stage::{Clusters, Stage};
+use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, SETTINGS};
+use super::undo::undo;
+use super::{Ended, seed, unless_interrupted, with_logs};
+use crate::assets::Assets;
+use crate::binaries;
+use crate::fleet::NAMESPACE as SYSTEM;
+use crate::scratch::Scratch;
+
+const ANSWERS: Duration = Duration::from_secs(15);
+
+/// Tells the story on the given clusters, and removes what it made there.
+///
+/// # Errors
+/// When something does not come about, or could not be removed.
+pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBuf)], agreed: bool) -> Result<Ended> {
+    let folder = Scratch::new("existing")?;
+    let looked = unless_interrupted(look(hub, members, folder.path())).await;
+    let clusters = match looked {
+        Ok(Some(clusters)) => clusters,
+        Ok(None) => return Ok(Ended::Interrupted),
+        Err(reason) => return Ok(Ended::Refused(format!("{reason:#}"))),
+    };
+    narrator.title("Runnel: the demo on your clusters");
+    plan(narrator, &clusters);
+    if !agreed {
+        return Ok(Ended::Refused("\nNothing has been done; add --yes to go ahead.".to_owned()));
+    }
+    let told = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
+    narrator.pause();
+    narrator.say("Removing what was made:");
+    let removed = unless_interrupted(undo(narrator, &clusters)).await;
+    match (told, removed) {
+        (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::Told(totals)),
+        (Ok(None), Ok(Some(()))) => Ok(Ended::Interrupted),
+        (Err(error), Ok(Some(()))) => Err(error),
+        (_, Ok(None)) => Err(anyhow!("interrupted while removing; what may be left is listed at the beginning")),
+        (Ok(_), Err(error)) => Err(error),
+        (Err(first), Err(second)) => Err(second.context(format!("{first:#}"))),
+    }
+}
+
+async fn tell(narrator: &mut Narrator, clusters: &Clusters, folder: &Path) -> Result<String> {
+    let built = tokio::task::spawn_blocking(binaries::build).await??;
+    narrator.step("The hub and the agents, as processes of this machine");
+    let stage = Stage::start(clusters, &built, folder, narrator).await?;
+    clusters.hub.show(narrator, &["get", "member"]).await?;
+    seed::tell(narrator, clusters, &stage).await
+}
+
+fn plan(narrator: &Narrator, clusters: &Clusters) {
+    narrator.pause();
+    narrator.say("It will make the following, and remove it again at the end, also after Ctrl-C:");
+    narrator.pause();
+    narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {NAMESPACE},", clusters.hub.name));
+    narrator.say(&format!("  {:<12} the custom resource definitions {}", "", definition_names().join(", ")));
+    for member in &clusters.members {
+        narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {LATE},", member.name));
+        narrator.say(&format!("  {:<12} {SETTINGS}, {LOGIN} and {LIMITS} in the namespace {DEFAULT}", ""));
+    }
+    narrator.pause();
+    narrator.say("Hub and agents run as processes of this machine. Nothing else is changed.");
+}
+
+pub(super) fn definition_names() -> Vec<String> {
+    definitions().iter().map(|definition| definition.name_any()).collect()
+}
+
+/// Looks at the clusters, and refuses where something stands that the demo would make.
+async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result<Clusters> {
+    let kubectl = kubectl().await?;
+    let cluster = |name: &str, kubeconfig: &Path| -> Result<Cluster> {
+        let file = fs::canonicalize(kubeconfig);
+        let file = file.with_context(|| format!("the kubeconfig {} of {name} cannot be read", kubeconfig.display()))?;
+        Ok(Cluster::new(name, &file, &kubectl, cache))
+    };
+    let clusters = Clusters {
+        hub: cluster("hub", hub)?,
+        members: members.iter().map(|(name, kubeconfig)| cluster(name, kubeconfig)).collect::<Result<_>>()?,
+    };
+    let mut known = BTreeMap::new();
+    for cluster in clusters.all() {
+        if known.values().any(|name| *name == cluster.name) {
+            bail!("two clusters are called {}: give each --member a name of its own, other than hub", cluster.name);
+        }
+        let uid = answers(cluster, uid(cluster)).await?;
+        if let Some(other) = known.insert(uid, cluster.name.clone()) {
+            bail!("{other} and {} are the same cluster: give each a kubeconfig of a cluster of its own", cluster.name);
+        }
+    }
+    let mut standing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
+    for member in &clusters.members {
+        standing.extend(answers(member, standing_on_member(member)).await?);
+    }
+    if !standing.is_empty() {
+        bail!("the demo would make what is already there, so it does nothing: {}", standing.join(", "));
+    }
+    Ok(clusters)
+}
+
+async fn answers<T>(cluster: &Cluster, question: impl Future<Output = Result<T>>) -> Result<T> {
+    let file = cluster.kubeconfig.display();
+    let answer = tokio::time::timeout(ANSWERS, question).await;
+    answer
+        .with_context(|| format!("{} does not answer within {ANSWERS:?}", cluster.name))
+        .flatten()
+        .with_context(|| format!("{} ({file}) cannot be used", cluster.name))
+}
+
+async fn uid(cluster: &Cluster) -> Result<String> {
+    let namespaces: Api<Namespace> = Api::all(cluster.client().await?);
+    namespaces.get("kube-system").await?.uid().context("kube-system has no uid")
+}
+
+async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
+    let mut standing = namespaces(hub, &[SYSTEM, NAMESPACE]).await?;
+    let known: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
+    for name in definition_names() {
+        if known.get_opt(&name).await?.is_some() {
+            standing.push(format!("the definition {name} in {}", hub.name));
+        }
+    }
+    Ok(standing)
+}
+
+async fn standing_on_member(member: &Cluster) -> Result<Vec<String>> {
+    let mut standing = namespaces(member, &[SYSTEM, LATE]).await?;
+    let client = member.client().await?;
+    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), DEFAULT);
+    let secrets: Api<Secret> = Api::namespaced(client, DEFAULT);
+    for name in [SETTINGS, LIMITS] {
+        if config_maps.get_metadata_opt(name).await?.is_some() {
+            standing.push(format!("the ConfigMap {DEFAULT}/{name} in {}", member.name));
+        }
+    }
+    if secrets.get_metadata_opt(LOGIN).await?.is_some() {
+        standing.push(format!("the Secret {DEFAULT}/{LOGIN} in {}", member.name));
+    }
+    Ok(standing)
+}
+
+async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
+    let api: Api<Namespace> = Api::all(cluster.client().await?);
+    let mut standing = Vec::new();
+    for name in names {
+        if api.get_opt(name).await?.is_some() {
+            standing.push(format!("the namespace {name} in {}", cluster.name));
+        }
+    }
+    Ok(standing)
+}
+
+/// Whoever has clusters has a `kubectl` for them; otherwise the one of the control planes, which may have to be built.
+async fn kubectl() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let own = std::env::split_paths(&path).map(|folder| folder.join("kubectl")).find(|program| program.is_file());
+    match own {
+        Some(own) => Ok(own),
+        None => Ok(tokio::task::spawn_blocking(Assets::find).await??.kubectl()),
+    }
+}

@@ -1,0 +1,67 @@
+//! The demo on control planes of its own.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use futures::future::try_join_all;
+
+use super::cluster::Cluster;
+use super::narrate::Narrator;
+use super::seed;
+use super::stage::{Clusters, Stage};
+use super::{Ended, unless_interrupted, with_logs};
+use crate::assets::{Assets, KUBERNETES_VERSION};
+use crate::binaries;
+use crate::control_plane::{ControlPlane, Options};
+
+const MEMBERS: usize = 2;
+
+/// A fleet on control planes of this machine; dropping it ends and removes all of it.
+#[derive(Debug)]
+pub struct LocalFleet {
+    // Dropped in this order: agents and hub before the clusters that they talk to.
+    /// Hub and agents.
+    pub stage: Stage,
+    /// The clusters.
+    pub clusters: Clusters,
+    /// The `kubectl` of the control planes' version.
+    pub assets: Assets,
+    _planes: Vec<ControlPlane>,
+}
+
+/// Tells the story on a hub and two members.
+///
+/// # Errors
+/// When something does not come about; with what was expected and what was seen last.
+pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
+    let told = unless_interrupted(async {
+        narrator.title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
+        let fleet = LocalFleet::start(narrator, MEMBERS).await?;
+        with_logs(seed::tell(narrator, &fleet.clusters, &fleet.stage).await)
+    });
+    Ok(told.await?.map_or(Ended::Interrupted, Ended::Told))
+}
+
+impl LocalFleet {
+    /// Builds what is missing, starts the control planes, hub and agents, and returns when all members are connected.
+    ///
+    /// # Errors
+    /// When anything of that fails.
+    pub async fn start(narrator: &mut Narrator, members: usize) -> Result<Self> {
+        let built = tokio::task::spawn_blocking(binaries::build).await??;
+        let assets = tokio::task::spawn_blocking(Assets::find).await??;
+        narrator.step("A hub cluster and its members: real control planes, the real binaries");
+        let begin = Instant::now();
+        let names = std::iter::once("hub".to_owned()).chain((1..=members).map(|number| format!("member-{number}")));
+        let planes = names.map(|name| async move { ControlPlane::start(&name, Options::default()).await });
+        let planes = try_join_all(planes).await?;
+        let what = format!("{} control planes run (Kubernetes {KUBERNETES_VERSION}, etcd, no nodes)", planes.len());
+        narrator.took(&what, begin.elapsed());
+        let cluster =
+            |plane: &ControlPlane| Cluster::new(plane.name(), plane.kubeconfig(), &assets.kubectl(), plane.folder());
+        let clusters = Clusters { hub: cluster(&planes[0]), members: planes[1..].iter().map(cluster).collect() };
+        let stage = with_logs(Stage::start(&clusters, &built, planes[0].folder(), narrator).await)?;
+        clusters.hub.show(narrator, &["get", "member"]).await?;
+        Ok(Self { stage, clusters, assets, _planes: planes })
+    }
+}

@@ -1,0 +1,175 @@
+//! The demo: the real binaries on real control planes, and everything that can happen to a copy, told line by line.
+//!
+//! [`seed`] tells the story on any [`stage::Stage`]. That stands on control planes of its own ([`local`], [`keep`]) or on
+//! clusters that the user already has ([`existing`]). Whatever way the demo ends, it leaves nothing behind.
+
+pub mod cluster;
+pub mod existing;
+pub mod keep;
+pub mod local;
+pub mod narrate;
+pub mod seed;
+pub mod stage;
+pub mod story;
+pub mod undo;
+pub mod witness;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Parser;
+use rustix::process::{Signal, getpgrp, getpid, kill_process_group};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::scratch;
+use narrate::Narrator;
+
+const INTERRUPTED: u8 = 130;
+const MOST_MEMBERS: u16 = 20;
+
+/// Shows Runnel on real Kubernetes control planes: a hub, two member clusters, one rule, and what can happen to its copies.
+#[derive(Debug, Parser)]
+#[command(name = "cargo demo", bin_name = "cargo demo")]
+pub struct Arguments {
+    /// Starts a joined fleet without rules, and leaves it running until Ctrl-C.
+    #[arg(long, conflicts_with = "hub")]
+    keep: bool,
+    /// How many member clusters the kept fleet has.
+    #[arg(long, value_name = "N", default_value_t = 2, requires = "keep",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_MEMBERS)))]
+    members: u16,
+    /// Where the kept fleet's kubeconfigs are written: hub.kubeconfig, member-1.kubeconfig, ...
+    #[arg(long, value_name = "DIR", requires = "keep")]
+    dir: Option<PathBuf>,
+    /// Uses a cluster of yours as the hub, instead of starting one.
+    #[arg(long, value_name = "KUBECONFIG", requires = "member")]
+    hub: Option<PathBuf>,
+    /// Uses a cluster of yours as a member; may be given several times.
+    #[arg(long, value_name = "NAME=KUBECONFIG", requires = "hub", value_parser = member)]
+    member: Vec<(String, PathBuf)>,
+    /// Goes ahead on your clusters; without it, only says what would be done.
+    #[arg(long, requires = "hub")]
+    yes: bool,
+}
+
+fn member(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        _ => Err("write NAME=KUBECONFIG, such as eu-1=/home/me/eu-1.kubeconfig".to_owned()),
+    }
+}
+
+/// Runs the demo with the arguments of this process, and returns its exit code: 0 when all went as told, 1 when something
+/// did not or the arguments are wrong, 130 when it was interrupted.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return refuse(&error),
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("demo: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(run(arguments));
+    // A compiler that an interrupted demo has started is not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+// What clap says is longer than a sentence; its first line is one.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let sentence: Vec<&str> = text.split("\n\n").next().unwrap_or_default().split_whitespace().collect();
+    let sentence = sentence.join(" ");
+    eprintln!("{}; see cargo demo --help", sentence.strip_prefix("error: ").unwrap_or(&sentence));
+    ExitCode::FAILURE
+}
+
+async fn run(arguments: Arguments) -> ExitCode {
+    let begin = Instant::now();
+    let mut narrator = Narrator::new();
+    let told = match &arguments.hub {
+        Some(hub) => existing::run(&mut narrator, hub, &arguments.member, arguments.yes).await,
+        None if arguments.keep => {
+            keep::run(&mut narrator, usize::from(arguments.members), arguments.dir.as_deref()).await
+        }
+        None => local::run(&mut narrator).await,
+    };
+    match told {
+        Ok(Ended::Told(totals)) => {
+            narrator.title(&format!("\nDone: {totals}; {} s in all.", begin.elapsed().as_secs()));
+            ExitCode::SUCCESS
+        }
+        Ok(Ended::Interrupted) => {
+            interrupt_children();
+            narrator.title("\nInterrupted; nothing is left behind.");
+            ExitCode::from(INTERRUPTED)
+        }
+        Ok(Ended::Refused(sentence)) => {
+            eprintln!("{sentence}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("\nThe demo failed: {}", sentences(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How the demo ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// To the end, with these totals.
+    Told(String),
+    /// By Ctrl-C, or another signal to end.
+    Interrupted,
+    /// Before it began, for this reason.
+    Refused(String),
+}
+
+/// Does something until it is done or a signal asks to end. What was under way is dropped then, with all it had started.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()]
+        .map(signal)
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    let asked = futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv())));
+    tokio::select! {
+        done = work => done.map(Some),
+        _ = asked => Ok(None),
+    }
+}
+
+/// Keeps the folders with the logs, and says where they are, when something failed. To be called while they are there.
+///
+/// # Errors
+/// The one that is given.
+pub fn with_logs<T>(result: Result<T>) -> Result<T> {
+    result.inspect_err(|_| {
+        scratch::keep_everything();
+        eprintln!("the kept folders hold the logs, for a day");
+    })
+}
+
+// A terminal tells the compiler as well; whoever signals this process alone does not.
+fn interrupt_children() {
+    if getpgrp() == getpid() {
+        let _ = kill_process_group(getpgrp(), Signal::INT);
+    }
+}
+
+fn sentences(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).collect::<Vec<_>>().join(":\n  ")
+}

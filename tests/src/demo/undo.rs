@@ -1,0 +1,55 @@
+//! Removes from the user's clusters what the demo has made there.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use super::cluster::Cluster;
+use super::existing::definition_names;
+use super::narrate::Narrator;
+use super::stage::Clusters;
+use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS};
+use crate::fleet::NAMESPACE as SYSTEM;
+
+const QUIETLY: [&str; 2] = ["--ignore-not-found", "--timeout=90s"];
+
+/// Removes it all, also where hub and agents are gone. None of it was there when the demo began.
+///
+/// # Errors
+/// When something could not be removed; with what and why.
+pub async fn undo(narrator: &Narrator, clusters: &Clusters) -> Result<()> {
+    let mut left = Vec::new();
+    release(&clusters.hub).await;
+    for member in &clusters.members {
+        let begin = Instant::now();
+        let config_maps = ["-n", DEFAULT, "delete", "configmaps", SETTINGS, LIMITS];
+        let secrets = ["-n", DEFAULT, "delete", "secrets", LOGIN];
+        let namespaces = ["delete", "namespaces", SYSTEM, LATE];
+        for what in [&config_maps[..], &secrets, &namespaces] {
+            left.extend(delete(member, what).await.err());
+        }
+        narrator.took(&format!("{}: copies and namespaces are removed", member.name), begin.elapsed());
+    }
+    let begin = Instant::now();
+    left.extend(delete(&clusters.hub, &["delete", "namespaces", NAMESPACE, SYSTEM]).await.err());
+    let definitions = definition_names();
+    let arguments: Vec<&str> = ["delete", "crds"].into_iter().chain(definitions.iter().map(String::as_str)).collect();
+    left.extend(delete(&clusters.hub, &arguments).await.err());
+    narrator.took(&format!("{}: namespaces and definitions are removed", clusters.hub.name), begin.elapsed());
+    if left.is_empty() {
+        return Ok(());
+    }
+    let left: Vec<String> = left.iter().map(|error| format!("{error:#}")).collect();
+    bail!("not everything could be removed: {}", left.join("; "))
+}
+
+// The hub is gone, and with it whoever would take the rule's finalizer away. Mostly the rule is gone as well.
+async fn release(hub: &Cluster) {
+    let patch = r#"{"metadata":{"finalizers":null}}"#;
+    let _ = hub.kubectl(&["-n", NAMESPACE, "patch", "drule", RULE, "--type=merge", "-p", patch], "").await;
+}
+
+async fn delete(cluster: &Cluster, what: &[&str]) -> Result<()> {
+    let arguments: Vec<&str> = what.iter().copied().chain(QUIETLY).collect();
+    cluster.kubectl(&arguments, "").await.map(|_| ())
+}
