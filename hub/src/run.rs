@@ -157,7 +157,13 @@ async fn start(
     let renewal = serving.run(shutdown.clone());
     tasks.spawn(async move { ("serving certificate", renewal.await.map_err(Into::into)) });
 
-    let [rules, cluster_rules, members] = awaited.map(|part| move || drop(part.lock().take()));
+    let [rules, cluster_rules, members] = awaited.map(|part| {
+        let shared = shared.clone();
+        move || {
+            drop(part.lock().take());
+            shared.progress.notify_one();
+        }
+    });
     let stop = || shutdown.clone();
     forever(
         tasks,
@@ -209,7 +215,7 @@ async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaite
         listed && index.needed_resources().iter().all(|resource| index.kind(resource) != &KindState::Unwatched)
     };
     while !known() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        shared.progress.notified().await;
     }
     drop(own);
     tracing::info!(after = ?shared.settings.started.elapsed(), "the hub has read its rules and sources, and serves");

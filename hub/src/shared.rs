@@ -110,6 +110,8 @@ pub struct Shared {
     pub ready: watch::Sender<bool>,
     /// Woken when a source vanished.
     pub vanished: Notify,
+    /// Woken when a watch has delivered a complete list or was refused.
+    pub progress: Notify,
 }
 
 impl Shared {
@@ -127,6 +129,7 @@ impl Shared {
             needed: watch::Sender::default(),
             ready: watch::Sender::default(),
             vanished: Notify::new(),
+            progress: Notify::new(),
         })
     }
 
@@ -140,17 +143,17 @@ impl Shared {
         for cluster in &effect.clusters {
             self.wake(cluster);
         }
-        if !effect.rules.is_empty() {
-            let needed = self.index.read().needed_resources();
-            self.needed.send_if_modified(|known| {
-                let more = !needed.is_subset(known);
-                known.extend(needed);
-                more
-            });
-        }
         self.to_read.add(effect.read);
         self.dirty_rules.add(effect.rules);
-        self.dirty_members.add(effect.clusters);
+    }
+
+    /// Some rule needs these kinds from now on.
+    pub fn need(&self, resources: impl Iterator<Item = &'static str>) {
+        self.needed.send_if_modified(|known| {
+            let before = known.len();
+            known.extend(resources);
+            known.len() > before
+        });
     }
 
     /// Wakes the session of a cluster.
@@ -170,13 +173,16 @@ impl Shared {
         self.dirty_members.add([cluster.clone()]);
     }
 
+    /// Marks the status of every member as possibly out of date.
+    pub fn mark_members(&self) {
+        let members: Vec<_> = self.index.read().clusters().map(|(name, _)| name.clone()).collect();
+        self.dirty_members.add(members);
+    }
+
     /// Marks every status as possibly out of date.
     pub fn mark_everything(&self) {
-        let index = self.index.read();
-        let rules: Vec<_> = index.rules().map(|(uid, _)| uid.clone()).collect();
-        let members: Vec<_> = index.clusters().map(|(name, _)| name.clone()).collect();
-        drop(index);
+        let rules: Vec<_> = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();
         self.dirty_rules.add(rules);
-        self.dirty_members.add(members);
+        self.mark_members();
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct Standing {
 
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
-    let settled = |cluster| standing(view, ledger, cluster, now).state != ClusterState::Progressing;
+    let settled = |cluster| state(view, ledger, cluster, now) != ClusterState::Progressing;
     view.plan.unread.is_empty() && view.clusters.iter().all(settled)
 }
 
@@ -31,18 +31,41 @@ pub(super) fn is_awaited(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName
     !ledger.has_connected(cluster) && now.saturating_duration_since(view.hub_started) < SETTLING
 }
 
+/// The state alone: it is asked far more often than it is told.
+fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> ClusterState {
+    if is_awaited(view, ledger, cluster, now) {
+        return ClusterState::Progressing;
+    }
+    if ledger.session(cluster, now).is_none() {
+        return ClusterState::Unreachable;
+    }
+    let Some(account) = ledger.account(cluster, &view.rule.uid) else { return ClusterState::Progressing };
+    let counts = account.counts;
+    match () {
+        () if counts.failed > 0 => ClusterState::Failed,
+        () if !holds_the_plan(view, account) || !counts.is_settled() => ClusterState::Progressing,
+        () if counts.waiting > 0 => ClusterState::Waiting,
+        () => ClusterState::Ready,
+    }
+}
+
 pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> Standing {
     let account = ledger.account(cluster, &view.rule.uid);
-    let fresh = ledger.session(cluster, now).is_some();
-    let (state, reason, message) = match account {
-        _ if is_awaited(view, ledger, cluster, now) => {
-            (ClusterState::Progressing, Reason::Progressing, "the agent has not connected since the hub started".into())
-        }
-        _ if !fresh => silent(ledger, cluster),
-        None => (ClusterState::Progressing, Reason::Progressing, "the agent has not said anything yet".into()),
-        Some(account) => said(view, account),
-    };
+    let state = state(view, ledger, cluster, now);
     let counts = account.map(|account| account.counts).unwrap_or_default();
+    let (reason, message) = match state {
+        ClusterState::Failed => worst(account),
+        ClusterState::Unreachable => silent(ledger, cluster),
+        ClusterState::Waiting => {
+            let message = format!("{} copies wait for a namespace that does not exist", counts.waiting);
+            (Reason::CopiesWaiting, message)
+        }
+        ClusterState::Progressing if is_awaited(view, ledger, cluster, now) => {
+            (Reason::Progressing, "the agent has not connected since the hub started".to_owned())
+        }
+        ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
+        ClusterState::Ready => (Reason::AllApplied, String::new()),
+    };
     Standing {
         state,
         copies: counts.copies.into(),
@@ -51,36 +74,23 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         waiting: counts.waiting.into(),
         reason,
         message,
-        fresh,
+        fresh: ledger.session(cluster, now).is_some(),
     }
 }
 
-fn silent(ledger: &Ledger, cluster: &ClusterName) -> (ClusterState, Reason, String) {
+fn silent(ledger: &Ledger, cluster: &ClusterName) -> (Reason, String) {
     if ledger.has_connected(cluster) {
-        let message = "the agent is not connected; the counts are what it last said".to_owned();
-        (ClusterState::Unreachable, Reason::SessionLost, message)
+        (Reason::SessionLost, "the agent is not connected; the counts are what it last said".to_owned())
     } else {
-        (ClusterState::Unreachable, Reason::NeverConnected, "the agent is not connected".to_owned())
+        (Reason::NeverConnected, "the agent is not connected".to_owned())
     }
 }
 
-fn said(view: &View<'_>, account: &Account) -> (ClusterState, Reason, String) {
-    let counts = account.counts;
-    if counts.failed > 0 {
-        let Some(worst) = account.failures.first() else {
-            return (ClusterState::Failed, Reason::CopiesFailed, format!("{} copies failed", counts.failed));
-        };
-        let copy = &worst.copy;
-        return (ClusterState::Failed, worst.reason.into(), format!("{copy}: {}", worst.message));
+fn worst(account: Option<&Account>) -> (Reason, String) {
+    match account.and_then(|account| account.failures.first()) {
+        Some(worst) => (worst.reason.into(), format!("{}: {}", worst.copy, worst.message)),
+        None => (Reason::CopiesFailed, "copies failed".to_owned()),
     }
-    if !holds_the_plan(view, account) || !counts.is_settled() {
-        return (ClusterState::Progressing, Reason::Progressing, "copies are on their way".to_owned());
-    }
-    if counts.waiting > 0 {
-        let message = format!("{} copies wait for a namespace that does not exist", counts.waiting);
-        return (ClusterState::Waiting, Reason::CopiesWaiting, message);
-    }
-    (ClusterState::Ready, Reason::AllApplied, String::new())
 }
 
 /// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, or nothing may change,

@@ -90,8 +90,11 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     let uid = rule.uid.clone();
     let has_finalizer = object.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
     book.set_rule(uid.clone(), RuleObject::of(object, has_finalizer));
-    let known = shared.index.read().rule(&uid).is_some();
-    if has_finalizer || known {
+    let known = shared.index.read().rule(&uid).map(|entry| (entry.rule.generation, entry.rule.deleting));
+    // Most events of a rule are our own writes of its status, and change nothing that it says.
+    let news = known != Some((rule.generation, rule.deleting));
+    if (has_finalizer || known.is_some()) && news {
+        shared.need(rule.resources());
         shared.change(|index| index.set_rule(rule));
     }
     if !has_finalizer {
@@ -102,4 +105,6 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
 fn forget(uid: &RuleUid, shared: &Shared, book: &Book) {
     book.remove_rule(uid);
     shared.change(|index| index.remove_rule(uid));
+    // Members that hold copies of it say so in their status.
+    shared.mark_members();
 }

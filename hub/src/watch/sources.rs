@@ -58,6 +58,7 @@ impl SourceWatch {
                 self.shared.index.write().retain_sources(self.kind.resource, &seen, Instant::now());
                 self.shared.vanished.notify_one();
                 self.shared.change(|index| index.set_kind(self.kind.resource, KindState::Known));
+                self.shared.progress.notify_one();
             }
             Ok(Event::Apply(object)) => {
                 self.seen_now(&object);
@@ -117,6 +118,7 @@ impl SourceWatch {
                     "cannot watch {resource}: {why}; the rules that need it are stalled, their copies stay"
                 );
                 self.shared.change(|index| index.set_kind(resource, KindState::Unreadable(why)));
+                self.shared.progress.notify_one();
             }
             None => tracing::warn!(resource, %error, "the watch of sources broke; trying again"),
         }

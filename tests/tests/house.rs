@@ -1,0 +1,260 @@
+//! The rules of the house that no compiler knows: a file either decides or does I/O, hub and agent do not know each other,
+//! tasks begin in `main`, files stay small.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// These decide: what they answer follows from what they are given. A folder stands for all that is in it.
+const DECIDE: [&str; 20] = [
+    "proto/src/model",
+    "proto/src/convert",
+    "proto/src/identity",
+    "hub/src/lib",
+    "hub/src/crd",
+    "hub/src/plan",
+    "hub/src/index",
+    "hub/src/session",
+    "hub/src/status",
+    "agent/src/lib",
+    "agent/src/backoff",
+    "agent/src/cache",
+    "agent/src/core",
+    "agent/src/decide",
+    "agent/src/desired",
+    "agent/src/live",
+    "agent/src/queue",
+    "agent/src/records",
+    "agent/src/report",
+    "agent/src/seal",
+];
+
+/// These talk to the world: API servers, sockets, clocks, files, tasks.
+const DO: [&str; 16] = [
+    "hub/src/authority",
+    "hub/src/config",
+    "hub/src/join",
+    "hub/src/main",
+    "hub/src/server",
+    "hub/src/token",
+    "hub/src/watch",
+    "hub/src/writer",
+    "agent/src/apply",
+    "agent/src/config",
+    "agent/src/events",
+    "agent/src/link",
+    "agent/src/main",
+    "agent/src/store",
+    "agent/src/watch",
+    "agent/src/worker",
+];
+
+/// What a deciding file may not contain, and the cure.
+const FORBIDDEN: [(&str, &str); 13] = [
+    ("async fn", "it waits for nobody: let a file that does I/O ask and hand in the answer"),
+    (".await", "it waits for nobody: let a file that does I/O ask and hand in the answer"),
+    ("kube::Client", "it knows no client: take what was read as an argument"),
+    ("kube::Api", "it knows no client: take what was read as an argument"),
+    ("Api<", "it knows no client: take what was read as an argument"),
+    ("tonic::", "the wire stays at the edge: convert to the model first"),
+    ("::now(", "it knows no clock: take the time as an argument"),
+    ("tokio::spawn", "it has no tasks: those begin in main"),
+    ("tokio::time", "it knows no clock: say until when, and let a file that does I/O wait"),
+    ("HashMap", "its order differs between runs: use BTreeMap"),
+    ("HashSet", "its order differs between runs: use BTreeSet"),
+    ("std::fs", "it reads no files: take the content as an argument"),
+    ("println!", "it prints nothing: return what is to be said"),
+];
+
+const LONGEST: usize = 420;
+
+/// A file of Rust without its tests and comments: the lines that are left, numbered from 1.
+struct Code {
+    path: String,
+    lines: Vec<(usize, String)>,
+    length: usize,
+}
+
+#[test]
+fn every_file_of_hub_and_agent_either_decides_or_does_io() -> Result<()> {
+    let mut wrong = Vec::new();
+    for file in code(&["hub/src", "agent/src"])? {
+        match (stands_in(&DECIDE, &file.path), stands_in(&DO, &file.path)) {
+            (true, true) => {
+                wrong.push(format!("{}: stands in both lists of tests/tests/house.rs: choose one", file.path))
+            }
+            (false, false) => wrong.push(format!(
+                "{}: stands in no list of tests/tests/house.rs: add it to DECIDE (no I/O, no clock), or else to DO",
+                file.path
+            )),
+            _ => {}
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn deciding_files_only_decide() -> Result<()> {
+    let mut wrong = Vec::new();
+    for file in code(&["hub/src", "agent/src", "proto/src"])? {
+        if !stands_in(&DECIDE, &file.path) {
+            continue;
+        }
+        for (number, line) in &file.lines {
+            for (word, cure) in FORBIDDEN.iter().filter(|(word, _)| says(line, word)) {
+                wrong.push(format!("{}:{number}: {word} in a file that decides: {cure}", file.path));
+            }
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn hub_and_agent_do_not_know_each_other() -> Result<()> {
+    let mut wrong = Vec::new();
+    for (folder, other) in [("hub", "runnel_agent"), ("agent", "runnel_hub"), ("proto", "runnel_")] {
+        for file in code(&[&format!("{folder}/src")])? {
+            for (number, _) in file.lines.iter().filter(|(_, line)| imports(line, other)) {
+                let cure = "what both need belongs into proto";
+                wrong.push(format!("{}:{number}: {folder} uses {other}: {cure}", file.path));
+            }
+        }
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
+        let dependency = format!("{}.", other.replace('_', "-"));
+        if folder != "proto" && manifest.lines().any(|line| line.starts_with(&dependency)) {
+            wrong.push(format!("{folder}/Cargo.toml: depends on {}", other.replace('_', "-")));
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn tasks_begin_in_main() -> Result<()> {
+    let mut wrong = Vec::new();
+    for file in code(&["hub/src", "agent/src", "proto/src"])? {
+        if file.path.ends_with("/main.rs") {
+            continue;
+        }
+        for (number, _) in file.lines.iter().filter(|(_, line)| line.contains("tokio::spawn")) {
+            let cure = "return a future and let main spawn it: a task that nobody watches ends unseen";
+            wrong.push(format!("{}:{number}: tokio::spawn outside main.rs: {cure}", file.path));
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn files_stay_small() -> Result<()> {
+    let mut wrong = Vec::new();
+    for file in code(&["hub/src", "agent/src", "proto/src", "tests/src"])? {
+        if file.length > LONGEST {
+            let length = file.length;
+            wrong.push(format!("{}: {length} lines without its tests, at most {LONGEST}: divide it", file.path));
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn the_lists_name_only_what_exists() -> Result<()> {
+    let known: Vec<String> = code(&["hub/src", "agent/src", "proto/src"])?.into_iter().map(|file| file.path).collect();
+    let mut wrong = Vec::new();
+    for entry in DECIDE.iter().chain(&DO) {
+        if !known.iter().any(|path| stands_in(&[entry], path)) {
+            wrong.push(format!("{entry}: stands in a list of tests/tests/house.rs but is not there: remove it"));
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn a_word_is_a_whole_word() {
+    assert!(says("x.await?", ".await") && says("x.await", ".await"));
+    assert!(!says("x.awaited", ".await") && says("a.awaited || b.await;", ".await"));
+    assert!(says("Instant::now()", "::now(") && !says("kube::ApiResource", "kube::Api"));
+}
+
+#[test]
+fn tests_and_comments_are_not_code() {
+    let text = "a\n// b\n#[cfg(test)]\nmod tests;\n#[cfg(test)]\nmod more {\n    c\n}\nd\n";
+    let (lines, length) = without_tests(text);
+    let kept: Vec<(usize, &str)> = lines.iter().map(|(number, line)| (*number, line.as_str())).collect();
+    assert_eq!(kept, [(1, "a"), (3, "#[cfg(test)]"), (4, "mod tests;"), (9, "d")]);
+    assert_eq!(length, 5);
+}
+
+fn none(wrong: Vec<String>) -> Result<()> {
+    ensure!(wrong.is_empty(), "{} against the rules of the house:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+/// Whether the line has this word, and not only a longer one that begins with it.
+fn says(line: &str, word: &str) -> bool {
+    let whole = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+    let ends_open = word.ends_with(|last: char| last.is_alphanumeric());
+    line.match_indices(word).any(|(at, _)| !ends_open || whole(&line[at + word.len()..]))
+}
+
+fn imports(line: &str, other: &str) -> bool {
+    let uses_itself = other == "runnel_";
+    line.contains(&format!("{other}::")) || (uses_itself && line.contains("use runnel_"))
+}
+
+fn stands_in(list: &[&str], path: &str) -> bool {
+    let path = path.strip_suffix(".rs").unwrap_or(path);
+    list.iter().any(|entry| path.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+}
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The files of these folders that are no tests, in the order of their names.
+fn code(folders: &[&str]) -> Result<Vec<Code>> {
+    let mut paths = Vec::new();
+    for folder in folders {
+        collect(&root().join(folder), &mut paths)?;
+    }
+    paths.sort();
+    let mut read = Vec::new();
+    for path in paths {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let (lines, length) = without_tests(&text);
+        read.push(Code { path: path.strip_prefix(root())?.display().to_string(), lines, length });
+    }
+    Ok(read)
+}
+
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let is_test = name == "tests" || name.ends_with("_tests");
+        if path.is_dir() && !is_test {
+            collect(&path, paths)?;
+        } else if path.extension().is_some_and(|kind| kind == "rs") && !is_test {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// What is left without comments and `#[cfg(test)] mod ... { }`, and how long the file is without the latter.
+fn without_tests(text: &str) -> (Vec<(usize, String)>, usize) {
+    let lines: Vec<&str> = text.lines().collect();
+    let (mut kept, mut length, mut in_tests) = (Vec::new(), 0, false);
+    for (index, line) in lines.iter().enumerate() {
+        let next = lines.get(index + 1).copied().unwrap_or_default();
+        in_tests |= *line == "#[cfg(test)]" && next.starts_with("mod ") && next.ends_with('{');
+        if in_tests {
+            in_tests = *line != "}";
+            continue;
+        }
+        length += 1;
+        if !line.trim_start().starts_with("//") {
+            kept.push((index + 1, (*line).to_owned()));
+        }
+    }
+    (kept, length)
+}
