@@ -17,6 +17,18 @@ pub mod tls;
 #[allow(missing_docs, clippy::all)]
 pub mod wire {
     tonic::include_proto!("runnel.v1");
+
+    impl std::fmt::Debug for Intent {
+        fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            out.debug_struct("Intent").field("source", &self.source).field("size", &self.size).finish_non_exhaustive()
+        }
+    }
+
+    impl std::fmt::Debug for JoinRequest {
+        fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            out.debug_struct("JoinRequest").field("cluster", &self.cluster).finish_non_exhaustive()
+        }
+    }
 }
 
 /// The oldest protocol this build speaks.
