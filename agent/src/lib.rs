@@ -1,21 +1,29 @@
 //! The agent: one process per member cluster. It keeps the copies there as the hub says, also while the hub is away.
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
-//! [`queue`], [`backoff`], [`cache`], [`room`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
 pub mod cache;
 pub mod classify;
+pub mod config;
 pub mod core;
 pub mod decide;
 pub mod desired;
+pub mod events;
 pub mod job;
+pub mod join;
+pub mod link;
 pub mod live;
+pub mod metrics;
+pub mod mind;
 pub mod queue;
 pub mod records;
 pub mod report;
 pub mod room;
+pub mod run;
 pub mod seal;
+pub mod store;
 pub mod watch;
 pub mod worker;

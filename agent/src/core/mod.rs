@@ -248,6 +248,16 @@ impl Core {
         due.then(|| (self.desired.hub_cluster().map(str::to_owned), self.desired.stored()))
     }
 
+    /// Whether terms are to be stored.
+    pub fn wants_store(&self) -> bool {
+        self.started && self.store_due
+    }
+
+    /// Says that storing failed.
+    pub fn store_again(&mut self) {
+        self.store_due = true;
+    }
+
     /// What people should see, since this was last asked.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)

@@ -1,0 +1,64 @@
+//! The command line, and access to the member's API server.
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::Client;
+use runnel_proto::ops::LogFormat;
+
+/// The Runnel agent: keeps a member cluster's copies as its hub says.
+#[derive(Debug, Parser)]
+#[command(name = "runnel-agent", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run until a signal.
+    Run(Options),
+}
+
+/// How to run.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// A file with the join string; read only while this cluster has not joined a hub yet.
+    #[arg(long, env = "RUNNEL_JOIN_STRING_FILE")]
+    pub join_string_file: Option<PathBuf>,
+    /// A kubeconfig for this cluster; without it the pod's ServiceAccount is used.
+    #[arg(long, env = "RUNNEL_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The agent's own namespace, where its Secrets are.
+    #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
+    pub namespace: String,
+    /// Where probes and metrics are served.
+    #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
+    pub ops_listen: SocketAddr,
+    /// How log lines are written.
+    #[arg(long, env = "RUNNEL_LOG_FORMAT", default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// A client for the member's API server. Nothing is asked of it yet.
+///
+/// # Errors
+/// One sentence with the cure, when the settings are unusable.
+pub async fn client(options: &Options) -> anyhow::Result<Client> {
+    let mut config = match &options.kubeconfig {
+        Some(path) => {
+            let cure = || format!("the kubeconfig {} cannot be used: check --kubeconfig", path.display());
+            let kubeconfig = Kubeconfig::read_from(path).with_context(cure)?;
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(cure)?
+        }
+        None => kube::Config::incluster()
+            .context("this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig")?,
+    };
+    // The agent's own queue backs off; a client that retries would hold a run for minutes.
+    config.default_retry = false;
+    Client::try_from(config).context("the settings for this cluster's API server cannot be used")
+}

@@ -1,0 +1,71 @@
+//! Kubernetes Events beside the copies, for people in the member cluster. Best effort, limited, without content.
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::Client;
+use runnel_proto::model::{Kind, SourceRef};
+use tokio::sync::mpsc;
+
+use crate::core::Notice;
+use crate::live::FIELD_MANAGER;
+
+/// So many Events at once; then one in each [`REFILL`].
+const BURST: u32 = 25;
+const REFILL: Duration = Duration::from_secs(2);
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Writes Events until the sender is gone. What is too much is dropped; repeats are merged into a series.
+pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
+    let reporter = Reporter { controller: "runnel.dev/agent".to_owned(), instance: Some(FIELD_MANAGER.to_owned()) };
+    let recorder = Recorder::new(client, reporter);
+    let (mut tokens, mut last) = (BURST, Instant::now());
+    while let Some(notice) = notices.recv().await {
+        let refilled = u32::try_from(last.elapsed().as_secs() / REFILL.as_secs()).unwrap_or(u32::MAX);
+        if refilled > 0 {
+            tokens = tokens.saturating_add(refilled).min(BURST);
+            last = Instant::now();
+        }
+        if tokens == 0 {
+            continue;
+        }
+        tokens -= 1;
+        let (copy, event) = event(notice);
+        let Some(reference) = reference(&copy) else { continue };
+        let call = tokio::time::timeout(CALL_LIMIT, recorder.publish(&event, &reference));
+        if !matches!(call.await, Ok(Ok(()))) {
+            tracing::debug!(%copy, "an Event could not be written");
+        }
+    }
+}
+
+fn event(notice: Notice) -> (SourceRef, Event) {
+    let event = |type_, reason: &str, action: &str, note: &str| Event {
+        type_,
+        reason: reason.to_owned(),
+        note: Some(note.to_owned()),
+        action: action.to_owned(),
+        secondary: None,
+    };
+    match notice {
+        Notice::DriftCorrected(copy) => {
+            let note = "this copy was changed or deleted here and has been put back; change its source on the hub instead";
+            (copy, event(EventType::Normal, "DriftCorrected", "Correct", note))
+        }
+        Notice::Failed(copy, trouble) => {
+            let failed = event(EventType::Warning, trouble.reason.as_str(), "Apply", &trouble.message);
+            (copy, failed)
+        }
+    }
+}
+
+fn reference(copy: &SourceRef) -> Option<ObjectReference> {
+    let kind = Kind::by_resource(&copy.resource)?;
+    Some(ObjectReference {
+        api_version: Some(kind.api_version.to_owned()),
+        kind: Some(kind.kind.to_owned()),
+        namespace: Some(copy.namespace.to_string()),
+        name: Some(copy.name.to_string()),
+        ..ObjectReference::default()
+    })
+}

@@ -1,0 +1,209 @@
+//! Joining a hub: a token and a key become a certificate.
+use std::path::Path;
+use std::time::SystemTime;
+
+use runnel_proto::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
+use runnel_proto::tls::{endpoint, join_config, Connector};
+use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_proto::wire::{CertificateResponse, JoinRequest};
+use rustls::pki_types::CertificateDer;
+use tonic::{Code, Status};
+
+use crate::backoff::{Jitter, CONNECT};
+use crate::store::{Certificate, Identity, Store};
+
+/// How long one attempt may take.
+const CALL_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Why a join string is not there. One sentence with the cure.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinFileError {
+    /// No file was named.
+    #[error("this agent has not joined a hub yet: give it a join string with --join-string-file (make one with `runnel-hub token create CLUSTER`)")]
+    NotGiven,
+    /// The file is not readable.
+    #[error("the join string file {path} cannot be read ({source}) and no identity is stored yet: check --join-string-file")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Its text is none.
+    #[error("{path}: {source}")]
+    Malformed {
+        /// The file.
+        path: String,
+        /// Why.
+        source: JoinStringError,
+    },
+}
+
+/// The hub has refused the join for good.
+#[derive(Debug, thiserror::Error)]
+#[error("the hub refused to let cluster {cluster} join: {message}: make a new join string with `runnel-hub token create {cluster}`")]
+pub struct Refused {
+    cluster: String,
+    message: String,
+}
+
+/// Reads the join string.
+///
+/// # Errors
+/// [`JoinFileError`], in one sentence.
+pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError> {
+    let path = path.ok_or(JoinFileError::NotGiven)?;
+    let shown = || path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|source| JoinFileError::Unreadable { path: shown(), source })?;
+    JoinString::parse(&text).map_err(|source| JoinFileError::Malformed { path: shown(), source })
+}
+
+/// Joins the hub, for as long as it takes, and stores the identity: the key before it is used, so that a stop in
+/// between costs no token.
+///
+/// # Errors
+/// [`Refused`], when trying again cannot help.
+pub async fn join(
+    store: &Store,
+    join: &JoinString,
+    stored: Option<Identity>,
+    jitter: &mut Jitter,
+) -> anyhow::Result<Identity> {
+    let mut identity = prepared(join, stored)?;
+    let mut failures = 0;
+    loop {
+        match attempt(store, join, &mut identity).await {
+            Ok(()) => {
+                tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
+                return Ok(identity);
+            }
+            Err(Failed::ForGood(message)) => {
+                return Err(Refused { cluster: join.cluster.clone(), message }.into());
+            }
+            Err(Failed::Passing(message)) => {
+                failures += 1;
+                let delay = CONNECT.jittered(failures, jitter.next());
+                tracing::warn!(cluster = %join.cluster, retry_in = ?delay, "joining the hub failed: {message}");
+                tokio::time::sleep(delay).await;
+            }
+        }
+    }
+}
+
+enum Failed {
+    ForGood(String),
+    Passing(String),
+}
+
+/// What is stored before the token is used. The same token keeps its key, and seals outlive a change of hub key.
+fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<Identity> {
+    let same = stored.as_ref().filter(|stored| stored.token_id == join.token.id() && stored.certificate.is_none());
+    let key = match same {
+        Some(stored) => stored.key.clone(),
+        None => MemberKey::generate()?.to_pem(),
+    };
+    let seal_key = match &stored {
+        Some(stored) => stored.seal_key.clone(),
+        None => {
+            let random = ring::rand::generate::<[u8; 32]>(&ring::rand::SystemRandom::new());
+            random.map_err(|_| anyhow::anyhow!("the system gives no random numbers"))?.expose().to_vec()
+        }
+    };
+    Ok(Identity {
+        hub: join.hub.clone(),
+        addresses: join.addresses.clone(),
+        cluster: join.cluster.clone(),
+        key,
+        seal_key,
+        token_id: join.token.id().to_owned(),
+        certificate: None,
+    })
+}
+
+async fn attempt(store: &Store, join: &JoinString, identity: &mut Identity) -> Result<(), Failed> {
+    let passing = |text: &str| Failed::Passing(text.to_owned());
+    let unsaved = |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
+    store.save_identity(identity).await.map_err(unsaved)?;
+    let key = MemberKey::from_pem(&identity.key).map_err(|error| Failed::ForGood(error.to_string()))?;
+    let certificate_request = key.certificate_request().map_err(|error| Failed::Passing(error.to_string()))?;
+    let request = JoinRequest {
+        cluster: join.cluster.clone(),
+        token: join.token.expose().to_owned(),
+        certificate_request: certificate_request.into(),
+    };
+    let mut last = passing("the join string names no address");
+    for address in &join.addresses {
+        match call(address, join, request.clone()).await {
+            Ok(response) => {
+                let certificate = certificate(response, &key, SystemTime::now());
+                identity.certificate = Some(certificate.map_err(passing)?);
+                return store.save_identity(identity).await.map_err(unsaved);
+            }
+            Err(failed @ Failed::ForGood(_)) => return Err(failed),
+            Err(failed @ Failed::Passing(_)) => last = failed,
+        }
+    }
+    Err(last)
+}
+
+async fn call(address: &str, join: &JoinString, request: JoinRequest) -> Result<CertificateResponse, Failed> {
+    let passing = |error: &dyn std::fmt::Display| Failed::Passing(error.to_string());
+    let config = join_config(join.pin, &join.hub).map_err(|error| Failed::ForGood(error.to_string()))?;
+    let endpoint = endpoint(address).map_err(|error| passing(&error))?;
+    let attempt = async {
+        let channel = endpoint.connect_with_connector(Connector::new(config)).await;
+        let channel = channel.map_err(|error| Failed::Passing(whole(&error)))?;
+        let response = RunnelClient::new(channel).join(request).await;
+        response.map(tonic::Response::into_inner).map_err(|status| refusal(&status))
+    };
+    tokio::time::timeout(CALL_LIMIT, attempt)
+        .await
+        .unwrap_or_else(|_| Err(Failed::Passing(format!("the hub at {address} did not answer"))))
+}
+
+fn refusal(status: &Status) -> Failed {
+    let text = status.message().to_owned();
+    match status.code() {
+        Code::Unauthenticated | Code::InvalidArgument | Code::PermissionDenied | Code::NotFound => Failed::ForGood(text),
+        // Spent and expired are for good; not accepted passes when an administrator accepts the cluster.
+        Code::FailedPrecondition if text.contains("accept") => Failed::Passing(text),
+        Code::FailedPrecondition => Failed::ForGood(text),
+        _ => Failed::Passing(text),
+    }
+}
+
+/// Reads a certificate that the hub has given for a key.
+///
+/// # Errors
+/// A sentence, when it is not one for this key.
+pub fn certificate(
+    response: CertificateResponse,
+    key: &MemberKey,
+    now: SystemTime,
+) -> Result<Certificate, &'static str> {
+    let own = CertificateDer::from(response.certificate.to_vec());
+    let read = PeerCertificate::from_der(&own).map_err(|_| "the hub gave an unreadable certificate")?;
+    if read.key != key.fingerprint() {
+        return Err("the hub gave a certificate for another key");
+    }
+    if response.authorities.is_empty() {
+        return Err("the hub named no authority");
+    }
+    let half = read.not_after.duration_since(now).unwrap_or_default() / 2;
+    let authorities = response.authorities.into_iter().map(|der| CertificateDer::from(der.to_vec())).collect();
+    Ok(Certificate { own, authorities, renew_at: now + half })
+}
+
+/// An error with its causes, in one line: tonic's own text is only "transport error".
+pub fn whole(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = if text == "transport error" { inner_text } else { format!("{text}: {inner_text}") };
+        }
+        cause = inner.source();
+    }
+    text
+}

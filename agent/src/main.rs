@@ -1,0 +1,98 @@
+//! The agent's process.
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{anyhow, bail};
+use clap::Parser;
+use runnel_agent::config::{client, Cli, Command, Options};
+use runnel_agent::metrics::Metrics;
+use runnel_agent::run::{boot, Settings};
+use runnel_proto::ops::{bind, init_logs, registry, serve, Readiness, Signals, DRAIN_LIMIT};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(1) } else { ExitCode::SUCCESS };
+        }
+    };
+    let Command::Run(options) = cli.command;
+    let ended = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let ended = ended.map_err(anyhow::Error::from).and_then(|runtime| {
+        let ended = runtime.block_on(run(options));
+        runtime.shutdown_background();
+        ended
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("runnel-agent: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+async fn run(options: Options) -> anyhow::Result<()> {
+    init_logs(options.log_format)?;
+    let signals = Signals::install()?;
+    let listener = bind(options.ops_listen, "--ops-listen").await?;
+    let mut registry = registry("agent", env!("CARGO_PKG_VERSION"));
+    let metrics = Metrics::new(&mut registry);
+    let (drain, readiness) = (CancellationToken::new(), Readiness::default());
+    let ready = readiness.wait_for("the lists of this cluster's copies and namespaces");
+    let client = client(&options).await?;
+
+    let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
+    let token = drain.clone();
+    tasks.spawn(async move { ("signals", Err(signals.run(token).await.into())) });
+    let token = drain.clone();
+    tasks.spawn(async move {
+        ("ops port", serve(listener, Arc::new(registry), readiness, token).await.map_err(Into::into))
+    });
+    let settings = Settings {
+        client,
+        namespace: options.namespace,
+        join_file: options.join_string_file,
+        metrics,
+        drain: drain.clone(),
+    };
+    let booted = tokio::select! {
+        booted = boot(settings, ready) => booted?,
+        () = drain.cancelled() => return Ok(()),
+        Some(ended) = tasks.join_next() => return early(ended),
+    };
+    for (name, task) in booted {
+        tasks.spawn(async move { (name, task.await) });
+    }
+    tokio::select! {
+        () = drain.cancelled() => {}
+        Some(ended) = tasks.join_next() => return early(ended),
+    }
+    let drained = async {
+        // The signals' own task ends only with a second signal.
+        while tasks.len() > 1 {
+            match tasks.join_next().await {
+                Some(Ok((_, ended))) => ended?,
+                Some(Err(error)) => bail!("a task failed: {error}"),
+                None => break,
+            }
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(DRAIN_LIMIT, drained).await {
+        Ok(ended) => ended,
+        Err(_) => Err(anyhow!("not everything ended within {} seconds", DRAIN_LIMIT.as_secs())),
+    }
+}
+
+/// A task that ends before the drain ends the process.
+fn early(ended: Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>) -> anyhow::Result<()> {
+    match ended {
+        Ok((_, Err(error))) => Err(error),
+        Ok((name, Ok(()))) => bail!("the agent's part `{name}` ended unexpectedly"),
+        Err(error) => bail!("a task failed: {error}"),
+    }
+}

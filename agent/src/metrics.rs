@@ -1,0 +1,82 @@
+//! What an operator may count. Few labels, no names of objects.
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use runnel_proto::model::Counts;
+
+use crate::core::Totals;
+
+/// What came of writes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// How copies are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+/// The agent's metrics. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    /// Whether a stream to the hub is open.
+    pub connected: Gauge,
+    /// Frames of the hub.
+    pub frames_received: Counter<u64, AtomicU64>,
+    /// Frames to the hub.
+    pub frames_sent: Counter<u64, AtomicU64>,
+    /// Bytes of payload of the hub, compressed.
+    pub payload_bytes: Counter<u64, AtomicU64>,
+    applies: Family<ResultLabel, Counter<u64, AtomicU64>>,
+    removals: Counter<u64, AtomicU64>,
+    noops: Counter<u64, AtomicU64>,
+    drift: Counter<u64, AtomicU64>,
+    copies: Family<StateLabel, Gauge>,
+    cached: Gauge,
+}
+
+impl Metrics {
+    /// Metrics that stand in this registry.
+    pub fn new(registry: &mut Registry) -> Self {
+        let all = Self::default();
+        let registry = registry.sub_registry_with_prefix("runnel");
+        registry.register("session_connected", "Whether a stream to the hub is open", all.connected.clone());
+        registry.register("frames_received", "Frames from the hub", all.frames_received.clone());
+        registry.register("frames_sent", "Frames to the hub", all.frames_sent.clone());
+        registry.register("payload_received_bytes", "Payload from the hub, compressed", all.payload_bytes.clone());
+        registry.register("apply", "Writes of copies by result", all.applies.clone());
+        registry.register("apply_noop", "Applies that changed nothing", all.noops.clone());
+        registry.register("remove", "Copies deleted or retained", all.removals.clone());
+        registry.register("drift_corrected", "Copies put back", all.drift.clone());
+        registry.register("copies", "Copies by state", all.copies.clone());
+        registry.register("payload_cache_bytes", "Payload held in memory, compressed", all.cached.clone());
+        all
+    }
+
+    /// Shows what the core has counted since it was last shown.
+    pub fn show(&self, counts: Counts, totals: Totals, before: Totals, cached: usize) {
+        let states = [
+            ("applied", counts.applied),
+            ("failed", counts.failed),
+            ("waiting", counts.waiting),
+            ("removing", counts.removing),
+            ("under_way", counts.copies.saturating_sub(counts.applied + counts.failed + counts.waiting)),
+        ];
+        for (state, count) in states {
+            self.copies.get_or_create(&StateLabel { state }).set(i64::from(count));
+        }
+        let written = totals.written - before.written;
+        self.applies.get_or_create(&ResultLabel { result: "written" }).inc_by(written);
+        self.applies.get_or_create(&ResultLabel { result: "failed" }).inc_by(totals.failed - before.failed);
+        self.noops.inc_by(totals.equal - before.equal);
+        self.removals.inc_by(totals.removed - before.removed);
+        self.drift.inc_by(totals.drift_corrected - before.drift_corrected);
+        self.cached.set(i64::try_from(cached).unwrap_or(i64::MAX));
+    }
+}

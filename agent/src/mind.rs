@@ -1,0 +1,212 @@
+//! The loop around the core: whatever is heard goes in, whatever it wants done goes out.
+use std::future::pending;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::AgentFrame;
+use runnel_proto::ops::Awaited;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::classify::CallError;
+use crate::core::{Core, Event, Notice, Totals};
+use crate::job::{Done, Job};
+use crate::link::LinkEvent;
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+/// Terms that change in quick succession are stored once.
+const STORE_DELAY: Duration = Duration::from_millis(500);
+/// After a failed store.
+const STORE_AGAIN: Duration = Duration::from_secs(15);
+/// How many events are taken in before work is given out.
+const TURN: usize = 64;
+
+/// The core and its channels.
+pub struct Mind {
+    /// What decides.
+    pub core: Core,
+    /// The hub's id.
+    pub hub: String,
+    /// Where terms are stored.
+    pub store: Store,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// From the watches.
+    pub watched: mpsc::Receiver<Event>,
+    /// From the link.
+    pub link: mpsc::Receiver<LinkEvent>,
+    /// To the worker.
+    pub jobs: mpsc::Sender<Job>,
+    /// From the worker.
+    pub done: mpsc::Receiver<Done>,
+    /// To the writer of Events.
+    pub notices: mpsc::Sender<Notice>,
+    /// Told once the first lists are there.
+    pub start: Option<(oneshot::Sender<()>, Awaited)>,
+    /// Ends the loop.
+    pub drain: CancellationToken,
+}
+
+/// A store that is under way.
+type Saving = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
+
+/// What ended a wait.
+enum Heard {
+    Done(Done),
+    Watched(Event),
+    Link(LinkEvent),
+    Due,
+    StoreDue,
+    Saved(Result<(), CallError>),
+    Permit(Option<mpsc::OwnedPermit<AgentFrame>>),
+}
+
+/// What the loop remembers between turns.
+struct Turn {
+    frames: Option<mpsc::Sender<AgentFrame>>,
+    frame: Option<AgentFrame>,
+    job: Option<Job>,
+    totals: Totals,
+    store_at: Option<tokio::time::Instant>,
+    saving: Option<Saving>,
+}
+
+impl Mind {
+    /// Runs until the drain.
+    pub async fn run(mut self) {
+        let mut turn = Turn { frames: None, frame: None, job: None, totals: Totals::default(), store_at: None, saving: None };
+        while !self.drain.is_cancelled() {
+            self.give_out(&mut turn);
+            let due = self.core.next_due(Instant::now());
+            let room = self.core.has_room();
+            let heard = tokio::select! {
+                () = self.drain.cancelled() => break,
+                Some(done) = self.done.recv() => Heard::Done(done),
+                Some(event) = self.watched.recv() => Heard::Watched(event),
+                Some(event) = self.link.recv(), if room => Heard::Link(event),
+                () = until(due.map(tokio::time::Instant::from_std)) => Heard::Due,
+                () = until(turn.store_at) => Heard::StoreDue,
+                saved = saved(&mut turn.saving) => Heard::Saved(saved),
+                permit = permit(turn.frames.clone()), if turn.frame.is_some() => Heard::Permit(permit),
+            };
+            match heard {
+                Heard::Done(done) => self.core.hear(Event::Done(done), Instant::now()),
+                Heard::Watched(event) => self.hear_watched(event),
+                Heard::Link(event) => self.hear_link(event, &mut turn),
+                Heard::Due => {}
+                Heard::StoreDue => self.store(&mut turn),
+                Heard::Saved(saved) => self.stored(&saved, &mut turn),
+                Heard::Permit(permit) => match (permit, turn.frame.take()) {
+                    (Some(permit), Some(frame)) => drop(permit.send(frame)),
+                    // The stream is ending; the link will say so.
+                    _ => turn.frames = None,
+                },
+            }
+        }
+        // Terms that are not stored yet are worth one call.
+        if turn.saving.is_none() {
+            self.store(&mut turn);
+        }
+        if let Some(saving) = turn.saving {
+            let _ = saving.await;
+        }
+    }
+
+    fn hear_watched(&mut self, event: Event) {
+        let now = Instant::now();
+        self.core.hear(event, now);
+        for _ in 0..TURN {
+            let Ok(event) = self.watched.try_recv() else { break };
+            self.core.hear(event, now);
+        }
+    }
+
+    fn hear_link(&mut self, event: LinkEvent, turn: &mut Turn) {
+        let now = Instant::now();
+        match event {
+            LinkEvent::Open(frames) => {
+                (turn.frames, turn.frame) = (Some(frames), None);
+                self.core.hear(Event::HubConnected, now);
+            }
+            LinkEvent::Frame(frame, refused) => self.core.hear(Event::Hub(frame, refused), now),
+            LinkEvent::Closed => {
+                (turn.frames, turn.frame) = (None, None);
+                self.core.hear(Event::HubLost, now);
+            }
+        }
+    }
+
+    /// Takes from the core what it wants done.
+    fn give_out(&mut self, turn: &mut Turn) {
+        let now = Instant::now();
+        loop {
+            if turn.job.is_none() {
+                turn.job = self.core.next_job(now);
+            }
+            let Some(job) = turn.job.take() else { break };
+            if let Err(mpsc::error::TrySendError::Full(job)) = self.jobs.try_send(job) {
+                turn.job = Some(job);
+                break;
+            }
+        }
+        if turn.frame.is_none() && turn.frames.is_some() {
+            turn.frame = self.core.next_frame(now);
+        }
+        for notice in self.core.take_notices() {
+            // Events are best effort: what does not fit is dropped.
+            let _ = self.notices.try_send(notice);
+        }
+        if self.core.has_started()
+            && let Some((start, ready)) = self.start.take()
+        {
+            let _ = start.send(());
+            drop(ready);
+        }
+        if turn.store_at.is_none() && turn.saving.is_none() && self.core.wants_store() {
+            turn.store_at = Some(tokio::time::Instant::now() + STORE_DELAY);
+        }
+        let totals = self.core.totals();
+        self.metrics.show(self.core.counts(), totals, turn.totals, self.core.cached_bytes());
+        turn.totals = totals;
+    }
+
+    /// Begins to store the terms, if they changed.
+    fn store(&mut self, turn: &mut Turn) {
+        turn.store_at = None;
+        if let Some((hub_cluster_uid, rules)) = self.core.take_store() {
+            let (store, hub) = (self.store.clone(), self.hub.clone());
+            turn.saving = Some(Box::pin(async move { store.save_terms(&hub, hub_cluster_uid, rules).await }));
+        }
+    }
+
+    fn stored(&mut self, saved: &Result<(), CallError>, turn: &mut Turn) {
+        turn.saving = None;
+        if let Err(error) = saved {
+            tracing::warn!(status = error.code(), "the rules' terms cannot be stored; trying again");
+            self.core.store_again();
+            turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN);
+        }
+    }
+}
+
+async fn saved(saving: &mut Option<Saving>) -> Result<(), CallError> {
+    match saving {
+        Some(saving) => saving.await,
+        None => pending().await,
+    }
+}
+
+async fn until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => pending().await,
+    }
+}
+
+async fn permit(frames: Option<mpsc::Sender<AgentFrame>>) -> Option<mpsc::OwnedPermit<AgentFrame>> {
+    match frames {
+        Some(frames) => frames.reserve_owned().await.ok(),
+        None => None,
+    }
+}

@@ -1,0 +1,190 @@
+//! Puts the parts together: what is needed first, then the tasks that main spawns.
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Api;
+use kube::Client;
+use runnel_proto::model::{Hello, KINDS};
+use runnel_proto::ops::Awaited;
+use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::apply::Member;
+use crate::backoff::{Backoff, Jitter};
+use crate::classify::CallError;
+use crate::core::{Core, Setup, PARALLEL};
+use crate::desired::Home;
+use crate::join::{self, JoinFileError};
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::mind::Mind;
+use crate::seal::Sealer;
+use crate::store::{Identity, Store};
+use crate::{events, watch, worker};
+
+/// Waiting for the member's API server.
+const WAIT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
+const CALL_LIMIT: Duration = Duration::from_secs(15);
+
+/// A part of the agent that runs until the drain, or for as long as the parts it serves.
+pub type Task = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
+
+/// What the agent is told.
+pub struct Settings {
+    /// Access to the member cluster. It must not retry by itself.
+    pub client: Client,
+    /// The agent's namespace.
+    pub namespace: String,
+    /// Where the join string lies.
+    pub join_file: Option<PathBuf>,
+    /// Where it counts.
+    pub metrics: Metrics,
+    /// Ends the agent in order.
+    pub drain: CancellationToken,
+}
+
+/// Waits for the API server, joins the hub if that is not done yet, and gives the tasks to spawn.
+///
+/// # Errors
+/// One sentence with the cure, for what does not pass by itself.
+pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'static str, Task)>> {
+    // A text that is no join string is a mistake, whatever else is stored.
+    let early = join::read_join_string(settings.join_file.as_deref());
+    if let Err(error @ JoinFileError::Malformed { source, .. }) = &early
+        && *source != runnel_proto::identity::JoinStringError::Empty
+    {
+        anyhow::bail!("{error}");
+    }
+    let mut jitter = Jitter::new(seed()?);
+    let store = Store::new(settings.client.clone(), &settings.namespace);
+    let stored = patiently("read its identity", &mut jitter, || store.identity()).await;
+    let (cluster_uid, kubernetes_version) = patiently("read this cluster's uid", &mut jitter, || cluster(&settings.client)).await;
+    let identity = match stored {
+        Some(identity) if identity.certificate.is_some() => identity,
+        stored => {
+            let string = early.map_err(anyhow::Error::from)?;
+            join::join(&store, &string, stored, &mut jitter).await?
+        }
+    };
+    let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
+    let setup = Setup {
+        home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
+        hello: Hello {
+            protocol_min: PROTOCOL_MIN,
+            protocol_max: PROTOCOL_MAX,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            kubernetes_version,
+            boot_id: format!("{:016x}", seed()?),
+            cluster_uid,
+        },
+        stored: terms,
+        hub_cluster_uid,
+        seed: seed()?,
+    };
+    Ok(tasks(settings, ready, store, identity, Core::new(setup), jitter))
+}
+
+/// The parts and the bounded channels between them.
+fn tasks(
+    settings: Settings,
+    ready: Awaited,
+    store: Store,
+    identity: Identity,
+    core: Core,
+    jitter: Jitter,
+) -> Vec<(&'static str, Task)> {
+    let Settings { client, join_file, metrics, drain, .. } = settings;
+    let sealer = Sealer::new(&identity.seal_key, &identity.hub);
+    let (watched, watch_events) = mpsc::channel(256);
+    let (link_events, from_link) = mpsc::channel(2);
+    let (jobs, to_worker) = mpsc::channel(PARALLEL);
+    let (done, from_worker) = mpsc::channel(PARALLEL);
+    let (notices, to_events) = mpsc::channel(256);
+    let (start, started) = oneshot::channel();
+    let mut tasks: Vec<(&'static str, Task)> = vec![];
+    for kind in KINDS {
+        let watch = watch::copies(client.clone(), kind, sealer.clone(), watched.clone());
+        tasks.push(("watch of copies", task(drain.clone(), watch)));
+    }
+    tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
+    let member = Member::new(client.clone(), sealer);
+    tasks.push(("worker", Box::pin(async { worker::run(member, to_worker, done).await; Ok(()) })));
+    tasks.push(("events", task(drain.clone(), events::run(client, to_events))));
+    let mind = Mind {
+        core,
+        hub: identity.hub.clone(),
+        store: store.clone(),
+        metrics: metrics.clone(),
+        watched: watch_events,
+        link: from_link,
+        jobs,
+        done: from_worker,
+        notices,
+        start: Some((start, ready)),
+        drain: drain.clone(),
+    };
+    let link = Link { identity, store, jitter, metrics, join_file, events: link_events };
+    tasks.push(("link", task(drain, link.run(started))));
+    tasks.push(("core", Box::pin(async { mind.run().await; Ok(()) })));
+    tasks
+}
+
+/// A part that the drain may end at any point.
+fn task(drain: CancellationToken, part: impl Future<Output = ()> + Send + 'static) -> Task {
+    Box::pin(async move {
+        tokio::select! {
+            () = drain.cancelled() => {}
+            () = part => {}
+        }
+        Ok(())
+    })
+}
+
+/// Asks until there is an answer, and says what it waits for.
+async fn patiently<T, F, Fut>(what: &str, jitter: &mut Jitter, call: F) -> T
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<T, CallError>>,
+{
+    let (mut failures, begin) = (0, Instant::now());
+    loop {
+        match call().await {
+            Ok(answer) => return answer,
+            Err(error) => {
+                failures += 1;
+                let delay = WAIT.jittered(failures, jitter.next());
+                let cure = match error.code() {
+                    0 => "is it running, and is the kubeconfig's address right?",
+                    401 => "it does not accept the agent's credentials",
+                    403 => "grant the agent the rights of its Role and ClusterRole",
+                    _ => "see the API server's log",
+                };
+                tracing::warn!(
+                    status = error.code(),
+                    waited = ?begin.elapsed(),
+                    "waiting for this cluster's API server to {what}: {cure}"
+                );
+                tokio::time::sleep(delay).await;
+            }
+        }
+    }
+}
+
+/// The uid of `kube-system` and the API server's version.
+async fn cluster(client: &Client) -> Result<(String, String), CallError> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let ask = async { Ok::<_, CallError>((api.get_metadata("kube-system").await?, client.apiserver_version().await?)) };
+    let (namespace, version) = tokio::time::timeout(CALL_LIMIT, ask).await.map_err(|_| CallError::Unanswered)??;
+    Ok((namespace.metadata.uid.unwrap_or_default(), version.git_version))
+}
+
+fn seed() -> anyhow::Result<u64> {
+    let bytes = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new());
+    let bytes = bytes.ok().context("the system gives no random numbers")?;
+    Ok(u64::from_le_bytes(bytes.expose()))
+}

@@ -1,0 +1,269 @@
+//! The agent's own two Secrets: who it is, and the terms of its rules. Neither is ever logged.
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use data_encoding::BASE64;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::ByteString;
+use kube::api::{Api, Patch, PatchParams};
+use kube::Client;
+use runnel_proto::model::{Terms, TermsDigest};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::classify::CallError;
+use crate::desired::StoredRule;
+
+/// The Secret that holds who the agent is.
+pub const IDENTITY_SECRET: &str = "runnel-agent-identity";
+/// The Secret that holds the terms of the rules.
+pub const TERMS_SECRET: &str = "runnel-agent-terms";
+/// Another name than the one that applies copies, so that these never look like copies.
+const MANAGER: &str = "runnel-agent-store";
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// The most that the stored terms may be when they are decompressed.
+const TERMS_LIMIT: usize = 64 * 1024 * 1024;
+
+/// Who the agent is. Without `Debug`: it holds keys.
+#[derive(Clone)]
+pub struct Identity {
+    /// The hub's id.
+    pub hub: String,
+    /// Where the hub is reached, `host:port` each.
+    pub addresses: Vec<String>,
+    /// Name of the `MemberCluster`.
+    pub cluster: String,
+    /// The private key, PEM.
+    pub key: String,
+    /// The key of the seals; it outlives every certificate.
+    pub seal_key: Vec<u8>,
+    /// The id of the token that the key joins or joined with.
+    pub token_id: String,
+    /// The certificate, once the hub has given it.
+    pub certificate: Option<Certificate>,
+}
+
+/// A certificate that the hub has given.
+#[derive(Clone)]
+pub struct Certificate {
+    /// The agent's own.
+    pub own: CertificateDer<'static>,
+    /// The hub's authorities.
+    pub authorities: Vec<CertificateDer<'static>>,
+    /// When to ask for the next one.
+    pub renew_at: SystemTime,
+}
+
+/// The two Secrets.
+#[derive(Clone)]
+pub struct Store {
+    api: Api<Secret>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenTerms {
+    hub: String,
+    hub_cluster_uid: Option<String>,
+    rules: Vec<WrittenRule>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenRule {
+    uid: String,
+    terms: Terms,
+    digest: TermsDigest,
+    #[serde(default)]
+    unclaimed: bool,
+}
+
+impl Store {
+    /// The Secrets in this namespace.
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace) }
+    }
+
+    /// Who the agent is, if that is stored and readable.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn identity(&self) -> Result<Option<Identity>, CallError> {
+        let Some(data) = self.load(IDENTITY_SECRET).await? else { return Ok(None) };
+        let identity = read_identity(&data);
+        if identity.is_none() {
+            tracing::warn!(secret = IDENTITY_SECRET, "the stored identity is not readable: a join string is needed");
+        }
+        Ok(identity)
+    }
+
+    /// Stores who the agent is.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn save_identity(&self, identity: &Identity) -> Result<(), CallError> {
+        self.save(IDENTITY_SECRET, written_identity(identity)).await
+    }
+
+    /// The hub cluster's uid and the terms of this hub's rules; nothing if they are missing or unreadable.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn terms(&self, hub: &str) -> Result<(Option<String>, Vec<StoredRule>), CallError> {
+        let Some(data) = self.load(TERMS_SECRET).await? else { return Ok((None, vec![])) };
+        let Some(written) = data.get("terms").and_then(|bytes| read_terms(bytes)) else {
+            tracing::warn!(secret = TERMS_SECRET, "the stored terms are not readable: the hub will send them again");
+            return Ok((None, vec![]));
+        };
+        if written.hub != hub {
+            return Ok((None, vec![]));
+        }
+        let rules = written.rules.into_iter().map(|rule| StoredRule {
+            uid: rule.uid.into(),
+            terms: rule.terms,
+            digest: rule.digest,
+            unclaimed: rule.unclaimed,
+        });
+        Ok((written.hub_cluster_uid, rules.collect()))
+    }
+
+    /// Stores the terms of this hub's rules.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn save_terms(
+        &self,
+        hub: &str,
+        hub_cluster_uid: Option<String>,
+        rules: Vec<StoredRule>,
+    ) -> Result<(), CallError> {
+        let rules = rules.into_iter().map(|rule| WrittenRule {
+            uid: rule.uid.to_string(),
+            terms: rule.terms,
+            digest: rule.digest,
+            unclaimed: rule.unclaimed,
+        });
+        let written = WrittenTerms { hub: hub.to_owned(), hub_cluster_uid, rules: rules.collect() };
+        let plain = serde_json::to_vec(&written).map_err(|_| CallError::Unanswered)?;
+        let bytes = zstd::bulk::compress(&plain, 3).map_err(|_| CallError::Unanswered)?;
+        self.save(TERMS_SECRET, BTreeMap::from([("terms".to_owned(), bytes)])).await
+    }
+
+    async fn load(&self, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, CallError> {
+        let call = tokio::time::timeout(CALL_LIMIT, self.api.get_opt(name));
+        let secret = call.await.map_err(|_| CallError::Unanswered)??;
+        let data = secret.map(|secret| secret.data.unwrap_or_default());
+        Ok(data.map(|data| data.into_iter().map(|(key, ByteString(bytes))| (key, bytes)).collect()))
+    }
+
+    async fn save(&self, name: &str, data: BTreeMap<String, Vec<u8>>) -> Result<(), CallError> {
+        let data: BTreeMap<_, _> = data.into_iter().map(|(key, bytes)| (key, BASE64.encode(&bytes))).collect();
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "runnel"}},
+            "type": "Opaque",
+            "data": data,
+        });
+        let params = PatchParams::apply(MANAGER).force();
+        let patch = Patch::Apply(body);
+        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(name, &params, &patch));
+        call.await.map_err(|_| CallError::Unanswered)??;
+        Ok(())
+    }
+}
+
+fn read_terms(bytes: &[u8]) -> Option<WrittenTerms> {
+    let plain = zstd::bulk::decompress(bytes, TERMS_LIMIT).ok()?;
+    serde_json::from_slice(&plain).ok()
+}
+
+fn written_identity(identity: &Identity) -> BTreeMap<String, Vec<u8>> {
+    let mut data = BTreeMap::from([
+        ("hub-id".to_owned(), identity.hub.clone().into_bytes()),
+        ("hub-addresses".to_owned(), identity.addresses.join("\n").into_bytes()),
+        ("cluster".to_owned(), identity.cluster.clone().into_bytes()),
+        ("tls.key".to_owned(), identity.key.clone().into_bytes()),
+        ("seal.key".to_owned(), identity.seal_key.clone()),
+        ("token-id".to_owned(), identity.token_id.clone().into_bytes()),
+    ]);
+    if let Some(certificate) = &identity.certificate {
+        data.insert("tls.crt".to_owned(), pem(std::slice::from_ref(&certificate.own)).into_bytes());
+        data.insert("ca.crt".to_owned(), pem(&certificate.authorities).into_bytes());
+        let seconds = certificate.renew_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        data.insert("renew-at".to_owned(), seconds.to_string().into_bytes());
+    }
+    data
+}
+
+fn read_identity(data: &BTreeMap<String, Vec<u8>>) -> Option<Identity> {
+    let text = |key: &str| data.get(key).and_then(|bytes| String::from_utf8(bytes.clone()).ok());
+    Some(Identity {
+        hub: text("hub-id")?,
+        addresses: text("hub-addresses")?.lines().map(str::to_owned).collect(),
+        cluster: text("cluster")?,
+        key: text("tls.key")?,
+        seal_key: data.get("seal.key").filter(|key| key.len() >= 16)?.clone(),
+        token_id: text("token-id").unwrap_or_default(),
+        certificate: read_certificate(data),
+    })
+}
+
+fn read_certificate(data: &BTreeMap<String, Vec<u8>>) -> Option<Certificate> {
+    let read = |key: &str| CertificateDer::pem_slice_iter(data.get(key)?).collect::<Result<Vec<_>, _>>().ok();
+    let seconds = data.get("renew-at").and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok());
+    Some(Certificate {
+        own: read("tls.crt")?.into_iter().next()?,
+        authorities: read("ca.crt").filter(|all| !all.is_empty())?,
+        renew_at: UNIX_EPOCH + Duration::from_secs(seconds.unwrap_or_default()),
+    })
+}
+
+/// Certificates as PEM.
+fn pem(certificates: &[CertificateDer<'_>]) -> String {
+    let mut text = String::new();
+    for certificate in certificates {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = BASE64.encode(certificate);
+        for line in encoded.as_bytes().chunks(64) {
+            text.push_str(&String::from_utf8_lossy(line));
+            text.push('\n');
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::identity::{Authority, MemberKey};
+
+    #[test]
+    fn an_identity_reads_back() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let hub = runnel_proto::identity::new_hub_id().unwrap();
+        let authority = Authority::generate(&hub, now).unwrap();
+        let key = MemberKey::generate().unwrap();
+        let request = key.certificate_request().unwrap();
+        let signed = authority.sign_member(&request, &hub, "eu-1", "uid", now, Duration::from_secs(60)).unwrap();
+        let mut identity = Identity {
+            hub,
+            addresses: vec!["a:1".into(), "b:2".into()],
+            cluster: "eu-1".into(),
+            key: key.to_pem(),
+            seal_key: vec![7; 32],
+            token_id: "abcdefgh".into(),
+            certificate: None,
+        };
+        let pending = read_identity(&written_identity(&identity)).unwrap();
+        assert!(pending.certificate.is_none());
+        identity.certificate =
+            Some(Certificate { own: signed.der.clone(), authorities: vec![authority.certificate().clone()], renew_at: now });
+        let read = read_identity(&written_identity(&identity)).unwrap();
+        let certificate = read.certificate.unwrap();
+        assert_eq!((certificate.own, certificate.renew_at), (signed.der, now));
+        assert_eq!(certificate.authorities, [authority.certificate().clone()]);
+        assert_eq!((read.hub, read.addresses, read.seal_key), (identity.hub, identity.addresses, identity.seal_key));
+    }
+}
