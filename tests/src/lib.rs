@@ -14,5 +14,6 @@ pub mod guard;
 pub mod ports;
 pub mod progress;
 pub mod restartable;
+pub mod scene;
 pub mod scratch;
 pub mod wait;

@@ -1,0 +1,63 @@
+//! What people are told by Events.
+
+use anyhow::{Result, ensure};
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
+
+use super::place::{Id, Place, SOON};
+use crate::wait::eventually;
+
+/// One Event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// `Normal` or `Warning`.
+    pub kind: String,
+    /// The CamelCase word.
+    pub reason: String,
+    /// The sentence.
+    pub note: String,
+    /// Who says it.
+    pub by: String,
+    /// How often it was said.
+    pub times: u64,
+}
+
+impl Place {
+    /// The Events about an object, by `events.k8s.io`.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn told_about(&self, id: &Id) -> Result<Vec<Told>> {
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("events.k8s.io", "v1", "Event"));
+        // Events about what has no namespace stand in `default`.
+        let namespace = id.own_namespace().unwrap_or("default");
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client(), namespace, &kind);
+        let events = api.list(&ListParams::default()).await?.items.into_iter().map(|event| event.data);
+        let about = |event: &serde_json::Value| {
+            event["regarding"]["kind"] == id.kind() && event["regarding"]["name"] == id.name()
+        };
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let told = events.filter(about).map(|event| Told {
+            kind: text(&event["type"]),
+            reason: text(&event["reason"]),
+            note: text(&event["note"]),
+            by: text(&event["reportingController"]),
+            times: event["series"]["count"].as_u64().unwrap_or(1),
+        });
+        Ok(told.collect())
+    }
+
+    /// Waits until an Event with this reason was told about an object; returns it.
+    ///
+    /// # Errors
+    /// When it was not in time, with what was told instead.
+    pub async fn is_told(&self, id: &Id, reason: &str) -> Result<Told> {
+        eventually(&format!("an Event {reason} about {id} in {}", self.name()), SOON, async || {
+            let told = self.told_about(id).await?;
+            let found = told.iter().find(|event| event.reason == reason).cloned();
+            ensure!(found.is_some(), "told was {told:?}");
+            Ok(found)
+        })
+        .await
+    }
+}

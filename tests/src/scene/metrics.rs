@@ -1,0 +1,46 @@
+//! What a process tells its operator.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The metrics of a process at one moment.
+#[derive(Clone, Debug)]
+pub struct Metrics(String);
+
+impl Metrics {
+    /// Asks the process whose operations port is at `url`, as [`crate::fleet::Fleet::hub_ops_url`] gives it.
+    ///
+    /// # Errors
+    /// When it does not answer with metrics.
+    pub async fn of(url: &str) -> Result<Self> {
+        let address = url.strip_prefix("http://").with_context(|| format!("an odd address: {url}"))?;
+        let ask = async {
+            let mut stream = TcpStream::connect(address).await?;
+            let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            anyhow::Ok(answer)
+        };
+        let answer = tokio::time::timeout(ANSWER, ask).await.context("no answer in time")??;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "an odd answer: {}", answer.lines().next().unwrap_or_default());
+        Ok(Self(answer))
+    }
+
+    /// The sum of a metric over all its labels; 0 where it has never been counted.
+    ///
+    /// # Errors
+    /// When its value is not a number.
+    pub fn sum(&self, name: &str) -> Result<f64> {
+        let values = self.0.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next().unwrap_or_default())
+        });
+        values.map(|value| value.parse::<f64>().with_context(|| format!("{name} is {value}"))).sum()
+    }
+}

@@ -1,0 +1,104 @@
+//! What live tests are written in: drafts of objects, clusters in which they are made and looked at, and what a copy and
+//! a rule's status have to be.
+//!
+//! A [`Scene`] is a fleet as one test sees it. Tests that share a fleet keep apart by the names of their namespaces.
+
+mod copy;
+mod draft;
+mod events;
+mod metrics;
+mod place;
+mod recorder;
+mod rule;
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use serde_json::Value;
+
+use crate::fleet::Fleet;
+pub use copy::{HUB_LABEL, MANAGED_BY, MARKS, RETAINED, RULE, SEAL, SOURCE, is_copy_of, is_marked};
+pub use draft::{Draft, RuleDraft};
+pub use events::Told;
+pub use metrics::Metrics;
+pub use place::{Id, Place, SOON};
+pub use recorder::{Change, Record, Recorder};
+pub use rule::{condition, entry_of};
+
+/// A fleet as one test sees it, with clients for the runtime of that test.
+#[derive(Debug)]
+pub struct Scene {
+    /// The hub's cluster.
+    pub hub: Place,
+    /// The members' clusters, in their order.
+    pub members: Vec<Place>,
+}
+
+impl Scene {
+    /// Connects to all clusters of a fleet.
+    ///
+    /// # Errors
+    /// When a kubeconfig cannot be used.
+    pub async fn of(fleet: &Fleet) -> Result<Self> {
+        let hub = Place::new("hub", fleet.hub().client().await?);
+        let members = (1..=fleet.size()).map(|number| async move {
+            anyhow::Ok(Place::new(fleet.member_name(number), fleet.member(number).client().await?))
+        });
+        Ok(Self { hub, members: try_join_all(members).await? })
+    }
+
+    /// A member, from 1.
+    #[must_use]
+    pub fn member(&self, number: usize) -> &Place {
+        &self.members[number - 1]
+    }
+
+    /// Makes namespaces on the hub.
+    ///
+    /// # Errors
+    /// When one exists already.
+    pub async fn hub_namespaces(&self, names: &[&str]) -> Result<()> {
+        make_namespaces(&self.hub, names).await
+    }
+
+    /// Makes namespaces in every member.
+    ///
+    /// # Errors
+    /// When one exists already.
+    pub async fn member_namespaces(&self, names: &[&str]) -> Result<()> {
+        try_join_all(self.members.iter().map(|member| make_namespaces(member, names))).await.map(|_| ())
+    }
+
+    /// Waits until every member has a true copy of `source` in all these namespaces.
+    ///
+    /// # Errors
+    /// When one is not there in time, with what it lacks.
+    pub async fn arrives(&self, source: &Value, rule: &Id, namespaces: &[&str]) -> Result<()> {
+        let each = self.members.iter().map(|member| async move {
+            for namespace in namespaces {
+                member.has_copy(source, namespace, rule).await?;
+            }
+            anyhow::Ok(())
+        });
+        try_join_all(each).await.map(|_| ())
+    }
+
+    /// Waits until no member has an object of the kind and name of `source` in any of these namespaces.
+    ///
+    /// # Errors
+    /// When one is still there at the deadline.
+    pub async fn vanishes(&self, source: &Value, namespaces: &[&str]) -> Result<()> {
+        for member in &self.members {
+            for namespace in namespaces {
+                member.lacks(&Id::of(source)?.within(namespace)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn make_namespaces(place: &Place, names: &[&str]) -> Result<()> {
+    for name in names {
+        place.make(&Draft::namespace(name).json()).await.with_context(|| format!("in {}", place.name()))?;
+    }
+    Ok(())
+}

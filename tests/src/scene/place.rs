@@ -1,0 +1,286 @@
+//! A cluster as a test sees it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
+use kube::core::TypeMeta;
+use kube::{Api, Client};
+use serde_json::Value;
+
+use super::copy::is_copy_of;
+use crate::wait::eventually;
+
+/// How long anything may take that Runnel does; a second look at a conflict comes within 30 s.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// An object by kind, namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id {
+    api_version: String,
+    kind: String,
+    namespace: Option<String>,
+    name: String,
+}
+
+impl Id {
+    /// What a manifest says it is.
+    ///
+    /// # Errors
+    /// When it lacks `apiVersion`, `kind` or `metadata.name`.
+    pub fn of(object: &Value) -> Result<Self> {
+        let text = |path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        Ok(Self {
+            api_version: text("/apiVersion").context("an object without apiVersion")?,
+            kind: text("/kind").context("an object without kind")?,
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name").context("an object without a name")?,
+        })
+    }
+
+    fn new(api_version: &str, kind: &str, namespace: Option<&str>, name: &str) -> Self {
+        let namespace = namespace.map(str::to_owned);
+        Self { api_version: api_version.to_owned(), kind: kind.to_owned(), namespace, name: name.to_owned() }
+    }
+
+    /// A ConfigMap.
+    #[must_use]
+    pub fn config_map(namespace: &str, name: &str) -> Self {
+        Self::new("v1", "ConfigMap", Some(namespace), name)
+    }
+
+    /// A Secret.
+    #[must_use]
+    pub fn secret(namespace: &str, name: &str) -> Self {
+        Self::new("v1", "Secret", Some(namespace), name)
+    }
+
+    /// A namespace.
+    #[must_use]
+    pub fn namespace(name: &str) -> Self {
+        Self::new("v1", "Namespace", None, name)
+    }
+
+    /// A `DistributionRule`.
+    #[must_use]
+    pub fn rule(namespace: &str, name: &str) -> Self {
+        Self::new("runnel.dev/v1alpha1", "DistributionRule", Some(namespace), name)
+    }
+
+    /// A `ClusterDistributionRule`.
+    #[must_use]
+    pub fn cluster_rule(name: &str) -> Self {
+        Self::new("runnel.dev/v1alpha1", "ClusterDistributionRule", None, name)
+    }
+
+    /// A `MemberCluster`.
+    #[must_use]
+    pub fn member(name: &str) -> Self {
+        Self::new("runnel.dev/v1alpha1", "MemberCluster", None, name)
+    }
+
+    /// The object of the same kind and name in another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..self.clone() }
+    }
+
+    /// The namespace, if there is one.
+    #[must_use]
+    pub fn own_namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kind.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// How Runnel calls it: `namespace/name`, or `name`.
+    #[must_use]
+    pub fn path(&self) -> String {
+        self.namespace.iter().map(|namespace| format!("{namespace}/")).collect::<String>() + &self.name
+    }
+
+    pub(super) fn resource(&self) -> ApiResource {
+        let (group, version) = self.api_version.split_once('/').unwrap_or(("", &self.api_version));
+        ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &self.kind))
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} {}", self.kind, self.path())
+    }
+}
+
+/// A cluster in which a test makes, changes and looks at objects as an administrator.
+#[derive(Clone)]
+pub struct Place {
+    name: String,
+    client: Client,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.name)
+    }
+}
+
+impl Place {
+    /// The cluster that `client` talks to, called `name` in messages.
+    #[must_use]
+    pub fn new(name: &str, client: Client) -> Self {
+        Self { name: name.to_owned(), client }
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The client of an administrator.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(super) fn api(&self, id: &Id) -> Api<DynamicObject> {
+        match &id.namespace {
+            Some(namespace) => Api::namespaced_with(self.client(), namespace, &id.resource()),
+            None => Api::all_with(self.client(), &id.resource()),
+        }
+    }
+
+    /// Makes an object and returns it as the API server stored it.
+    ///
+    /// # Errors
+    /// What the API server says against it.
+    pub async fn make(&self, object: &Value) -> Result<Value> {
+        let id = Id::of(object)?;
+        let made = self.api(&id).create(&PostParams::default(), &serde_json::from_value(object.clone())?).await;
+        whole(&id, made.with_context(|| format!("cannot make {id} in {}", self.name))?)
+    }
+
+    /// Changes an object by a JSON merge patch and returns it as it is then.
+    ///
+    /// # Errors
+    /// What the API server says against it.
+    pub async fn change(&self, id: &Id, change: Value) -> Result<Value> {
+        self.patch(id, &Patch::Merge(change)).await
+    }
+
+    /// Changes an object by a JSON patch and returns it as it is then.
+    ///
+    /// # Errors
+    /// What the API server says against it.
+    pub async fn json_patch(&self, id: &Id, operations: Value) -> Result<Value> {
+        self.patch(id, &Patch::Json::<()>(serde_json::from_value(operations)?)).await
+    }
+
+    async fn patch<P: serde::Serialize + std::fmt::Debug>(&self, id: &Id, patch: &Patch<P>) -> Result<Value> {
+        let changed = self.api(id).patch(&id.name, &PatchParams::default(), patch).await;
+        whole(id, changed.with_context(|| format!("cannot change {id} in {}", self.name))?)
+    }
+
+    /// Asks for the deletion of an object.
+    ///
+    /// # Errors
+    /// When it does not exist, or the API server refuses.
+    pub async fn delete(&self, id: &Id) -> Result<()> {
+        let asked = self.api(id).delete(&id.name, &DeleteParams::default()).await;
+        asked.map(|_| ()).with_context(|| format!("cannot delete {id} in {}", self.name))
+    }
+
+    /// The object, if it exists.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn find(&self, id: &Id) -> Result<Option<Value>> {
+        let found = self.api(id).get_opt(&id.name).await?;
+        found.map(|object| whole(id, object)).transpose()
+    }
+
+    /// The object.
+    ///
+    /// # Errors
+    /// When it does not exist.
+    pub async fn get(&self, id: &Id) -> Result<Value> {
+        self.find(id).await?.with_context(|| format!("there is no {id} in {}", self.name))
+    }
+
+    /// All objects of the kind of `like`, in its namespace or in all if it has none.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn list(&self, like: &Id) -> Result<Vec<Value>> {
+        let list = self.api(like).list(&ListParams::default()).await?;
+        list.items.into_iter().map(|object| whole(like, object)).collect()
+    }
+
+    /// Waits until the object exists and `wanted` has nothing against it; returns it.
+    ///
+    /// # Errors
+    /// When the deadline passes, with what was wrong at the last look.
+    pub async fn sees(&self, what: &str, id: &Id, wanted: impl Fn(&Value) -> Result<()>) -> Result<Value> {
+        eventually(&format!("{id} in {} to be {what}", self.name), SOON, async || {
+            let object = self.get(id).await?;
+            wanted(&object)?;
+            Ok(Some(object))
+        })
+        .await
+    }
+
+    /// Waits until the object does not exist.
+    ///
+    /// # Errors
+    /// When it still does at the deadline.
+    pub async fn lacks(&self, id: &Id) -> Result<()> {
+        eventually(&format!("{id} to be gone from {}", self.name), SOON, async || {
+            if let Some(object) = self.find(id).await? {
+                bail!("its metadata are {}", object["metadata"]);
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits until there is a true copy of `source` by `rule` in `namespace`; returns it.
+    ///
+    /// # Errors
+    /// When there is none at the deadline, with what it lacks.
+    pub async fn has_copy(&self, source: &Value, namespace: &str, rule: &Id) -> Result<Value> {
+        let copy = Id::of(source)?.within(namespace);
+        let what = format!("a copy by {rule}");
+        self.sees(&what, &copy, |object| is_copy_of(source, object, rule)).await
+    }
+
+    /// Checks that an object is exactly the one that `before` was, untouched.
+    ///
+    /// # Errors
+    /// When it is gone, another one, or was written to.
+    pub async fn is_untouched(&self, before: &Value) -> Result<()> {
+        let id = Id::of(before)?;
+        let now = self.get(&id).await?;
+        let same = now["metadata"]["uid"] == before["metadata"]["uid"]
+            && now["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"];
+        ensure!(same, "{id} in {} was touched: its metadata are {}", self.name, now["metadata"]);
+        Ok(())
+    }
+}
+
+fn whole(id: &Id, mut object: DynamicObject) -> Result<Value> {
+    // The items of a list do not say what they are.
+    object.types = Some(TypeMeta { api_version: id.api_version.clone(), kind: id.kind.clone() });
+    Ok(serde_json::to_value(object)?)
+}

@@ -1,0 +1,79 @@
+//! What a rule's status has to say.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::place::{Id, Place};
+
+/// The condition of this type; an error where it is absent.
+///
+/// # Errors
+/// When the object has no such condition.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> Result<&'a Value> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
+    found.with_context(|| format!("no condition {kind}; the status is {}", object["status"]))
+}
+
+/// What a rule's status says of one cluster.
+///
+/// # Errors
+/// When it does not list the cluster.
+pub fn entry_of<'a>(rule: &'a Value, cluster: &str) -> Result<&'a Value> {
+    let entries = rule.pointer("/status/clusters").and_then(Value::as_array);
+    let found = entries.into_iter().flatten().find(|entry| entry["name"] == cluster);
+    found.with_context(|| format!("{cluster} is not listed; the status is {}", rule["status"]))
+}
+
+impl Place {
+    /// Waits until the status speaks of the newest spec and `Ready` has this status and reason; returns the rule.
+    ///
+    /// A status that was right before an edit of a source still is for a moment: look at the copies first.
+    ///
+    /// # Errors
+    /// When it does not in time, with the status as it is.
+    pub async fn says_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
+        self.sees(&format!("Ready={status}, {reason}"), rule, |object| {
+            let generation = &object["metadata"]["generation"];
+            ensure!(object["status"]["observedGeneration"] == *generation, "not looked at: {}", object["status"]);
+            let ready = condition(object, "Ready")?;
+            ensure!(ready["status"] == status && ready["reason"] == reason, "it is {ready}");
+            ensure!(ready["observedGeneration"] == *generation, "the condition is old: {ready}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until every copy of the rule is applied, and `copies` is how many there are; returns the rule.
+    ///
+    /// # Errors
+    /// When it is not so in time, with the status as it is.
+    pub async fn all_applied(&self, rule: &Id, copies: usize) -> Result<Value> {
+        self.sees(&format!("ready with {copies} copies"), rule, |object| {
+            let summary = &object["status"]["summary"];
+            ensure!(object["status"]["observedGeneration"] == object["metadata"]["generation"], "not looked at");
+            let ready = condition(object, "Ready")?;
+            ensure!(ready["status"] == "True" && ready["reason"] == "AllApplied", "it is {ready}, {summary}");
+            let all = summary["copies"] == copies && summary["copiesApplied"] == copies;
+            ensure!(all && summary["copiesFailed"] == 0 && summary["copiesWaiting"] == 0, "the counts are {summary}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until the rule's entry for a cluster has this state and reason; returns the entry.
+    ///
+    /// # Errors
+    /// When it has not in time, with the entry as it is.
+    pub async fn says_of(&self, rule: &Id, cluster: &str, state: &str, reason: &str) -> Result<Value> {
+        let what = format!("{state}, {reason} in {cluster}");
+        let object = self
+            .sees(&what, rule, |object| {
+                let entry = entry_of(object, cluster)?;
+                ensure!(entry["state"] == state && entry["reason"] == reason, "it is {entry}");
+                Ok(())
+            })
+            .await?;
+        entry_of(&object, cluster).cloned()
+    }
+}
