@@ -6,6 +6,8 @@ mod look;
 mod tests;
 mod watched;
 mod work;
+#[cfg(test)]
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -276,6 +278,11 @@ impl Core {
     /// Bytes of payload in memory.
     pub fn cached_bytes(&self) -> usize {
         self.cache.bytes()
+    }
+
+    #[cfg(test)]
+    fn held_pairs(&self, uid: &str) -> Vec<runnel_proto::model::HeldIntent> {
+        self.desired.pairs(&uid.into())
     }
 
     fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {

@@ -78,14 +78,16 @@ impl Core {
                     Some(trouble) => {
                         self.retry(&done.key, &trouble, now);
                         self.namespace_failed.insert(name.clone(), trouble);
+                        for copy in self.desired.copies_in(&name) {
+                            self.look(&copy, now);
+                        }
                     }
                     None => {
                         self.queue.done(&done.key);
                         self.namespace_failed.remove(&name);
+                        // The watch will show it; should it not, somebody has deleted it again.
+                        self.queue.add_at(&done.key, now + RECHECK.base);
                     }
-                }
-                for copy in self.desired.copies_in(&name) {
-                    self.look(&copy, now);
                 }
             }
             Key::Copy(copy) => self.copy_done(&copy, done, now),

@@ -1,0 +1,373 @@
+//! A small model of a member cluster's API server for the core's tests: it carries jobs out with their
+//! preconditions, and its watch tells everything in order, but late.
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::*;
+
+use super::{Core, Event, Setup};
+use crate::decide::{Target, Trouble};
+use crate::desired::{Home, Namespace, StoredRule};
+use crate::job::{Body, Done, Job, Work, Wrote};
+use crate::live::{Live, Ownership, Sealed};
+use crate::queue::Key;
+use crate::records::Sight;
+
+/// An object of the cluster.
+#[derive(Clone, Debug)]
+pub struct Object {
+    pub live: Live,
+    /// Whether it carries our label, so that the watch shows it.
+    pub labelled: bool,
+}
+
+/// A cluster with an agent's core in it.
+pub struct World {
+    pub core: Core,
+    pub now: Instant,
+    pub objects: BTreeMap<SourceRef, Object>,
+    pub namespaces: BTreeMap<String, Namespace>,
+    /// What the watches have yet to tell.
+    pub untold: VecDeque<Event>,
+    pub under_way: VecDeque<Job>,
+    /// Names whose writes the API server refuses.
+    pub poisoned: BTreeSet<String>,
+    pub writes: usize,
+    pub sent: Vec<AgentFrame>,
+    pub stored: Vec<StoredRule>,
+    version: u64,
+}
+
+pub fn copy(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::new("configmaps", namespace, name)
+}
+
+pub fn terms(name: &str, namespaces: &[&str]) -> Terms {
+    Terms {
+        rule: RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: name.into() },
+        created_at: 100,
+        namespaces: Some(NamespaceChoice {
+            names: namespaces.iter().map(|name| Pattern::new(*name)).collect(),
+            ..NamespaceChoice::default()
+        }),
+        create_namespaces: false,
+        conflict_policy: ConflictPolicy::Fail,
+        drift_policy: DriftPolicy::Correct,
+        deletion_policy: DeletionPolicy::Delete,
+        suspend: false,
+    }
+}
+
+pub fn with_terms(uid: &str, terms: Terms) -> RuleDelta {
+    let digest = TermsDigest([terms.created_at.to_le_bytes()[0]; 16]);
+    RuleDelta { terms: Some((terms, digest)), ..RuleDelta::new(uid.into()) }
+}
+
+pub fn intent(name: &str, revision: u8) -> Intent {
+    let content = Content {
+        fields: BTreeMap::from([("data".to_owned(), serde_json::json!({"k": revision.to_string()}))]),
+        ..Content::default()
+    };
+    let payload = Payload::encode(content.to_bytes());
+    Intent { source: copy("team", name), revision: Revision([revision; 16]), payload }
+}
+
+pub fn tombstone(name: &str) -> Tombstone {
+    Tombstone { source: copy("team", name), deletion_policy: DeletionPolicy::Delete }
+}
+
+pub fn core(stored: Vec<StoredRule>) -> Core {
+    Core::new(Setup {
+        home: Home { namespace: "runnel-system".into(), cluster_uid: "member".into() },
+        hello: Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            agent_version: "0".into(),
+            kubernetes_version: "v1".into(),
+            boot_id: "b".into(),
+            cluster_uid: "member".into(),
+        },
+        stored,
+        hub_cluster_uid: Some("hub".into()),
+        seed: 1,
+    })
+}
+
+impl World {
+    /// A cluster with these namespaces, its agent just started.
+    pub fn new(namespaces: &[&str]) -> Self {
+        let mut world = Self {
+            core: core(vec![]),
+            now: Instant::now(),
+            objects: BTreeMap::new(),
+            namespaces: namespaces.iter().map(|name| ((*name).to_owned(), Namespace::default())).collect(),
+            untold: VecDeque::new(),
+            under_way: VecDeque::new(),
+            poisoned: BTreeSet::new(),
+            writes: 0,
+            sent: vec![],
+            stored: vec![],
+            version: 100,
+        };
+        world.list();
+        world
+    }
+
+    fn hear(&mut self, event: Event) {
+        self.core.hear(event, self.now);
+    }
+
+    /// The watches' first lists.
+    pub fn list(&mut self) {
+        self.hear(Event::NamespacesListed);
+        for (name, namespace) in self.namespaces.clone() {
+            self.hear(Event::Namespace(name.as_str().into(), namespace));
+        }
+        self.hear(Event::NamespacesComplete);
+        for kind in ["configmaps", "secrets"] {
+            self.hear(Event::CopiesListed(kind));
+            for (copy, object) in self.objects.clone().into_iter().filter(|(copy, _)| *copy.resource == *kind) {
+                if object.labelled {
+                    self.hear(Event::Copy(copy, object.live));
+                }
+            }
+            self.hear(Event::CopiesComplete(kind));
+        }
+    }
+
+    /// Stops the agent as a crash does, and starts it anew.
+    pub fn restart(&mut self) {
+        self.under_way.clear();
+        self.untold.clear();
+        self.core = core(self.stored.clone());
+        self.list();
+    }
+
+    pub fn connect(&mut self) {
+        self.hear(Event::HubConnected);
+        let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into() };
+        self.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
+    }
+
+    pub fn batch(&mut self, rules: Vec<RuleDelta>) {
+        self.hear(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
+    }
+
+    pub fn tell_one(&mut self) -> bool {
+        let Some(event) = self.untold.pop_front() else { return false };
+        self.hear(event);
+        true
+    }
+
+    /// Takes what the core wants done.
+    pub fn give_out(&mut self) {
+        while let Some(job) = self.core.next_job(self.now) {
+            self.under_way.push_back(job);
+        }
+        while let Some(frame) = self.core.next_frame(self.now) {
+            self.sent.push(frame);
+        }
+        if let Some((_, rules)) = self.core.take_store() {
+            self.stored = rules;
+        }
+    }
+
+    /// Carries out the oldest job at the API server; its result is heard at once.
+    pub fn work_one(&mut self) -> bool {
+        let Some(job) = self.under_way.pop_front() else { return false };
+        let done = self.carry_out(job);
+        self.hear(Event::Done(done));
+        true
+    }
+
+    /// Lets everything happen that is due at this time.
+    pub fn settle_now(&mut self) {
+        for _ in 0..10_000 {
+            self.give_out();
+            if !(self.work_one() || self.tell_one()) {
+                return;
+            }
+        }
+        panic!("it does not come to rest");
+    }
+
+    /// Lets everything happen, waits included.
+    pub fn settle(&mut self) {
+        self.settle_now();
+        for _ in 0..20 {
+            self.now += Duration::from_secs(400);
+            self.settle_now();
+        }
+    }
+
+    fn next_version(&mut self) -> String {
+        self.version += 1;
+        self.version.to_string()
+    }
+
+    fn told(&mut self, copy: &SourceRef, was_labelled: bool) {
+        match self.objects.get(copy) {
+            Some(object) if object.labelled => {
+                self.untold.push_back(Event::Copy(copy.clone(), object.live.clone()));
+            }
+            Some(object) if was_labelled => {
+                self.untold.push_back(Event::CopyGone(copy.clone(), object.live.uid.clone()));
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    /// Somebody in the cluster changes an object.
+    pub fn edit(&mut self, copy: &SourceRef, change: impl FnOnce(&mut Object)) {
+        let version = self.next_version();
+        let Some(object) = self.objects.get_mut(copy) else { return };
+        let was = object.labelled;
+        change(object);
+        object.live.version = version.as_str().into();
+        self.told(copy, was);
+    }
+
+    /// Somebody in the cluster deletes an object.
+    pub fn delete(&mut self, copy: &SourceRef) {
+        if let Some(object) = self.objects.remove(copy)
+            && object.labelled
+        {
+            self.untold.push_back(Event::CopyGone(copy.clone(), object.live.uid));
+        }
+    }
+
+    /// Somebody in the cluster makes an object of his own.
+    pub fn make_foreign(&mut self, copy: &SourceRef) {
+        if self.objects.contains_key(copy) || !self.namespaces.contains_key(&*copy.namespace) {
+            return;
+        }
+        let version = self.next_version();
+        let live = Live {
+            uid: format!("u{version}").as_str().into(),
+            version: version.as_str().into(),
+            ownership: Ownership::Foreign,
+            sealed: None,
+            intact: false,
+            terminating: false,
+            applied_at: 0,
+        };
+        self.objects.insert(copy.clone(), Object { live, labelled: false });
+    }
+
+    pub fn set_namespace(&mut self, name: &str, namespace: Option<Namespace>) {
+        match namespace {
+            Some(namespace) => {
+                self.namespaces.insert(name.to_owned(), namespace.clone());
+                self.untold.push_back(Event::Namespace(name.into(), namespace));
+            }
+            None => {
+                self.namespaces.remove(name);
+                let copies: Vec<_> = self.objects.keys().filter(|copy| *copy.namespace == *name).cloned().collect();
+                for copy in copies {
+                    self.delete(&copy);
+                }
+                self.untold.push_back(Event::NamespaceGone(name.into()));
+            }
+        }
+    }
+
+    fn carry_out(&mut self, job: Job) -> Done {
+        let mut done = Done::new(job.key.clone());
+        let copy = match &job.key {
+            Key::Namespace(name) => {
+                self.set_namespace(name, Some(Namespace::default()));
+                return done;
+            }
+            Key::Copy(copy) => copy.clone(),
+        };
+        match job.work {
+            Work::CreateNamespace => {}
+            Work::Read => done.sight = Some(self.sight(&copy)),
+            Work::Create(body) => self.write(&copy, None, &body, &mut done),
+            Work::Change(target, body) | Work::Adopt(target, body) => self.write(&copy, Some(&target), &body, &mut done),
+            Work::Delete(target) if self.is(&copy, &target) => {
+                self.writes += 1;
+                self.delete(&copy);
+                (done.sight, done.wrote) = (Some(Sight::Absent), Some(Wrote::Deleted));
+                done.passed.push(target.version);
+            }
+            Work::Retain(target, _) if self.is(&copy, &target) => {
+                self.writes += 1;
+                self.edit(&copy, |object| {
+                    object.labelled = false;
+                    object.live.ownership = Ownership::Retained;
+                    (object.live.sealed, object.live.intact) = (None, false);
+                });
+                (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Retained));
+                done.passed.push(target.version);
+            }
+            Work::Delete(_) | Work::Retain(..) => done.sight = Some(self.sight(&copy)),
+        }
+        done
+    }
+
+    fn sight(&self, copy: &SourceRef) -> Sight {
+        self.objects.get(copy).map_or(Sight::Absent, |object| Sight::Live(object.live.clone()))
+    }
+
+    fn is(&self, copy: &SourceRef, target: &Target) -> bool {
+        self.objects
+            .get(copy)
+            .is_some_and(|object| object.live.uid == target.uid && object.live.version == target.version)
+    }
+
+    fn write(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Body, done: &mut Done) {
+        let namespace = self.namespaces.get(&*copy.namespace);
+        if self.poisoned.contains(&*copy.name) || namespace.is_none_or(|namespace| namespace.terminating) {
+            done.trouble = Some(Trouble::new(Reason::Invalid, "no"));
+            return;
+        }
+        let free = match target {
+            None => !self.objects.contains_key(copy),
+            Some(target) => self.is(copy, target),
+        };
+        if !free {
+            done.sight = Some(self.sight(copy));
+            return;
+        }
+        if let Some(object) = self.objects.get(copy) {
+            assert!(
+                matches!(object.live.ownership, Ownership::Ours | Ownership::Retained),
+                "a foreign object was changed"
+            );
+        }
+        self.writes += 1;
+        let version = self.next_version();
+        let uid = target.map_or_else(|| format!("u{version}").as_str().into(), |target| target.uid.clone());
+        let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
+        let live = Live {
+            uid,
+            version: version.as_str().into(),
+            ownership: Ownership::Ours,
+            sealed: Some(Sealed { rule, source, revision: body.revision }),
+            intact: true,
+            terminating: false,
+            applied_at: i64::try_from(self.version).unwrap(),
+        };
+        self.objects.insert(copy.clone(), Object { live: live.clone(), labelled: true });
+        self.told(copy, true);
+        done.sight = Some(Sight::Live(live));
+        done.passed.extend(target.map(|target| target.version.clone()));
+        done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
+    }
+
+    pub fn holds(&self, copy: &SourceRef, rule: &str, name: &str, revision: u8) -> bool {
+        self.objects.get(copy).is_some_and(|object| {
+            object.labelled && object.live.holds(&rule.into(), &self::copy("team", name), &Revision([revision; 16]))
+        })
+    }
+
+    /// The newest state of a rule that was sent.
+    pub fn told_state(&self, uid: &str) -> Option<RuleState> {
+        let states = self.sent.iter().flat_map(|frame| match frame {
+            AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => states.clone(),
+            _ => vec![],
+        });
+        states.filter(|state| state.uid.as_str() == uid).last()
+    }
+}
