@@ -16,4 +16,5 @@ pub mod progress;
 pub mod restartable;
 pub mod scene;
 pub mod scratch;
+pub mod simulated;
 pub mod wait;

@@ -1,0 +1,197 @@
+//! An agent that behaves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use parking_lot::Mutex;
+use runnel_proto::convert::split;
+use runnel_proto::model::{AgentFrame, HubFrame, SnapshotEnd};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use super::line::hello;
+use super::{Credentials, Holdings, Line, Record};
+use crate::wait::eventually;
+
+/// How long an agent waits before it connects again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long a test waits for something that the hub does within milliseconds.
+const SOON: Duration = Duration::from_secs(30);
+
+/// What an agent has and has seen.
+#[derive(Clone, Default)]
+pub struct State {
+    /// The desired set.
+    pub holdings: Holdings,
+    /// Everything that the hub sent.
+    pub record: Record,
+    /// Whether the snapshot of the present session has ended, so that the agent is up to date.
+    pub up_to_date: bool,
+}
+
+/// A running agent; dropping it ends it. It connects again, whenever its stream ends, until it is stopped or the hub
+/// says that it is not wanted.
+pub struct SimulatedAgent {
+    credentials: Credentials,
+    state: Arc<Mutex<State>>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl SimulatedAgent {
+    /// Starts an agent that holds this already.
+    #[must_use]
+    pub fn start(credentials: &Credentials, holdings: Holdings) -> Self {
+        let state = Arc::new(Mutex::new(State { holdings, ..State::default() }));
+        let stop = CancellationToken::new();
+        let running = run(credentials.clone(), state.clone());
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = running => {}
+                () = stopped => {}
+            }
+        });
+        Self { credentials: credentials.clone(), state, stop, task }
+    }
+
+    /// Starts an agent that holds this already, and returns when it is up to date.
+    ///
+    /// # Errors
+    /// When it is not within 30 s.
+    pub async fn up_to_date(credentials: &Credentials, holdings: Holdings) -> Result<Self> {
+        let agent = Self::start(credentials, holdings);
+        agent.until("the end of the snapshot", |state| state.up_to_date).await?;
+        Ok(agent)
+    }
+
+    /// Waits until `reached` says yes.
+    ///
+    /// # Errors
+    /// When it does not within 30 s, or the hub broke the protocol; with what came so far.
+    pub async fn until(&self, what: &str, reached: impl Fn(&State) -> bool) -> Result<()> {
+        let what = format!("{what} at {}", self.credentials.cluster);
+        let seen = eventually(&what, SOON, async || {
+            let state = self.state.lock();
+            if reached(&state) {
+                return Ok(Some(()));
+            }
+            bail!("{}", state.record.sketch())
+        });
+        seen.await?;
+        self.check()
+    }
+
+    /// Says that the hub kept to the protocol.
+    ///
+    /// # Errors
+    /// When it did not.
+    pub fn check(&self) -> Result<()> {
+        let complaints = &self.state.lock().record.complaints;
+        ensure!(complaints.is_empty(), "the hub broke the protocol: {}", complaints.join("; "));
+        Ok(())
+    }
+
+    /// What the agent has and has seen now.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state.lock().clone()
+    }
+
+    /// What the hub sent so far; it is forgotten here, so that the next record begins afresh.
+    #[must_use]
+    pub fn take_record(&self) -> Record {
+        std::mem::take(&mut self.state.lock().record)
+    }
+
+    /// Looks at something without copying everything.
+    pub fn look<V>(&self, look: impl FnOnce(&State) -> V) -> V {
+        look(&self.state.lock())
+    }
+
+    /// Ends the agent as a lost connection would, and returns what it has and has seen.
+    pub async fn stop(mut self) -> State {
+        self.stop.cancel();
+        let _ = (&mut self.task).await;
+        self.state()
+    }
+}
+
+impl Drop for SimulatedAgent {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn run(credentials: Credentials, state: Arc<Mutex<State>>) {
+    loop {
+        let end = match Line::open(&credentials).await {
+            Ok(line) => session(line, &credentials, &state).await,
+            Err(status) => {
+                state.lock().record.ends.push((status.code(), status.message().to_owned()));
+                status.code()
+            }
+        };
+        state.lock().up_to_date = false;
+        if matches!(end, Code::Unauthenticated | Code::FailedPrecondition | Code::Aborted) {
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>) -> Code {
+    line.send(&AgentFrame::Hello(hello(&credentials.cluster)));
+    let held = state.lock().holdings.states();
+    send_all(&line, AgentFrame::HeldRules(held, true));
+    loop {
+        let next = line.next().await;
+        let mut state = state.lock();
+        let answers = match &next {
+            Ok(Some(frame)) => answers(&mut state, frame),
+            Ok(None) | Err(_) => Vec::new(),
+        };
+        state.record.absorb(line.take_record());
+        drop(state);
+        match next {
+            Ok(Some(_)) => answers.into_iter().for_each(|answer| send_all(&line, answer)),
+            Ok(None) => return Code::Ok,
+            Err(status) => return status.code(),
+        }
+    }
+}
+
+fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
+    match frame {
+        HubFrame::WantDetail(uids) => {
+            uids.iter().map(|uid| AgentFrame::Detail(uid.clone(), state.holdings.detail(uid), true)).collect()
+        }
+        HubFrame::Batch(batch) => {
+            let states = state.holdings.take_in(batch);
+            vec![AgentFrame::Ack(batch.nonce, Vec::new()), AgentFrame::Report(states)]
+        }
+        HubFrame::SnapshotEnd(end) => {
+            state.up_to_date = true;
+            compare(state, end);
+            Vec::new()
+        }
+        HubFrame::SnapshotBegin(_) | HubFrame::Drain(_) => Vec::new(),
+    }
+}
+
+/// At the end of a snapshot both sides must agree.
+fn compare(state: &mut State, end: &SnapshotEnd) {
+    let (intents, digest) = state.holdings.account();
+    if (intents, digest) != (end.intents, end.digest) {
+        let complaint = format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents);
+        state.record.complaints.push(complaint);
+    }
+}
+
+fn send_all(line: &Line, frame: AgentFrame) {
+    for frame in split(frame) {
+        line.send(&frame);
+    }
+}

@@ -1,0 +1,156 @@
+//! What a member has after its join.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use runnel_proto::identity::{Authority, JoinString, MemberKey};
+use runnel_proto::tls::{Connector, endpoint, join_config, session_config};
+use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
+use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
+use tonic::Status;
+use tonic::transport::Channel;
+
+/// A member's name, key and certificate, and the hub that it believes.
+#[derive(Clone)]
+pub struct Credentials {
+    /// Where the hub is.
+    pub address: String,
+    /// The hub's id.
+    pub hub: String,
+    /// The name of the `MemberCluster`.
+    pub cluster: String,
+    key: Arc<MemberKey>,
+    certificate: CertificateDer<'static>,
+    authorities: Vec<CertificateDer<'static>>,
+}
+
+impl Credentials {
+    /// Joins with a new key.
+    ///
+    /// # Errors
+    /// What the hub answered, or why it could not be asked.
+    pub async fn join(join: &JoinString) -> Result<Self, Status> {
+        let key = MemberKey::generate().map_err(|error| Status::internal(error.to_string()))?;
+        Self::join_with(join, Arc::new(key)).await
+    }
+
+    /// Joins with this key.
+    ///
+    /// # Errors
+    /// What the hub answered, or why it could not be asked.
+    pub async fn join_with(join: &JoinString, key: Arc<MemberKey>) -> Result<Self, Status> {
+        let internal = |error: &dyn std::fmt::Display| Status::internal(error.to_string());
+        let address = join.addresses.first().cloned().unwrap_or_default();
+        let config = join_config(join.pin, &join.hub).map_err(|error| internal(&error))?;
+        let channel = channel(&address, config).await.map_err(|error| internal(&format!("{error:#}")))?;
+        let request = JoinRequest {
+            cluster: join.cluster.clone(),
+            token: join.token.expose().to_owned(),
+            certificate_request: key.certificate_request().map_err(|error| internal(&error))?.into(),
+        };
+        let response = RunnelClient::new(channel).join(request).await?.into_inner();
+        Ok(Self::received(&address, &join.hub, &join.cluster, key, &response))
+    }
+
+    /// The same member with a new certificate for this key, as the hub gives it.
+    ///
+    /// # Errors
+    /// What the hub answered, or why it could not be asked.
+    pub async fn renew(&self, key: Arc<MemberKey>, certificate_request: Vec<u8>) -> Result<Self, Status> {
+        let mut client = RunnelClient::new(self.channel().await.map_err(|error| Status::internal(error.to_string()))?);
+        let request = RenewRequest { certificate_request: certificate_request.into() };
+        let response = client.renew(request).await?.into_inner();
+        Ok(Self::received(&self.address, &self.hub, &self.cluster, key, &response))
+    }
+
+    /// What somebody has who holds `authority`, which need not be the hub's, and makes a certificate of his own.
+    ///
+    /// # Errors
+    /// When the names are none.
+    pub fn forge(&self, authority: &Authority, forgery: Forgery<'_>) -> Result<Self> {
+        let key = match forgery.key {
+            Some(key) => key,
+            None => Arc::new(MemberKey::generate()?),
+        };
+        let request = key.certificate_request()?;
+        let Forgery { hub, cluster, uid, made, life, .. } = forgery;
+        let signed = authority.sign_member(&request, hub, cluster, uid, made, life)?;
+        Ok(Self { key, certificate: signed.der, cluster: cluster.to_owned(), ..self.clone() })
+    }
+
+    /// The member's key.
+    #[must_use]
+    pub fn key(&self) -> Arc<MemberKey> {
+        self.key.clone()
+    }
+
+    /// The member's certificate, DER.
+    #[must_use]
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// TLS settings with the member's certificate.
+    ///
+    /// # Errors
+    /// When key and certificate do not fit.
+    pub fn config(&self) -> Result<ClientConfig> {
+        let chain = vec![self.certificate.clone()];
+        Ok(session_config(&self.authorities, &self.hub, chain, self.key.to_der())?)
+    }
+
+    /// A connection to the hub with the member's certificate. With TLS 1.3 a refused certificate shows only at the
+    /// first call.
+    ///
+    /// # Errors
+    /// When there is no hub, or it is another one.
+    pub async fn channel(&self) -> Result<Channel> {
+        channel(&self.address, self.config()?).await
+    }
+
+    fn received(
+        address: &str,
+        hub: &str,
+        cluster: &str,
+        key: Arc<MemberKey>,
+        response: &CertificateResponse,
+    ) -> Self {
+        let der = |bytes: &bytes::Bytes| CertificateDer::from(bytes.to_vec());
+        Self {
+            address: address.to_owned(),
+            hub: hub.to_owned(),
+            cluster: cluster.to_owned(),
+            key,
+            certificate: der(&response.certificate),
+            authorities: response.authorities.iter().map(der).collect(),
+        }
+    }
+}
+
+/// What a forged certificate says.
+pub struct Forgery<'a> {
+    /// The hub's id.
+    pub hub: &'a str,
+    /// The name of the cluster.
+    pub cluster: &'a str,
+    /// The uid of its `MemberCluster`.
+    pub uid: &'a str,
+    /// The key; a new one otherwise.
+    pub key: Option<Arc<MemberKey>>,
+    /// When it was made.
+    pub made: SystemTime,
+    /// For how long it is good.
+    pub life: Duration,
+}
+
+/// A connection to `address`, shared by the calls made over it.
+///
+/// # Errors
+/// When nobody answers, or the wrong one does; with the whole chain of causes.
+pub async fn channel(address: &str, config: ClientConfig) -> Result<Channel> {
+    let connected = endpoint(address)?.connect_with_connector(Connector::new(config)).await;
+    connected.with_context(|| format!("no connection to {address}"))
+}

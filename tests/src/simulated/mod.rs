@@ -1,0 +1,17 @@
+//! Simulated agents: the real protocol over real mutual TLS, without an API server behind it.
+//!
+//! Many fit into one process. [`SimulatedAgent`] behaves: it joins with a join string, keeps a session, takes batches
+//! in, acks, and reports every copy as applied at once. [`Line`] is a stream under the hand of a test, for everything
+//! that a well-behaved agent never does. Both keep every byte that the hub sent.
+
+mod agent;
+mod credentials;
+mod holdings;
+mod line;
+mod record;
+
+pub use agent::{SimulatedAgent, State};
+pub use credentials::{Credentials, Forgery, channel};
+pub use holdings::{HeldRule, Holdings};
+pub use line::Line;
+pub use record::{Record, sketch};
