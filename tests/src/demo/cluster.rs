@@ -98,7 +98,7 @@ impl Cluster {
 fn typed(arguments: &[&str]) -> String {
     let quoted = arguments.iter().map(|argument| match argument.split_once('=') {
         _ if argument.chars().all(is_plain) => (*argument).to_owned(),
-        Some((flag, value)) if flag.starts_with("--") => format!("{flag}='{value}'"),
+        Some((key, value)) if key.chars().all(is_plain) => format!("{key}='{value}'"),
         _ => format!("'{argument}'"),
     });
     std::iter::once("kubectl".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_command_is_shown_as_one_would_type_it() {
-        let shown = typed(&["patch", "cm", "x", "-p", r#"{"a":1}"#, "--template={{.x}}", "-l", "a=b"]);
-        assert_eq!(shown, r#"kubectl patch cm x -p '{"a":1}' --template='{{.x}}' -l a=b"#);
+        let shown = typed(&["patch", "cm", "x", "-p", r#"{"a":1}"#, "-o", "jsonpath={.x}", "-l", "a=b"]);
+        assert_eq!(shown, r#"kubectl patch cm x -p '{"a":1}' -o jsonpath='{.x}' -l a=b"#);
     }
 }

@@ -26,11 +26,13 @@ pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>)
         Ok(folder) => folder,
         Err(error) => return Ok(Ended::Refused(format!("{error:#}"))),
     };
+    let mut ready = false;
     let kept = unless_interrupted(async {
         narrator.title("Runnel: a joined fleet without rules");
         let fleet = LocalFleet::start(narrator, members).await?;
         folder.write(&fleet)?;
         invite(narrator, &folder, &fleet);
+        ready = true;
         loop {
             with_logs(fleet.stage.check())?;
             tokio::time::sleep(BETWEEN_LOOKS).await;
@@ -38,7 +40,7 @@ pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>)
     });
     let ended: Option<()> = kept.await?;
     debug_assert!(ended.is_none(), "a kept fleet ends when it is interrupted");
-    Ok(Ended::Interrupted)
+    Ok(if ready { Ended::Kept } else { Ended::Interrupted })
 }
 
 fn invite(narrator: &Narrator, folder: &Folder, fleet: &LocalFleet) {

@@ -109,6 +109,10 @@ async fn run(arguments: Arguments) -> ExitCode {
             narrator.title(&format!("\nDone: {totals}; {} s in all.", begin.elapsed().as_secs()));
             ExitCode::SUCCESS
         }
+        Ok(Ended::Kept) => {
+            narrator.title("\nThe fleet is ended and removed.");
+            ExitCode::SUCCESS
+        }
         Ok(Ended::Interrupted) => {
             interrupt_children();
             narrator.title("\nInterrupted; nothing is left behind.");
@@ -130,6 +134,8 @@ async fn run(arguments: Arguments) -> ExitCode {
 pub enum Ended {
     /// To the end, with these totals.
     Told(String),
+    /// By the Ctrl-C until which a fleet was kept.
+    Kept,
     /// By Ctrl-C, or another signal to end.
     Interrupted,
     /// Before it began, for this reason.

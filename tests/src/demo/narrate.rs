@@ -8,6 +8,7 @@ use std::time::Duration;
 const WIDTH: usize = 108;
 const INDENT: &str = "    ";
 const TIMES: usize = 12;
+const CONTINUED: &str = " \\";
 
 /// Prints the demo's story to standard output.
 #[derive(Debug)]
@@ -70,7 +71,14 @@ impl Narrator {
     /// A command as one would type it, and where.
     pub fn command(&self, cluster: &str, command: &str) {
         print("\n");
-        self.line(Tone::Bold, &format!("{INDENT}{cluster} $ {command}"));
+        let prompt = format!("{INDENT}{cluster} $ ");
+        // A backslash at the end of a line, as a shell wants it.
+        let parts = wrapped(command, WIDTH - prompt.len() - CONTINUED.len());
+        for (index, part) in parts.iter().enumerate() {
+            let before = if index == 0 { prompt.clone() } else { " ".repeat(prompt.len() + 2) };
+            let after = if index + 1 < parts.len() { CONTINUED } else { "" };
+            self.line(Tone::Bold, &format!("{before}{part}{after}"));
+        }
     }
 
     /// What a command has printed.

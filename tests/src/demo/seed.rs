@@ -44,11 +44,10 @@ impl Story<'_> {
         self.clusters.hub.show(self.narrator, &["apply", "-f", "deploy/examples/seed-rule.yaml"]).await?;
         let rule = |seen: &Sighting| seen.is("DistributionRule", NAMESPACE, RULE);
         let (_, begin) = self.hub.sees("the rule", mark, SOON, rule).await?;
-        self.narrator.pause();
         let first = [Want::config_map(SETTINGS, State::There), Want::secret(LOGIN, State::There)];
         for (member, since) in marks.into_iter().enumerate() {
             let namespaces = if member == last { &BOTH[..1] } else { &BOTH[..] };
-            self.arrives((member, since), begin, &first, namespaces, "have arrived").await?;
+            self.arrives((member, since), begin, &first, namespaces, "has {}").await?;
         }
         let (copies, waiting) = (4 * self.members.len(), 2);
         let what = format!("{} applied copies and {waiting} that wait", copies - waiting);
@@ -60,7 +59,7 @@ impl Story<'_> {
         for member in &self.clusters.members {
             member.show(self.narrator, &COPIES).await?;
         }
-        let columns = "custom-columns=NAME:.metadata.name,GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
+        let columns = "custom-columns=GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
         self.clusters.members[0].show(self.narrator, &["get", "configmap", SETTINGS, "-o", columns]).await?;
         Ok(())
     }
@@ -89,7 +88,7 @@ impl Story<'_> {
             let mut slowest = Duration::ZERO;
             for (member, since) in marks.into_iter().enumerate() {
                 let namespaces = if member == last { &BOTH[..1] } else { &BOTH[..] };
-                let time = self.arrives((member, since), begin, &[want], namespaces, "is new").await?;
+                let time = self.arrives((member, since), begin, &[want], namespaces, "has the new {}").await?;
                 slowest = slowest.max(time);
             }
             self.edits.push(slowest);
@@ -104,7 +103,7 @@ impl Story<'_> {
         let made = |seen: &Sighting| seen.is("Namespace", "", LATE) && seen.data.is_some();
         let (_, begin) = self.members[last].sees("the namespace", marks[last], SOON, made).await?;
         let wanted = [Want::config_map(SETTINGS, State::There), Want::secret(LOGIN, State::There)];
-        self.arrives((last, marks[last]), begin, &wanted, &[LATE], "have arrived").await?;
+        self.arrives((last, marks[last]), begin, &wanted, &[LATE], "has {}").await?;
         self.ready(4 * self.members.len()).await?;
         self.show_rule().await
     }
@@ -117,14 +116,14 @@ impl Story<'_> {
         let edited = |seen: &Sighting| seen.is("ConfigMap", DEFAULT, SETTINGS) && seen.holds("greeting", "tampered");
         let (at, begin) = self.members[0].sees("the edited copy", marks[0], SOON, edited).await?;
         let right = Want::config_map(SETTINGS, State::Holds("greeting", "good morning"));
-        self.arrives((0, at), begin, &[right], &[DEFAULT], "is right again").await?;
+        self.arrives((0, at), begin, &[right], &[DEFAULT], "has the right {} again").await?;
 
         let mark = self.members[last].mark();
         self.clusters.members[last].show(self.narrator, &["delete", "secret", LOGIN]).await?;
         let deleted = |seen: &Sighting| seen.is("Secret", DEFAULT, LOGIN) && seen.data.is_none();
         let (at, begin) = self.members[last].sees("the deletion of the copy", mark, SOON, deleted).await?;
         let back = Want::secret(LOGIN, State::Holds("password", CHANGED));
-        self.arrives((last, at), begin, &[back], &[DEFAULT], "is back").await.map(|_| ())
+        self.arrives((last, at), begin, &[back], &[DEFAULT], "has {} again").await.map(|_| ())
     }
 
     async fn conflict(&mut self) -> Result<()> {
@@ -140,11 +139,11 @@ impl Story<'_> {
         let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
         for (number, since) in marks.into_iter().enumerate() {
             let namespaces = if number == last { &BOTH[1..] } else { &BOTH[..] };
-            self.arrives((number, since), begin, &new, namespaces, "has arrived").await?;
+            self.arrives((number, since), begin, &new, namespaces, "has {}").await?;
         }
         self.status("one failed copy", |status| status["summary"]["copiesFailed"] == 1).await?;
         self.show_rule().await?;
-        let worst = "jsonpath={.status.clusters[0].name}: {.status.clusters[0].reason}: {.status.clusters[0].message}";
+        let worst = "jsonpath={range .status.clusters[0]}{.name}: {.reason}: {.message}{end}";
         hub.show(self.narrator, &["-n", NAMESPACE, "get", "drule", RULE, "-o", worst]).await?;
         member.show(self.narrator, &["get", "configmap", LIMITS, "-o", "jsonpath={.data}"]).await?;
         self.conflict_ends().await
@@ -154,10 +153,11 @@ impl Story<'_> {
         let last = self.last();
         let mark = self.members[last].mark();
         self.clusters.members[last].show(self.narrator, &["delete", "configmap", LIMITS]).await?;
+        self.narrator.say("An agent looks at such a place again within 30 s.");
         let deleted = |seen: &Sighting| seen.is("ConfigMap", DEFAULT, LIMITS) && seen.data.is_none();
         let (at, begin) = self.members[last].sees("the deletion of the object", mark, SOON, deleted).await?;
         let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
-        self.arrives((last, at), begin, &new, &[DEFAULT], "has arrived").await?;
+        self.arrives((last, at), begin, &new, &[DEFAULT], "has {}").await?;
         self.ready(6 * self.members.len()).await?;
         self.show_rule().await
     }
@@ -169,7 +169,7 @@ impl Story<'_> {
         let deleted = |seen: &Sighting| seen.is("Secret", NAMESPACE, LOGIN) && seen.data.is_none();
         let (_, begin) = self.hub.sees("the deletion of the source", mark, SOON, deleted).await?;
         let gone = [Want::secret(LOGIN, State::Gone)];
-        self.arrives_everywhere(&marks, begin, &gone, &BOTH, "is gone").await?;
+        self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more").await?;
         self.ready(4 * self.members.len()).await?;
         self.show_rule().await
     }
@@ -182,7 +182,7 @@ impl Story<'_> {
             |seen: &Sighting| seen.is("DistributionRule", NAMESPACE, RULE) && (seen.deleting || seen.data.is_none());
         let (_, begin) = self.hub.sees("the deletion of the rule", mark, SOON, deleted).await?;
         let gone = [Want::config_map(SETTINGS, State::Gone), Want::config_map(LIMITS, State::Gone)];
-        self.arrives_everywhere(&marks, begin, &gone, &BOTH, "are gone").await?;
+        self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more").await?;
         for member in &self.clusters.members {
             member.show(self.narrator, &COPIES).await?;
         }

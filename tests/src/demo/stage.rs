@@ -86,7 +86,7 @@ impl Stage {
             .environment("RUNNEL_LOG", &options.log);
         let hub = Restartable::new("runnel-hub", program);
         hub.start()?;
-        listens(&hub, hub_port).await?;
+        listens(&hub, ops_port).await?;
         narrator.took(&format!("runnel-hub listens on {}", local(hub_port)), begin.elapsed());
         Ok(Self { agents: Vec::new(), hub, hub_port, options })
     }

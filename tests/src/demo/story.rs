@@ -117,7 +117,8 @@ impl<'a> Story<'a> {
         self.members.iter().map(Witness::mark).collect()
     }
 
-    /// Waits until one member has all of these copies in all of these namespaces, and says how long that took.
+    /// Waits until one member has all of these copies in all of these namespaces, and says how long that took;
+    /// `{}` in `words` stands for the copies.
     ///
     /// # Errors
     /// When one is not seen in time.
@@ -140,7 +141,7 @@ impl<'a> Story<'a> {
         }
         let time = latest.duration_since(begin);
         let name = &self.clusters.members[member].name;
-        self.narrator.took(&format!("{name}: {} {words}", places(wanted, namespaces)), time);
+        self.narrator.took(&format!("{name} {}", sentence(words, wanted, namespaces)), time);
         Ok(time)
     }
 
@@ -156,11 +157,11 @@ impl<'a> Story<'a> {
         namespaces: &[&str],
         words: &str,
     ) -> Result<Duration> {
-        let each = since
-            .iter()
-            .enumerate()
-            .map(|(member, since)| self.arrives((member, *since), begin, wanted, namespaces, words));
-        Ok(try_join_all(each).await?.into_iter().max().unwrap_or_default())
+        let mut longest = Duration::ZERO;
+        for (member, since) in since.iter().enumerate() {
+            longest = longest.max(self.arrives((member, *since), begin, wanted, namespaces, words).await?);
+        }
+        Ok(longest)
     }
 
     /// Waits until the rule's status is as it has to be.
@@ -205,7 +206,8 @@ fn is_ready(status: &Value) -> bool {
     conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
-fn places(wanted: &[Want], namespaces: &[&str]) -> String {
+/// `has {} again` about copies in namespaces.
+fn sentence(words: &str, wanted: &[Want], namespaces: &[&str]) -> String {
     let names: Vec<&str> = wanted.iter().map(|want| want.name).collect();
-    format!("{} in {}", names.join(" and "), namespaces.join(" and "))
+    format!("{} in {}", words.replace("{}", &names.join(" and ")), namespaces.join(" and "))
 }
