@@ -28,9 +28,17 @@ impl Core {
         if !self.started {
             return;
         }
+        // What a run is just writing decides whose the copy is; it is looked at again when the run has ended.
+        let running = self.runs.contains_key(copy);
+        if !running {
+            self.drop_moot(copy);
+        }
         let want = self.want(copy);
         let Some(ready) = self.gate(copy, &want) else { return };
         match ready {
+            Verdict::Over if running && matches!(want, Want::Gone(..)) => {
+                self.rest(copy, &want, Some(Outcome::Removing(None)), now);
+            }
             Verdict::Over => {
                 if let Want::Gone(key, ..) = &want {
                     self.desired.resolve(key, copy);
@@ -41,6 +49,15 @@ impl Core {
             }
             Verdict::Rest(outcome) => self.rest(copy, &want, Some(outcome), now),
             Verdict::Do(action) => self.ask(copy, &want, &action, now),
+        }
+    }
+
+    /// Forgets orders for a copy that now belongs to somebody else.
+    fn drop_moot(&mut self, copy: &SourceRef) {
+        let moot = self.records.live(copy).map(|live| self.desired.moot(copy, live)).unwrap_or_default();
+        for key in moot {
+            self.desired.resolve(&key, copy);
+            self.report.touch(&key.rule);
         }
     }
 
@@ -202,10 +219,10 @@ impl Core {
                 outcomes.push((wanted.intent.rule.clone(), outcome));
             }
             (Want::Gone(key, ..), Some(removing)) => {
-                for (uid, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
-                    tracing::trace!(rule = %uid, "removing a copy");
+                for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
                     *outcome = removing.clone();
                 }
+                outcomes.extend(self.desired.idle_winner(copy).map(|uid| (uid, Outcome::UnderWay)));
             }
             (Want::Nothing, _) | (_, None) => {}
         }

@@ -460,8 +460,6 @@ impl Hub {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
     /// Whatever happens in whatever order, the cluster ends as the hub wants it, foreign objects stay (the model of
     /// the API server fails on a write to one), and then nothing more is written.
     #[test]

@@ -193,10 +193,7 @@ impl Desired {
 
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
         self.claims.entry(copy.clone()).or_default().insert(key.clone());
-        // Whoever wants the copy takes it over as it is; nobody's removal is due any more.
-        for key in self.orders.remove(copy).into_iter().flat_map(BTreeMap::into_keys) {
-            self.order_done(&key.rule, copy);
-        }
+        self.resolve(key, copy);
     }
 
     fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {
@@ -208,10 +205,11 @@ impl Desired {
         }
     }
 
-    /// Orders a copy to go, unless somebody wants it or its namespace is gone or going anyway.
+    /// Orders a copy to go, unless its namespace is gone or going anyway. While somebody else wants the copy and can
+    /// have it, the order waits until it is taken over.
     fn order(&mut self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) {
         let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
-        if self.claims.contains_key(copy) || !stays {
+        if !stays {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {

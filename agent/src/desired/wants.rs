@@ -1,18 +1,37 @@
 //! What should become of one copy, and whose it is.
+use std::collections::BTreeMap;
+
 use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
 use super::{Desired, Rule};
 use crate::decide::{Order, Outcome, Place, Trouble, Want, WantedCopy};
-use crate::live::Live;
+use crate::live::{Live, Ownership};
 use crate::records::IntentKey;
 
 impl Desired {
     /// What should become of a copy. `live` is what stands there, if that is known.
     pub fn want(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
-        match self.winner(copy) {
-            Some((key, other)) => self.wanted(copy, key, other).map_or(Want::Nothing, Want::Copy),
-            None => self.ordered(copy, live),
-        }
+        let ordered = self.ordered(copy, live);
+        let Some((key, other)) = self.winner(copy) else { return ordered };
+        let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
+        // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
+        let idle = wanted.suspend || wanted.hold || wanted.revision.is_none();
+        if idle && ordered != Want::Nothing { ordered } else { Want::Copy(wanted) }
+    }
+
+    /// The rule that wins a copy, also while an order for the copy comes before it.
+    pub fn idle_winner(&self, copy: &SourceRef) -> Option<RuleUid> {
+        self.winner(copy).map(|(key, _)| key.rule.clone())
+    }
+
+    /// Orders for a copy that the live object has outlived: it is no longer theirs.
+    pub fn moot(&self, copy: &SourceRef, live: &Live) -> Vec<IntentKey> {
+        let sealed = live.sealed.as_ref();
+        let theirs = |key: &IntentKey| {
+            live.ownership == Ownership::Ours
+                && sealed.is_none_or(|sealed| sealed.rule == key.rule && sealed.source == key.source)
+        };
+        self.orders.get(copy).into_iter().flat_map(BTreeMap::keys).filter(|key| !theirs(key)).cloned().collect()
     }
 
     /// The intent that wins a copy, and another source of the same rule that wants it too.
@@ -69,15 +88,15 @@ impl Desired {
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.
     pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, Outcome)> {
         let mut outcomes: Vec<(RuleUid, Outcome)> = vec![];
-        let Some((winner, _)) = self.winner(copy) else {
-            for key in self.orders.get(copy).into_iter().flatten().map(|(key, _)| key) {
-                if outcomes.iter().all(|(uid, _)| *uid != key.rule) {
-                    outcomes.push((key.rule.clone(), Outcome::Removing(None)));
-                }
+        let claims = self.claims.get(copy);
+        let claimed = |uid: &RuleUid| claims.into_iter().flatten().any(|key| key.rule == *uid);
+        for key in self.orders.get(copy).into_iter().flat_map(BTreeMap::keys) {
+            if !claimed(&key.rule) && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
+                outcomes.push((key.rule.clone(), Outcome::Removing(None)));
             }
-            return outcomes;
-        };
-        for key in self.claims.get(copy).into_iter().flatten() {
+        }
+        let Some((winner, _)) = self.winner(copy) else { return outcomes };
+        for key in claims.into_iter().flatten() {
             if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
                 outcomes.push((key.rule.clone(), Outcome::Failed(self.superseded(&winner.rule, &key.rule))));
             }
