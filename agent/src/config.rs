@@ -2,7 +2,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::Client;
@@ -51,9 +51,14 @@ pub struct Options {
 pub async fn client(options: &Options) -> anyhow::Result<Client> {
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            let cure = || format!("the kubeconfig {} cannot be used: check --kubeconfig", path.display());
-            let kubeconfig = Kubeconfig::read_from(path).with_context(cure)?;
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(cure)?
+            // Of the cause only the first line: the others quote the file, which holds credentials.
+            let unusable = |cause: &dyn std::fmt::Display| {
+                let cause = cause.to_string().lines().next().unwrap_or_default().to_owned();
+                anyhow!("the kubeconfig {} cannot be used ({cause}): check --kubeconfig", path.display())
+            };
+            let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            config.map_err(|error| unusable(&error))?
         }
         None => kube::Config::incluster()
             .context("this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig")?,

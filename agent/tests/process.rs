@@ -1,0 +1,105 @@
+//! The process: wrong usage ends it with one sentence, and what can pass by itself does not.
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn agent() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_runnel-agent"));
+    command.env_clear().args(["run", "--ops-listen", "127.0.0.1:0"]).stdin(Stdio::null());
+    command
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("runnel-agent-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A kubeconfig of a cluster that does not answer.
+    fn kubeconfig(&self) -> PathBuf {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let cluster = format!("{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}");
+        let context = "{name: c, context: {cluster: c, user: u}}";
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{cluster}]\ncontexts: [{context}]\nusers: [{{name: u, user: {{}}}}]\n"
+        );
+        self.write("kubeconfig", &text)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn with_files(kubeconfig: &Path, join_string: &Path) -> Command {
+    let mut command = agent();
+    command.arg("--kubeconfig").arg(kubeconfig).arg("--join-string-file").arg(join_string);
+    command
+}
+
+fn refused(output: &Output, parts: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    for part in parts {
+        assert!(last.contains(part), "{part:?} is not in {last:?}");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_one_sentence_and_its_cure() {
+    let folder = Folder::new("usage");
+    let (kubeconfig, good) = (folder.kubeconfig(), folder.write("empty", ""));
+
+    let malformed = folder.write("malformed", "hello");
+    refused(&with_files(&kubeconfig, &malformed).output().unwrap(), &["malformed", "not a join string", "token create"]);
+
+    let missing = folder.0.join("missing");
+    refused(&with_files(&missing, &good).output().unwrap(), &["missing", "--kubeconfig"]);
+    let nonsense = folder.write("nonsense", "{{{");
+    refused(&with_files(&nonsense, &good).output().unwrap(), &["nonsense", "--kubeconfig"]);
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = with_files(&kubeconfig, &good);
+    command.arg("--ops-listen").arg(taken.local_addr().unwrap().to_string());
+    let mut command = {
+        // The last of two equal flags would be an error of its own.
+        let mut again = Command::new(env!("CARGO_BIN_EXE_runnel-agent"));
+        again.env_clear().arg("run").args(command.get_args().skip(3));
+        again
+    };
+    refused(&command.output().unwrap(), &["in use", "--ops-listen"]);
+
+    let mut outside = agent();
+    refused(&outside.output().unwrap(), &["--kubeconfig"]);
+    let unknown = agent().arg("--unknown").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(1));
+}
+
+#[test]
+fn an_api_server_that_is_away_is_waited_for_and_a_signal_ends_the_wait() {
+    let folder = Folder::new("wait");
+    let log = folder.write("log", "");
+    let mut command = with_files(&folder.kubeconfig(), &folder.write("empty", ""));
+    let mut child = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !std::fs::read_to_string(&log).unwrap().contains("waiting for this cluster's API server") {
+        assert!(Instant::now() < deadline, "no line says that it waits");
+        assert_eq!(child.try_wait().unwrap(), None, "it ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
