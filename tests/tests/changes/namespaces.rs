@@ -1,0 +1,163 @@
+//! Namespaces of the members come, change and go.
+
+use anyhow::{Result, ensure};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition, entry_of};
+use serde_json::json;
+
+use super::scene;
+
+#[tokio::test]
+async fn namespaces_that_come_late_or_are_relabelled_are_followed() -> Result<()> {
+    let home = "late";
+    let scene = scene().await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    scene.hub_namespaces(&[home]).await?;
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let rule = Id::rule(home, "wide");
+    let choice = json!({
+        "names": ["late-exact", "late-team-*"], "selector": {"matchLabels": {"late": "wanted"}},
+        "exclude": ["late-team-old", "late-not-*"],
+    });
+    hub.make(&RuleDraft::new(home, "wide").named(&["*"]).to(&["member-1"]).with("namespaces", choice).json()).await?;
+    // Only the exact name is known to be missing.
+    let told = hub.says_ready(&rule, "False", "CopiesWaiting").await?;
+    ensure!(told["status"]["summary"]["copies"] == 1 && told["status"]["summary"]["copiesWaiting"] == 1);
+
+    let labelled = |name| Draft::namespace(name).label("late", "wanted").json();
+    for draft in [
+        Draft::namespace("late-exact").json(),
+        Draft::namespace("late-team-a").json(),
+        Draft::namespace("late-team-old").json(),
+        labelled("late-x"),
+        labelled("late-not-x"),
+        Draft::namespace("late-y").json(),
+    ] {
+        member.make(&draft).await?;
+    }
+    for namespace in ["late-exact", "late-team-a", "late-x"] {
+        member.has_copy(&source, namespace, &rule).await?;
+    }
+    hub.all_applied(&rule, 3).await?;
+
+    // In and out by label; Kubernetes' own namespaces and Runnel's are never meant by a label.
+    let wanted = json!({"metadata": {"labels": {"late": "wanted"}}});
+    for namespace in ["late-y", "kube-public", "runnel-system"] {
+        member.change(&Id::namespace(namespace), wanted.clone()).await?;
+    }
+    member.has_copy(&source, "late-y", &rule).await?;
+    member.change(&Id::namespace("late-x"), json!({"metadata": {"labels": {"late": "no"}}})).await?;
+    member.lacks(&Id::of(&source)?.within("late-x")).await?;
+    hub.all_applied(&rule, 3).await?;
+    for namespace in ["late-team-old", "late-not-x", "kube-public", "runnel-system"] {
+        ensure!(member.find(&Id::of(&source)?.within(namespace)).await?.is_none(), "{namespace}");
+    }
+
+    // The choice itself is edited: an exact name means what a glob or label does not.
+    let choice = json!({"names": ["late-*", "kube-public"], "selector": null, "exclude": ["late-not-*"]});
+    hub.change(&rule, json!({"spec": {"namespaces": choice}})).await?;
+    for namespace in ["late-exact", "late-team-a", "late-team-old", "late-x", "late-y", "kube-public"] {
+        member.has_copy(&source, namespace, &rule).await?;
+    }
+    hub.all_applied(&rule, 6).await?;
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": ["late-exact"], "exclude": null}}})).await?;
+    for namespace in ["late-team-a", "late-team-old", "late-x", "late-y", "kube-public"] {
+        member.lacks(&Id::of(&source)?.within(namespace)).await?;
+    }
+    hub.all_applied(&rule, 1).await.map(|_| ())
+}
+
+/// Something in a namespace that keeps it from ending.
+async fn anchor(scene: &Scene, namespace: &str) -> Result<Id> {
+    let mut anchor = Draft::config_map(namespace, "anchor").json();
+    anchor["metadata"]["finalizers"] = json!(["example.com/wait"]);
+    scene.member(1).make(&anchor).await?;
+    Ok(Id::config_map(namespace, "anchor"))
+}
+
+#[tokio::test]
+async fn a_namespace_that_ends_is_left_in_peace_and_served_again_when_it_is_back() -> Result<()> {
+    let home = "ending";
+    let scene = scene().await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    scene.hub_namespaces(&[home]).await?;
+    let (exact, by_glob) = ("ending-exact", "ending-glob-1");
+    for namespace in [exact, by_glob] {
+        member.make(&Draft::namespace(namespace).json()).await?;
+    }
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let (narrow, wide) = (Id::rule(home, "narrow"), Id::rule(home, "wide"));
+    let draft = |name| RuleDraft::new(home, name).named(&["*"]).to(&["member-1"]);
+    hub.make(&draft("narrow").into(&[exact]).json()).await?;
+    hub.make(&draft("wide").into(&["ending-glob-*"]).json()).await?;
+    member.has_copy(&source, exact, &narrow).await?;
+    member.has_copy(&source, by_glob, &wide).await?;
+
+    let anchors = [anchor(&scene, exact).await?, anchor(&scene, by_glob).await?];
+    for namespace in [exact, by_glob] {
+        member.delete(&Id::namespace(namespace)).await?;
+        member.lacks(&Id::of(&source)?.within(namespace)).await?;
+    }
+    // A namespace that was named is missed, one that a glob meant is not.
+    let told = hub.says_ready(&narrow, "False", "NamespaceTerminating").await?;
+    let entry = entry_of(&told, "member-1")?;
+    let message = entry["message"].as_str().unwrap_or_default();
+    ensure!(entry["failed"] == 1 && message.contains("configmaps/ending-exact/settings"), "{entry}");
+    ensure!(condition(&told, "Ready")?["message"].as_str().unwrap_or_default().contains("member-1"));
+    hub.all_applied(&wide, 0).await?;
+
+    for anchor in &anchors {
+        member.change(anchor, json!({"metadata": {"finalizers": null}})).await?;
+    }
+    for namespace in [exact, by_glob] {
+        member.lacks(&Id::namespace(namespace)).await?;
+    }
+    let told = hub.says_ready(&narrow, "False", "CopiesWaiting").await?;
+    ensure!(told["status"]["summary"]["copiesFailed"] == 0, "{}", told["status"]);
+
+    for namespace in [exact, by_glob] {
+        member.make(&Draft::namespace(namespace).json()).await?;
+    }
+    member.has_copy(&source, exact, &narrow).await?;
+    member.has_copy(&source, by_glob, &wide).await?;
+    hub.all_applied(&narrow, 1).await?;
+    hub.all_applied(&wide, 1).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<()> {
+    let home = "made";
+    let scene = scene().await?;
+    let hub = &scene.hub;
+    scene.hub_namespaces(&[home]).await?;
+    let source = hub.make(&Draft::config_map(home, "settings").json()).await?;
+    let rule = Id::rule(home, "makes");
+    let draft = RuleDraft::new(home, "makes").named(&["*"]).everywhere().into(&["made-a", "made-b", "made-glob-*"]);
+    hub.make(&draft.with("createNamespaces", json!(true)).json()).await?;
+    scene.arrives(&source, &rule, &["made-a", "made-b"]).await?;
+    hub.all_applied(&rule, 4).await?;
+
+    // One that a person deletes is made again; a rule that stops to ask for it does not delete it.
+    scene.member(2).delete(&Id::namespace("made-b")).await?;
+    let id = Id::namespace("made-b");
+    let old = scene.member(1).get(&id).await?;
+    scene
+        .member(2)
+        .sees("there anew", &id, |namespace| {
+            ensure!(namespace["metadata"]["deletionTimestamp"].is_null(), "it is being deleted");
+            Ok(())
+        })
+        .await?;
+    scene.arrives(&source, &rule, &["made-b"]).await?;
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": ["made-a"]}, "createNamespaces": false}})).await?;
+    scene.vanishes(&source, &["made-b"]).await?;
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    scene.vanishes(&source, &["made-a"]).await?;
+    for member in &scene.members {
+        for namespace in ["made-a", "made-b"] {
+            let found = member.get(&Id::namespace(namespace)).await?;
+            ensure!(found["metadata"]["deletionTimestamp"].is_null(), "{namespace} in {}", member.name());
+        }
+    }
+    scene.member(1).is_untouched(&old).await
+}
