@@ -153,8 +153,10 @@ pub async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Res
         .collect::<Result<Vec<_>, _>>()?;
     let asked = futures::future::select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv())));
     tokio::select! {
-        done = work => done.map(Some),
+        // First, because the same Ctrl-C makes a `kubectl` of `work` fail.
+        biased;
         _ = asked => Ok(None),
+        done = work => done.map(Some),
     }
 }
 
