@@ -115,7 +115,8 @@ impl Running {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
                     tracing::debug!(cluster = %self.identity.cluster, why = status.message(), "the stream broke");
-                    self.ending = Some(Status::ok(""));
+                    // Heard only where the connection lives, which is where the agent sent what cannot be read.
+                    self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
                 None => self.ending = Some(Status::ok("")),
             },

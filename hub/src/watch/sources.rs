@@ -91,10 +91,13 @@ impl SourceWatch {
         let known_version = self.versions.insert(source.clone(), version.clone()) == Some(version);
         let index = self.shared.index.read();
         let selected = index.is_selected(&source, labels);
-        let read =
-            matches!(index.source(&source), Some(known) if matches!(known.body, Body::Read(_) | Body::Refused(_)));
+        let known = index.source(&source).map(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)));
         drop(index);
-        if selected && !(known_version && read) {
+        if known.is_none() {
+            // From the first look on the plan says that it is there and unread: a source that only the agents know of
+            // would count as gone.
+            self.shared.change(|index| index.set_source(source.clone(), labels.clone(), None));
+        } else if selected && !(known_version && known == Some(true)) {
             // Labels and content are taken in together, once the content has been read.
             self.shared.to_read.add([source.clone()]);
         } else {
