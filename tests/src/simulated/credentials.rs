@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use runnel_proto::identity::{Authority, JoinString, MemberKey};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
+use runnel_proto::identity::{Authority, JoinString, MemberKey, SKEW};
 use runnel_proto::tls::{Connector, endpoint, join_config, session_config};
 use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
@@ -71,14 +72,21 @@ impl Credentials {
     /// # Errors
     /// When the names are none.
     pub fn forge(&self, authority: &Authority, forgery: Forgery<'_>) -> Result<Self> {
+        let Forgery { hub, cluster, uid, made, life, .. } = forgery;
         let key = match forgery.key {
             Some(key) => key,
             None => Arc::new(MemberKey::generate()?),
         };
-        let request = key.certificate_request()?;
-        let Forgery { hub, cluster, uid, made, life, .. } = forgery;
-        let signed = authority.sign_member(&request, hub, cluster, uid, made, life)?;
-        Ok(Self { key, certificate: signed.der, cluster: cluster.to_owned(), ..self.clone() })
+        let mut params = CertificateParams::default();
+        let id = format!("spiffe://{hub}/cluster/{cluster}/{uid}");
+        params.subject_alt_names = vec![SanType::URI(id.try_into()?)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_before = (made - SKEW).into();
+        params.not_after = (made + life).into();
+        let issuer_key = KeyPair::from_pem(&authority.key_pem())?;
+        let issuer = Issuer::from_ca_cert_der(authority.certificate(), issuer_key)?;
+        let signed = params.signed_by(&KeyPair::from_pem(&key.to_pem())?, &issuer)?;
+        Ok(Self { key, certificate: signed.der().clone(), cluster: cluster.to_owned(), ..self.clone() })
     }
 
     /// The member's key.
@@ -111,13 +119,7 @@ impl Credentials {
         channel(&self.address, self.config()?).await
     }
 
-    fn received(
-        address: &str,
-        hub: &str,
-        cluster: &str,
-        key: Arc<MemberKey>,
-        response: &CertificateResponse,
-    ) -> Self {
+    fn received(address: &str, hub: &str, cluster: &str, key: Arc<MemberKey>, response: &CertificateResponse) -> Self {
         let der = |bytes: &bytes::Bytes| CertificateDer::from(bytes.to_vec());
         Self {
             address: address.to_owned(),

@@ -1,0 +1,17 @@
+//! The hub at the wire: who is let in, what a member gets and what it never gets, and what it costs. The members here
+//! are simulated; the hub, its API server and every byte between them are real.
+
+#[path = "wire/costs.rs"]
+mod costs;
+#[path = "wire/frames.rs"]
+mod frames;
+#[path = "wire/identity.rs"]
+mod identity;
+#[path = "wire/isolation.rs"]
+mod isolation;
+#[path = "wire/joining.rs"]
+mod joining;
+#[path = "wire/resume.rs"]
+mod resume;
+#[path = "wire/stage.rs"]
+mod stage;

@@ -1,0 +1,202 @@
+//! Who is let in, and until when.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use kube::ResourceExt;
+use kube::api::DeleteParams;
+use rcgen::{CertificateParams, KeyPair, SanType};
+use runnel_proto::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
+use runnel_proto::tls::join_config;
+use runnel_tests::simulated::{Credentials, Forgery, Line, SimulatedAgent, channel};
+use runnel_tests::wait::eventually;
+use serde_json::json;
+use tonic::{Code, Status};
+
+use super::stage::{SOON, Stage, shared};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+async fn refusal(credentials: &Credentials) -> Result<Status> {
+    // The certificate is refused in the handshake, or the session by its answer, or by its first frame.
+    match Line::open(credentials).await {
+        Err(status) => Ok(status),
+        Ok(mut line) => line.end(Duration::from_secs(10)).await,
+    }
+}
+
+/// The refusal of a handshake: what the agent sees of it, and the hub's own words in its log.
+async fn refused_by_tls(stage: &Stage, forged: &Credentials, words: &str) -> Result<()> {
+    let before = logged(stage, words)?;
+    let status = refusal(forged).await?;
+    ensure!(status.code() != Code::Ok, "{} was let in", forged.cluster);
+    eventually(
+        &format!("{words:?} in the hub's log"),
+        SOON,
+        async || Ok((logged(stage, words)? > before).then_some(())),
+    )
+    .await
+}
+
+fn logged(stage: &Stage, words: &str) -> Result<usize> {
+    let log = std::fs::read_to_string(stage.fleet.hub_log())?;
+    Ok(log.lines().filter(|line| line.contains("a connection was refused") && line.contains(words)).count())
+}
+
+#[tokio::test]
+async fn who_has_no_good_certificate_is_refused_and_told_why() -> Result<()> {
+    let stage = shared("identity").await?;
+    let good = stage.join("identity-a").await?;
+    let uid = stage.members().get("identity-a").await?.uid().context("a uid")?;
+    let now = SystemTime::now();
+    let own = stage.authority().await?;
+    let forgery = || Forgery { hub: &good.hub, cluster: "identity-a", uid: &uid, key: None, made: now, life: DAY };
+    drop(Line::greeted(&good, Vec::new()).await?);
+
+    // No certificate.
+    let pin = own.pin();
+    let anonymous = channel(&good.address, join_config(pin, &good.hub)?).await?;
+    let status = Line::over(anonymous).await.err().context("let in without a certificate")?;
+    ensure!(status.code() == Code::Unauthenticated, "{status:?}");
+    ensure!(status.message().contains("needs the client certificate that a join gives"), "{status:?}");
+
+    // Another authority, with everything else right, also the key; and one that even has the same name.
+    for (name, words) in [("anotherhub", "UnknownIssuer"), (&*good.hub, "BadSignature")] {
+        let foreign = Authority::generate(name, now)?;
+        let forged = good.forge(&foreign, Forgery { key: Some(good.key()), ..forgery() })?;
+        refused_by_tls(&stage, &forged, words).await?;
+    }
+
+    // The right authority and key, and too late.
+    let yesterday =
+        Forgery { key: Some(good.key()), made: now - DAY, life: DAY - Duration::from_secs(60), ..forgery() };
+    refused_by_tls(&stage, &good.forge(&own, yesterday)?, "xpired").await?;
+
+    // The right authority, and a key that the hub has not recorded.
+    let status = refusal(&good.forge(&own, forgery())?).await?;
+    ensure!(status.code() == Code::Unauthenticated, "{status:?}");
+    ensure!(status.message().contains("key is not known for cluster identity-a: join again"), "{status:?}");
+
+    // Another cluster's name, uid or hub beside a key that is known.
+    stage.join("identity-b").await?;
+    for (hub, cluster, uid) in [
+        (&*good.hub, "identity-b", &*uid),
+        (&*good.hub, "identity-a", "00000000-0000-0000-0000-000000000000"),
+        ("anotherhub", "identity-a", &*uid),
+        (&*good.hub, "identity-none", &*uid),
+    ] {
+        let forged = good.forge(&own, Forgery { hub, cluster, uid, key: Some(good.key()), ..forgery() })?;
+        let status = refusal(&forged).await?;
+        ensure!(status.code() == Code::Unauthenticated, "{hub} {cluster} {uid}: {status:?}");
+        ensure!(status.message().contains("no longer there: join again"), "{hub} {cluster} {uid}: {status:?}");
+    }
+
+    // Nothing of that harmed the member.
+    drop(Line::greeted(&good, Vec::new()).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
+    let stage = shared("reborn").await?;
+    let old = stage.join("reborn-a").await?;
+    drop(Line::greeted(&old, Vec::new()).await?);
+    stage.members().delete("reborn-a", &DeleteParams::default()).await?;
+    let status = refusal(&old).await?;
+    ensure!(status.code() == Code::Unauthenticated, "{status:?}");
+    ensure!(status.message().contains("no longer there: join again with a new join string"), "{status:?}");
+
+    let new = stage.join("reborn-a").await?;
+    let status = refusal(&old).await?;
+    ensure!(status.code() == Code::Unauthenticated, "{status:?}");
+    ensure!(status.message().contains("no longer there: join again with a new join string"), "{status:?}");
+    let renewal = old.renew(old.key(), old.key().certificate_request()?).await.err().context("renewed")?;
+    ensure!(renewal.code() == Code::Unauthenticated, "{renewal:?}");
+    drop(Line::greeted(&new, Vec::new()).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn un_accepting_and_deleting_cut_the_stream_within_a_second_and_nothing_follows() -> Result<()> {
+    let stage = shared("revoked").await?;
+    let source = stage.write("settings", "before").await?;
+    stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "revoked"}}}})).await?;
+    for (cluster, message) in [("revoked-unaccepted", "is not accepted"), ("revoked-deleted", "no longer there")] {
+        let credentials = stage.join(cluster).await?;
+        SimulatedAgent::up_to_date(&credentials, Default::default()).await?.stop().await;
+        let mut line = Line::greeted(&credentials, Vec::new()).await?;
+        while !line.record().upserts().iter().any(|(_, sent)| *sent == source) {
+            line.must().await?;
+        }
+        if cluster == "revoked-deleted" {
+            stage.members().delete(cluster, &DeleteParams::default()).await?;
+        } else {
+            stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await?;
+        }
+        let end = line.end(Duration::from_secs(1)).await?;
+        ensure!(end.message().contains(message), "{end:?}");
+        stage.write("settings", &format!("after {cluster}")).await?;
+        let again = Line::open(&credentials).await.err().context("let in again")?;
+        ensure!(again.message().contains(message), "{again:?}");
+        ensure!(!line.record().contains(&format!("after {cluster}")), "{}", line.record().sketch());
+    }
+    // Accepted again, the same certificate opens the door again, and what happened meanwhile comes.
+    stage.patch_member("revoked-unaccepted", json!({"spec": {"accepted": true}})).await?;
+    let credentials = stage.join("revoked-other").await?;
+    SimulatedAgent::up_to_date(&credentials, Default::default()).await?.check()
+}
+
+#[tokio::test]
+async fn a_session_ends_with_its_certificate() -> Result<()> {
+    let stage = shared("short").await?;
+    let good = stage.join("short-a").await?;
+    let uid = stage.members().get("short-a").await?.uid().context("a uid")?;
+    let (key, life) = (Some(good.key()), Duration::from_secs(4));
+    let made = SystemTime::now();
+    let short = Forgery { hub: &good.hub, cluster: "short-a", uid: &uid, key, made, life };
+    let short = good.forge(&stage.authority().await?, short)?;
+    let mut line = Line::greeted(&short, Vec::new()).await?;
+    let end = line.end(Duration::from_secs(10)).await?;
+    ensure!(end.code() == Code::Unauthenticated, "{end:?}");
+    ensure!(end.message().contains("has expired: connect with the new one"), "{end:?}");
+    ensure!(made.elapsed()? >= Duration::from_secs(3), "cut early, after {:?}", made.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_renewal_gives_what_the_hub_decides_and_not_what_the_request_asks_for() -> Result<()> {
+    let stage = shared("renewed").await?;
+    let (own, other) = (stage.join("renewed-a").await?, stage.join("renewed-b").await?);
+    let other_id = PeerCertificate::from_der(other.certificate())?.id.to_string();
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI(other_id.try_into()?), SanType::URI("spiffe://x/hub".try_into()?)];
+    let request = params.serialize_request(&key)?.der().to_vec();
+    let key = Arc::new(MemberKey::from_pem(&key.serialize_pem())?);
+    let renewed = own.renew(key, request).await?;
+    let SpiffeId::Cluster { cluster, .. } = PeerCertificate::from_der(renewed.certificate())?.id else {
+        anyhow::bail!("not a member's certificate");
+    };
+    ensure!(cluster == "renewed-a", "{cluster}");
+    // Both hold: the stream of the old one goes on while the new one is tried.
+    let _old = Line::greeted(&own, Vec::new()).await?;
+    drop(Line::greeted(&renewed, Vec::new()).await?);
+    let anonymous = channel(&own.address, join_config(stage.authority().await?.pin(), &own.hub)?).await?;
+    let mut client = runnel_proto::wire::runnel_client::RunnelClient::new(anonymous);
+    let request = runnel_proto::wire::RenewRequest { certificate_request: own.key().certificate_request()?.into() };
+    let refused = client.renew(request).await.err().context("renewed without a certificate")?;
+    ensure!(refused.code() == Code::Unauthenticated, "{refused:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_session_of_a_cluster_takes_over() -> Result<()> {
+    let stage = shared("twice").await?;
+    let credentials = stage.join("twice-a").await?;
+    let mut first = Line::greeted(&credentials, Vec::new()).await?;
+    let _second = Line::greeted(&credentials, Vec::new()).await?;
+    let end = first.end(Duration::from_secs(5)).await?;
+    ensure!(end.code() == Code::Aborted && end.message().contains("took over"), "{end:?}");
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Join strings: used right, used wrongly, and shown to the wrong hub.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use runnel_proto::identity::{Authority, JoinString, MemberKey, Token};
+use runnel_proto::tls::{ServerTls, handshake};
+use runnel_tests::ports::local;
+use runnel_tests::simulated::{Credentials, Line};
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use super::stage::shared;
+
+#[tokio::test]
+async fn a_token_that_is_wrong_spent_or_expired_says_so_and_what_to_do() -> Result<()> {
+    let stage = shared("tokens").await?;
+    let join = stage.join_string("tokens-a").await?;
+    let key = Arc::new(MemberKey::generate()?);
+    let cure = "make a new join string with `runnel-hub token create tokens-a`";
+
+    let wrong = JoinString { token: Token::generate()?, ..join.clone() };
+    let status = Credentials::join(&wrong).await.err().context("joined with a wrong token")?;
+    ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
+    ensure!(status.message().contains(cure), "{status:?}");
+
+    // Good for one key, and for that one as often as its answer is lost.
+    for _ in 0..2 {
+        let joined = Credentials::join_with(&join, key.clone()).await?;
+        drop(Line::greeted(&joined, Vec::new()).await?);
+    }
+    let status = Credentials::join(&join).await.err().context("joined with a spent token")?;
+    ensure!(status.code() == Code::FailedPrecondition && status.message().contains("already used"), "{status:?}");
+    ensure!(status.message().contains(cure), "{status:?}");
+
+    let past = Timestamp::now() - Duration::from_secs(60);
+    stage.patch_member("tokens-a", json!({"spec": {"join": {"expiresAt": past}}})).await?;
+    for key in [key, Arc::new(MemberKey::generate()?)] {
+        let status = Credentials::join_with(&join, key).await.err().context("joined with an expired token")?;
+        ensure!(status.code() == Code::FailedPrecondition && status.message().contains("expired"), "{status:?}");
+        ensure!(status.message().contains(cure), "{status:?}");
+    }
+
+    // Another cluster's token opens nothing, and whether a cluster exists is not told.
+    let other = stage.join_string("tokens-b").await?;
+    for cluster in ["tokens-a", "tokens-nobody"] {
+        let stolen = JoinString { cluster: cluster.to_owned(), ..other.clone() };
+        let status = Credentials::join(&stolen).await.err().context("joined as another cluster")?;
+        ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
+    }
+    Credentials::join(&other).await?;
+    Ok(())
+}
+
+/// A server that is not the hub, and writes down what it is told once TLS is up.
+async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> Result<Vec<u8>> {
+    let pair = authority.sign_hub(hub, SystemTime::now(), Duration::from_secs(3600))?;
+    let tls = ServerTls::new(&[authority.certificate().clone()], pair)?;
+    let (tcp, from) = listener.accept().await?;
+    let Ok(mut connection) = handshake(tcp, from, tls.current()).await else { return Ok(Vec::new()) };
+    let (mut heard, mut part) = (Vec::new(), [0; 4096]);
+    // The end of the connection, orderly or not, or the first pause of a client that waits for an answer.
+    while let Ok(Ok(length @ 1..)) = tokio::time::timeout(Duration::from_secs(1), connection.read(&mut part)).await {
+        heard.extend_from_slice(&part[..length]);
+    }
+    Ok(heard)
+}
+
+#[tokio::test]
+async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()> {
+    let (real, fake) =
+        (Authority::generate("ahub", SystemTime::now())?, Authority::generate("ahub", SystemTime::now())?);
+    let listener = TcpListener::bind(local(0)).await?;
+    let join = JoinString {
+        addresses: vec![listener.local_addr()?.to_string()],
+        hub: "ahub".to_owned(),
+        cluster: "eu-1".to_owned(),
+        token: Token::generate()?,
+        pin: real.pin(),
+    };
+    let (heard, joined) = tokio::join!(impostor(&fake, "ahub", &listener), Credentials::join(&join));
+    let heard = heard?;
+    ensure!(heard.is_empty(), "the impostor heard {} bytes", heard.len());
+    let status = joined.err().context("joined an impostor")?;
+    ensure!(status.message().contains("not the hub of the join string"), "{status:?}");
+
+    // Another hub of the same authority is no better.
+    let (heard, joined) = tokio::join!(impostor(&real, "another", &listener), Credentials::join(&join));
+    ensure!(heard?.is_empty() && joined.is_err());
+
+    // The one that is pinned hears something: the test would notice.
+    let join_again = async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
+    let (heard, _) = tokio::join!(impostor(&real, "ahub", &listener), join_again);
+    ensure!(heard?.starts_with(b"PRI * HTTP/2.0"), "the pinned hub heard nothing");
+    Ok(())
+}
