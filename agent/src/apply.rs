@@ -7,14 +7,14 @@ use kube::api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, Post
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::model::{Kind, Payload, Reason, RuleName, SourceRef};
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 
 use crate::body::{self, Written};
-use crate::classify::{trouble, CallError};
-use crate::decide::{retained_conflict, Target, Trouble};
+use crate::classify::{CallError, trouble};
+use crate::decide::{Target, Trouble, retained_conflict};
 use crate::desired::NewPayload;
 use crate::job::{Body, Done, Job, Origin, Work, Wrote};
-use crate::live::{self, Ownership, Sealed, FIELD_MANAGER};
+use crate::live::{self, FIELD_MANAGER, Ownership, Sealed};
 use crate::queue::Key;
 use crate::records::Sight;
 use crate::seal::Sealer;
@@ -98,10 +98,8 @@ impl Member {
     }
 
     async fn delete(&self, kind: &Kind, copy: &SourceRef, target: &Target) -> Call<Either<DynamicObject, Status>> {
-        let conditions = Preconditions {
-            uid: Some(target.uid.to_string()),
-            resource_version: Some(target.version.to_string()),
-        };
+        let conditions =
+            Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
         let params = DeleteParams::default().preconditions(conditions);
         let text = self.text(at(kind, copy).delete(&copy.name, &params)).await?;
         let answer: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;

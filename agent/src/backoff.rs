@@ -14,6 +14,8 @@ pub struct Backoff {
 pub const COPY: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(300) };
 /// For what is looked at again soon, because it may pass without a sign: conflicts and missing rights.
 pub const RECHECK: Backoff = Backoff { base: Duration::from_secs(5), limit: Duration::from_secs(30) };
+/// For an API server that is away or overloaded: it says nothing about the copy.
+pub const UNAVAILABLE: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(30) };
 /// For connections to the hub.
 pub const CONNECT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(30) };
 

@@ -1,15 +1,15 @@
 //! What is written: the body of an apply, and the patches that an apply cannot express. Pure.
 use kube::api::DynamicObject;
 use runnel_proto::model::{
-    Content, Kind, Revision, RuleName, SourceRef, HUB_LABEL, MANAGED_BY, MANAGED_BY_LABEL, RETAINED_ANNOTATION,
-    RULE_ANNOTATION, SEAL_ANNOTATION, SOURCE_ANNOTATION,
+    Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleName,
+    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
 };
-use serde_json::{json, Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::decide::Target;
 use crate::live;
 use crate::records::IntentKey;
-use crate::seal::{canonical, Sealer};
+use crate::seal::{Sealer, canonical};
 
 /// What a copy is made of. Without `Debug`: it holds content.
 pub struct Written<'a> {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::live::{proven_content, reduce, Ownership, Sealed};
+use crate::live::{Ownership, Sealed, proven_content, reduce};
 use std::collections::BTreeMap;
 
 fn kind() -> &'static Kind {
@@ -21,14 +21,8 @@ fn intent() -> IntentKey {
 /// What an API server makes of an apply: the object, with uid, version and managed fields.
 fn served(copy: &SourceRef, sealer: &Sealer) -> DynamicObject {
     let (intent, rule) = (intent(), RuleName { name: "r".into(), ..RuleName::default() });
-    let written = Written {
-        kind: kind(),
-        copy,
-        intent: &intent,
-        rule: &rule,
-        revision: &Revision([7; 16]),
-        content: &content(),
-    };
+    let written =
+        Written { kind: kind(), copy, intent: &intent, rule: &rule, revision: &Revision([7; 16]), content: &content() };
     let mut body = apply(&written, None, sealer);
     let owned = |part: &str| {
         let keys = body["metadata"][part].as_object().unwrap().keys();
@@ -79,7 +73,14 @@ fn any_change_of_what_we_wrote_is_seen() {
         |o| o["data"]["surplus"] = json!("w"),
         |o| o["binaryData"] = json!({"x": "AA=="}),
         |o| o["immutable"] = json!(true),
-        |o| drop(o["metadata"]["managedFields"][1]["fieldsV1"]["f:metadata"]["f:labels"].as_object_mut().unwrap().remove("f:team")),
+        |o| {
+            drop(
+                o["metadata"]["managedFields"][1]["fieldsV1"]["f:metadata"]["f:labels"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("f:team"),
+            )
+        },
         |o| o["metadata"]["annotations"]["runnel.dev/source"] = json!("configmaps/x/y"),
         |o| o["metadata"]["annotations"]["runnel.dev/retained-from"] = json!("x"),
     ];

@@ -55,9 +55,13 @@ pub fn trouble(error: &CallError) -> Trouble {
 
 fn refused(status: &Status) -> Trouble {
     match status.code {
-        401 => Trouble::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)"),
+        401 => {
+            Trouble::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)")
+        }
         403 => forbidden(status),
-        404 if is_namespace(status) => Trouble::new(Reason::Unavailable, "the target namespace does not exist any more (404)"),
+        404 if is_namespace(status) => {
+            Trouble::new(Reason::Unavailable, "the target namespace does not exist any more (404)")
+        }
         413 => Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
         400 | 422 => invalid(status),
         code => Trouble::new(Reason::Unavailable, format!("this cluster's API server answered with status {code}")),
@@ -94,7 +98,8 @@ fn invalid(status: &Status) -> Trouble {
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
         return Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (422)");
     }
-    let fields: Vec<_> = causes(status).take(3).map(|(reason, field, _)| format!("{}: {}", path(field), word(reason))).collect();
+    let fields: Vec<_> =
+        causes(status).take(3).map(|(reason, field, _)| format!("{}: {}", path(field), word(reason))).collect();
     let code = status.code;
     let message = if fields.is_empty() {
         format!("this cluster's API server refused the object ({code})")
@@ -170,7 +175,14 @@ mod tests {
             (status(403, "secrets is forbidden: User \"x\" cannot patch resource", none.clone()), Reason::Forbidden),
             (status(403, "exceeded quota: q, requested: count/secrets=1", none.clone()), Reason::Denied),
             (status(400, "admission webhook \"a.b.c\" denied the request: secret", none.clone()), Reason::Denied),
-            (status(422, "x is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", none.clone()), Reason::Denied),
+            (
+                status(
+                    422,
+                    "x is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+                    none.clone(),
+                ),
+                Reason::Denied,
+            ),
             (status(422, "invalid", immutable), Reason::Immutable),
             (status(422, "invalid", none.clone()), Reason::Invalid),
             (status(413, "too large", none.clone()), Reason::TooLarge),
@@ -187,7 +199,11 @@ mod tests {
     fn no_message_repeats_what_the_server_said() {
         let canary = "c4n4ry";
         for code in [400, 401, 403, 404, 409, 413, 422, 429, 500, 503] {
-            for text in [canary.to_owned(), format!("denied request: {canary}"), format!("denied the request: {canary} cannot ")] {
+            for text in [
+                canary.to_owned(),
+                format!("denied request: {canary}"),
+                format!("denied the request: {canary} cannot "),
+            ] {
                 let causes = json!([{"reason": "FieldValueInvalid", "field": format!("data[{canary}]"), "message": canary},
                     {"reason": "FieldValueInvalid", "field": format!("data.{canary}"), "message": canary}]);
                 let trouble = trouble(&status(code, &text, causes));

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_proto::ops::LogFormat;
 
 /// The Runnel agent: keeps a member cluster's copies as its hub says.

@@ -202,7 +202,8 @@ fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
         Sight::Absent => return Verdict::Over,
         Sight::Live(live) => live,
     };
-    let theirs = live.sealed.as_ref().is_some_and(|sealed| sealed.rule != intent.rule || sealed.source != intent.source);
+    let theirs =
+        live.sealed.as_ref().is_some_and(|sealed| sealed.rule != intent.rule || sealed.source != intent.source);
     if live.ownership != Ownership::Ours || theirs {
         return Verdict::Over;
     }

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use runnel_proto::model::SourceRef;
 
 fn intent(rule: u8, source: u8) -> IntentKey {
-    IntentKey { rule: format!("rule-{rule}").into(), source: SourceRef::new("configmaps", "team", &format!("s{source}")) }
+    IntentKey {
+        rule: format!("rule-{rule}").into(),
+        source: SourceRef::new("configmaps", "team", &format!("s{source}")),
+    }
 }
 
 fn ownerships() -> impl Strategy<Value = Ownership> {

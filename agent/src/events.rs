@@ -2,8 +2,8 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use runnel_proto::model::{Kind, SourceRef};
 use tokio::sync::mpsc;
 
@@ -49,7 +49,8 @@ fn event(notice: Notice) -> (SourceRef, Event) {
     };
     match notice {
         Notice::DriftCorrected(copy) => {
-            let note = "this copy was changed or deleted here and has been put back; change its source on the hub instead";
+            let note =
+                "this copy was changed or deleted here and has been put back; change its source on the hub instead";
             (copy, event(EventType::Normal, "DriftCorrected", "Correct", note))
         }
         Notice::Failed(copy, trouble) => {

@@ -3,13 +3,13 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use runnel_proto::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
-use runnel_proto::tls::{endpoint, join_config, Connector};
+use runnel_proto::tls::{Connector, endpoint, join_config};
 use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::wire::{CertificateResponse, JoinRequest};
 use rustls::pki_types::CertificateDer;
 use tonic::{Code, Status};
 
-use crate::backoff::{Jitter, CONNECT};
+use crate::backoff::{CONNECT, Jitter};
 use crate::store::{Certificate, Identity, Store};
 
 /// How long one attempt may take.
@@ -19,10 +19,14 @@ const CALL_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum JoinFileError {
     /// No file was named.
-    #[error("this agent has not joined a hub yet: give it a join string with --join-string-file (make one with `runnel-hub token create CLUSTER`)")]
+    #[error(
+        "this agent has not joined a hub yet: give it a join string with --join-string-file (make one with `runnel-hub token create CLUSTER`)"
+    )]
     NotGiven,
     /// The file is not readable.
-    #[error("the join string file {path} cannot be read ({source}) and no identity is stored yet: check --join-string-file")]
+    #[error(
+        "the join string file {path} cannot be read ({source}) and no identity is stored yet: check --join-string-file"
+    )]
     Unreadable {
         /// The file.
         path: String,
@@ -41,7 +45,9 @@ pub enum JoinFileError {
 
 /// The hub has refused the join for good.
 #[derive(Debug, thiserror::Error)]
-#[error("the hub refused to let cluster {cluster} join: {message}: make a new join string with `runnel-hub token create {cluster}`")]
+#[error(
+    "the hub refused to let cluster {cluster} join: {message}: make a new join string with `runnel-hub token create {cluster}`"
+)]
 pub struct Refused {
     cluster: String,
     message: String,
@@ -122,7 +128,8 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<Ident
 
 async fn attempt(store: &Store, join: &JoinString, identity: &mut Identity) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
-    let unsaved = |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
+    let unsaved =
+        |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
     store.save_identity(identity).await.map_err(unsaved)?;
     let key = MemberKey::from_pem(&identity.key).map_err(|error| Failed::ForGood(error.to_string()))?;
     let certificate_request = key.certificate_request().map_err(|error| Failed::Passing(error.to_string()))?;
@@ -164,7 +171,9 @@ async fn call(address: &str, join: &JoinString, request: JoinRequest) -> Result<
 fn refusal(status: &Status) -> Failed {
     let text = status.message().to_owned();
     match status.code() {
-        Code::Unauthenticated | Code::InvalidArgument | Code::PermissionDenied | Code::NotFound => Failed::ForGood(text),
+        Code::Unauthenticated | Code::InvalidArgument | Code::PermissionDenied | Code::NotFound => {
+            Failed::ForGood(text)
+        }
         // Spent and expired are for good; not accepted passes when an administrator accepts the cluster.
         Code::FailedPrecondition if text.contains("accept") => Failed::Passing(text),
         Code::FailedPrecondition => Failed::ForGood(text),

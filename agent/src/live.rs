@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, Kind, Revision, RuleUid, SourceRef, HUB_LABEL, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION,
-    SEAL_ANNOTATION, SOURCE_ANNOTATION,
+    Content, HUB_LABEL, Kind, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
+    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
 };
 use serde_json::Value;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
 use clap::Parser;
-use runnel_agent::config::{client, Cli, Command, Options};
+use runnel_agent::config::{Cli, Command, Options, client};
 use runnel_agent::metrics::Metrics;
-use runnel_agent::run::{boot, Settings};
-use runnel_proto::ops::{bind, init_logs, registry, serve, Readiness, Signals, DRAIN_LIMIT};
+use runnel_agent::run::{Settings, boot};
+use runnel_proto::ops::{DRAIN_LIMIT, Readiness, Signals, bind, init_logs, registry, serve};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

@@ -75,7 +75,8 @@ struct Turn {
 impl Mind {
     /// Runs until the drain.
     pub async fn run(mut self) {
-        let mut turn = Turn { frames: None, frame: None, job: None, totals: Totals::default(), store_at: None, saving: None };
+        let mut turn =
+            Turn { frames: None, frame: None, job: None, totals: Totals::default(), store_at: None, saving: None };
         while !self.drain.is_cancelled() {
             self.give_out(&mut turn);
             let due = self.core.next_due(Instant::now());

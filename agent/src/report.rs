@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{Counts, Failure, RuleUid, SourceRef, FAILURES_LIMIT, MESSAGE_LIMIT};
+use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, RuleUid, SourceRef};
 
 use crate::decide::{Outcome, Trouble};
 
@@ -25,6 +25,8 @@ pub struct Report {
     rules: BTreeMap<RuleUid, RuleReport>,
     /// Rules that changed since their last report.
     dirty: BTreeSet<RuleUid>,
+    /// The counts of all rules together.
+    sum: Counts,
 }
 
 impl Report {
@@ -53,18 +55,8 @@ impl Report {
 
     fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &Outcome, add: bool) {
         let entry = self.rules.entry(rule.clone()).or_default();
-        let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
-        let counts = &mut entry.counts;
-        match outcome {
-            Outcome::Removing(_) => step(&mut counts.removing),
-            _ => step(&mut counts.copies),
-        }
-        match outcome {
-            Outcome::Applied => step(&mut counts.applied),
-            Outcome::Waiting => step(&mut counts.waiting),
-            Outcome::Failed(_) => step(&mut counts.failed),
-            Outcome::UnderWay | Outcome::Removing(_) => {}
-        }
+        step(&mut entry.counts, outcome, add);
+        step(&mut self.sum, outcome, add);
         if let Outcome::Failed(trouble) | Outcome::Removing(Some(trouble)) = outcome {
             let key = (trouble.reason.rank(), copy.clone());
             if add {
@@ -140,15 +132,21 @@ impl Report {
 
     /// The sums over all rules, for metrics.
     pub fn totals(&self) -> Counts {
-        let mut sum = Counts::default();
-        for Counts { copies, applied, failed, waiting, removing } in self.rules.values().map(|entry| entry.counts) {
-            sum.copies += copies;
-            sum.applied += applied;
-            sum.failed += failed;
-            sum.waiting += waiting;
-            sum.removing += removing;
-        }
-        sum
+        self.sum
+    }
+}
+
+fn step(counts: &mut Counts, outcome: &Outcome, add: bool) {
+    let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
+    match outcome {
+        Outcome::Removing(_) => step(&mut counts.removing),
+        _ => step(&mut counts.copies),
+    }
+    match outcome {
+        Outcome::Applied => step(&mut counts.applied),
+        Outcome::Waiting => step(&mut counts.waiting),
+        Outcome::Failed(_) => step(&mut counts.failed),
+        Outcome::UnderWay | Outcome::Removing(_) => {}
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::Api;
 use kube::Client;
+use kube::api::Api;
 use runnel_proto::model::{Hello, KINDS};
 use runnel_proto::ops::Awaited;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::apply::Member;
 use crate::backoff::{Backoff, Jitter};
 use crate::classify::CallError;
-use crate::core::{Core, Setup, PARALLEL};
+use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
 use crate::join::{self, JoinFileError};
 use crate::link::Link;
@@ -63,7 +63,8 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
     let mut jitter = Jitter::new(seed()?);
     let store = Store::new(settings.client.clone(), &settings.namespace);
     let stored = patiently("read its identity", &mut jitter, || store.identity()).await;
-    let (cluster_uid, kubernetes_version) = patiently("read this cluster's uid", &mut jitter, || cluster(&settings.client)).await;
+    let (cluster_uid, kubernetes_version) =
+        patiently("read this cluster's uid", &mut jitter, || cluster(&settings.client)).await;
     let identity = match stored {
         Some(identity) if identity.certificate.is_some() => identity,
         stored => {
@@ -113,7 +114,13 @@ fn tasks(
     }
     tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
     let member = Member::new(client.clone(), sealer);
-    tasks.push(("worker", Box::pin(async { worker::run(member, to_worker, done).await; Ok(()) })));
+    tasks.push((
+        "worker",
+        Box::pin(async {
+            worker::run(member, to_worker, done).await;
+            Ok(())
+        }),
+    ));
     tasks.push(("events", task(drain.clone(), events::run(client, to_events))));
     let mind = Mind {
         core,
@@ -130,7 +137,13 @@ fn tasks(
     };
     let link = Link { identity, store, jitter, metrics, join_file, events: link_events };
     tasks.push(("link", task(drain, link.run(started))));
-    tasks.push(("core", Box::pin(async { mind.run().await; Ok(()) })));
+    tasks.push((
+        "core",
+        Box::pin(async {
+            mind.run().await;
+            Ok(())
+        }),
+    ));
     tasks
 }
 

@@ -7,9 +7,7 @@ use std::fmt;
 
 use data_encoding::HEXLOWER;
 use ring::{digest, hmac};
-use runnel_proto::model::{
-    Content, Revision, RuleUid, SourceRef, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX,
-};
+use runnel_proto::model::{Content, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SourceRef};
 use serde_json::Value;
 
 const VERSION: &str = "v1";

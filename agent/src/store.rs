@@ -3,13 +3,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64;
-use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::ByteString;
-use kube::api::{Api, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
 use runnel_proto::model::{Terms, TermsDigest};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -258,8 +258,11 @@ mod tests {
         };
         let pending = read_identity(&written_identity(&identity)).unwrap();
         assert!(pending.certificate.is_none());
-        identity.certificate =
-            Some(Certificate { own: signed.der.clone(), authorities: vec![authority.certificate().clone()], renew_at: now });
+        identity.certificate = Some(Certificate {
+            own: signed.der.clone(),
+            authorities: vec![authority.certificate().clone()],
+            renew_at: now,
+        });
         let read = read_identity(&written_identity(&identity)).unwrap();
         let certificate = read.certificate.unwrap();
         assert_eq!((certificate.own, certificate.renew_at), (signed.der, now));

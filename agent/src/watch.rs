@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
+use kube::Client;
 use kube::api::{Api, DynamicObject};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, watcher};
 use kube::runtime::WatchStreamExt;
-use kube::Client;
-use runnel_proto::model::{Kind, HUB_LABEL};
+use kube::runtime::watcher::{self, watcher};
+use runnel_proto::model::{HUB_LABEL, Kind};
 use tokio::sync::mpsc;
 
 use crate::apply::resource;
@@ -38,7 +38,12 @@ pub async fn copies(client: Client, kind: &'static Kind, sealer: Sealer, events:
             }
             Err(error) => {
                 let code = code(&error);
-                tracing::warn!(kind = kind.resource, status = code, "watching copies failed; trying again: {}", cure(code));
+                tracing::warn!(
+                    kind = kind.resource,
+                    status = code,
+                    "watching copies failed; trying again: {}",
+                    cure(code)
+                );
                 (code == 403).then_some(Event::CopiesForbidden(kind.resource))
             }
         };
@@ -59,9 +64,7 @@ pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
             Ok(watcher::Event::Init) => Some(Event::NamespacesListed),
             Ok(watcher::Event::InitDone) => Some(Event::NamespacesComplete),
             Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => seen(object),
-            Ok(watcher::Event::Delete(object)) => {
-                object.metadata.name.map(|name| Event::NamespaceGone(name.into()))
-            }
+            Ok(watcher::Event::Delete(object)) => object.metadata.name.map(|name| Event::NamespaceGone(name.into())),
             Err(error) => {
                 let code = code(&error);
                 tracing::warn!(status = code, "watching namespaces failed; trying again: {}", cure(code));

@@ -64,7 +64,10 @@ fn wrong_usage_ends_with_one_sentence_and_its_cure() {
     let (kubeconfig, good) = (folder.kubeconfig(), folder.write("empty", ""));
 
     let malformed = folder.write("malformed", "hello");
-    refused(&with_files(&kubeconfig, &malformed).output().unwrap(), &["malformed", "not a join string", "token create"]);
+    refused(
+        &with_files(&kubeconfig, &malformed).output().unwrap(),
+        &["malformed", "not a join string", "token create"],
+    );
 
     let missing = folder.0.join("missing");
     refused(&with_files(&missing, &good).output().unwrap(), &["missing", "--kubeconfig"]);

@@ -59,7 +59,8 @@ impl Core {
         }
         if self.desired.set_hub_cluster(&begin.hub_cluster_uid) {
             self.store_due = true;
-            let all: Vec<_> = self.desired.all_copies().chain(self.records.intents().flat_map(|(_, c)| c)).cloned().collect();
+            let all: Vec<_> =
+                self.desired.all_copies().chain(self.records.intents().flat_map(|(_, c)| c)).cloned().collect();
             for copy in all {
                 self.look(&copy, now);
             }
@@ -70,7 +71,11 @@ impl Core {
         let (intents, digest) = self.desired.sum();
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
         if (intents, digest) != (end.intents, end.digest) {
-            tracing::debug!(held = intents, said = end.intents, "the hub does not speak of everything that is held here");
+            tracing::debug!(
+                held = intents,
+                said = end.intents,
+                "the hub does not speak of everything that is held here"
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use runnel_proto::model::{Reason, Revision, SourceRef};
 
 use super::{Core, Notice};
 use crate::backoff::{COPY, RECHECK};
-use crate::decide::{decide, Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy};
+use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
 
@@ -77,10 +77,14 @@ impl Core {
             let message = format!("the agent may not list and watch {} in this cluster", copy.resource);
             let trouble = Trouble::new(Reason::Forbidden, message);
             self.queue.cancel(&Self::key(copy));
-            self.say(copy, want, Some(match want {
-                Want::Gone(..) => Outcome::Removing(Some(trouble)),
-                Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
-            }));
+            self.say(
+                copy,
+                want,
+                Some(match want {
+                    Want::Gone(..) => Outcome::Removing(Some(trouble)),
+                    Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
+                }),
+            );
             return None;
         }
         if kind.is_some_and(|kind| !kind.complete) {

@@ -1,5 +1,7 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
+#[cfg(test)]
+mod histories;
 mod hub;
 mod look;
 #[cfg(test)]
@@ -13,10 +15,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, SourceRef, KINDS};
+use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, KINDS, Refusal, Revision, SourceRef};
 
 use crate::backoff::Jitter;
-use crate::cache::{PayloadCache, CACHE_BYTES};
+use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::decide::Trouble;
 use crate::desired::{Desired, Home, Namespace, StoredRule};
 use crate::job::{Done, Wrote};
@@ -24,7 +26,7 @@ use crate::live::Live;
 use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
-use crate::room::{Room, ROOM_BYTES};
+use crate::room::{ROOM_BYTES, Room};
 
 /// How many runs are under way at once.
 pub const PARALLEL: usize = 8;

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{SourceRef, KINDS};
+use runnel_proto::model::{KINDS, SourceRef};
 
 use super::Core;
 use crate::desired::Namespace;
@@ -66,7 +66,10 @@ impl Core {
             return;
         }
         (kind.complete, kind.listing) = (false, None);
-        tracing::warn!(kind = resource, "this agent may not list and watch a kind here: grant it the rights of its ClusterRole");
+        tracing::warn!(
+            kind = resource,
+            "this agent may not list and watch a kind here: grant it the rights of its ClusterRole"
+        );
         if self.started { self.look_at_kind(resource, now) } else { self.start_if_ready(now) }
     }
 

@@ -4,9 +4,9 @@ use std::time::Instant;
 use runnel_proto::model::{Reason, SourceRef};
 
 use super::look::about;
-use super::{Core, Failed, Notice, Run, PARALLEL};
-use crate::backoff::{COPY, RECHECK};
-use crate::decide::{decide, Action, Outcome, Trouble, Verdict, Want, WantedCopy};
+use super::{Core, Failed, Notice, PARALLEL, Run};
+use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
+use crate::decide::{Action, Outcome, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::job::{Body, Done, Job, Origin, Work};
 use crate::queue::Key;
 use crate::records::Sight;
@@ -130,6 +130,7 @@ impl Core {
     fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
         let backoff = match trouble.reason {
             Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
+            Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };
         let delay = backoff.jittered(self.queue.failures(key), self.jitter.next());

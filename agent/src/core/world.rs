@@ -284,7 +284,9 @@ impl World {
             Work::CreateNamespace => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done),
-            Work::Change(target, body) | Work::Adopt(target, body) => self.write(&copy, Some(&target), &body, &mut done),
+            Work::Change(target, body) | Work::Adopt(target, body) => {
+                self.write(&copy, Some(&target), &body, &mut done)
+            }
             Work::Delete(target) if self.is(&copy, &target) => {
                 self.writes += 1;
                 self.delete(&copy);

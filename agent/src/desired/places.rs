@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{NamespaceChoice, RuleUid, SourceRef, KINDS};
+use runnel_proto::model::{KINDS, NamespaceChoice, RuleUid, SourceRef};
 
 use super::{Desired, Rule};
 use crate::records::{IntentKey, Records};
@@ -63,7 +63,11 @@ impl Desired {
         }
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
         if let Some(rule) = self.rules.get_mut(uid) {
-            if after { rule.targets.insert(name.clone()) } else { rule.targets.remove(name) };
+            if after {
+                rule.targets.insert(name.clone())
+            } else {
+                rule.targets.remove(name)
+            };
         }
         for source in sources {
             let copy = copy_in(&source, name);

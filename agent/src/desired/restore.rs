@@ -30,8 +30,11 @@ impl Desired {
         }
         self.hub_cluster_uid = Some(uid.to_owned());
         let own = self.home.cluster_uid == uid;
-        let sources: Vec<_> =
-            self.rules.iter().flat_map(|(uid, rule)| rule.intents.keys().map(|source| (uid.clone(), source.clone()))).collect();
+        let sources: Vec<_> = self
+            .rules
+            .iter()
+            .flat_map(|(uid, rule)| rule.intents.keys().map(|source| (uid.clone(), source.clone())))
+            .collect();
         for (rule, source) in sources.into_iter().filter(|_| own) {
             let copy = source.clone();
             self.unclaim(&IntentKey { rule, source }, &copy);

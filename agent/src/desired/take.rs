@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName, RuleUid,
-    SourceRef, Terms, TermsDigest,
+    Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName,
+    RuleUid, SourceRef, Terms, TermsDigest,
 };
 
 use super::places::is_broad;

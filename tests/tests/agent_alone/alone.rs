@@ -1,0 +1,177 @@
+//! One agent beside a real control plane, with a fake hub.
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use runnel_agent::config::{Options, client};
+use runnel_agent::metrics::Metrics;
+use runnel_agent::run::{Settings, boot};
+use runnel_proto::model::*;
+use runnel_proto::ops::{LogFormat, Readiness, registry};
+use runnel_tests::control_plane::{self, ControlPlane};
+use runnel_tests::scene::{Draft, Id, Place};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::fake_hub::{FakeHub, Wanted};
+
+/// The control plane that the tests of this file share; they keep apart by namespace.
+pub async fn plane() -> Result<&'static ControlPlane> {
+    static PLANE: OnceCell<ControlPlane> = OnceCell::const_new();
+    PLANE.get_or_try_init(|| ControlPlane::start("alone", control_plane::Options::default())).await
+}
+
+/// A cluster with an agent in a namespace of its own, joined to a hub of its own.
+pub struct Alone {
+    pub plane: &'static ControlPlane,
+    pub place: Place,
+    pub hub: FakeHub,
+    /// The agent's namespace; the names of the others begin with it.
+    pub name: String,
+    join_file: PathBuf,
+    agent: Option<(JoinSet<Result<()>>, CancellationToken)>,
+}
+
+impl Alone {
+    /// Starts a hub and an agent that joins it.
+    pub async fn start(name: &str, namespaces: &[&str]) -> Result<Self> {
+        let mut alone = Self::prepare(name, Duration::from_secs(3600)).await?;
+        for namespace in namespaces {
+            alone.make_namespace(namespace).await?;
+        }
+        alone.start_agent().await?;
+        Ok(alone)
+    }
+
+    /// A hub, and the agent's namespace; no agent yet.
+    pub async fn prepare(name: &str, life: Duration) -> Result<Self> {
+        let plane = plane().await?;
+        let place = Place::new("alone", plane.client().await?);
+        let hub = FakeHub::start(life).await?;
+        place.make(&Draft::namespace(name).json()).await?;
+        let join_file = plane.folder().join(format!("{name}.join"));
+        std::fs::write(&join_file, hub.join_string(true)?)?;
+        Ok(Self { plane, place, hub, name: name.to_owned(), join_file, agent: None })
+    }
+
+    /// Gives the agent another join string.
+    pub fn set_join_string(&self, text: &str) -> Result<()> {
+        Ok(std::fs::write(&self.join_file, text)?)
+    }
+
+    /// The full name of a namespace of this test.
+    pub fn ns(&self, short: &str) -> String {
+        format!("{}-{short}", self.name)
+    }
+
+    pub async fn make_namespace(&self, short: &str) -> Result<()> {
+        self.place.make(&Draft::namespace(&self.ns(short)).json()).await.map(drop)
+    }
+
+    pub async fn start_agent(&mut self) -> Result<()> {
+        let options = Options {
+            join_string_file: Some(self.join_file.clone()),
+            kubeconfig: Some(self.plane.kubeconfig().to_owned()),
+            namespace: self.name.clone(),
+            ops_listen: ([127, 0, 0, 1], 0).into(),
+            log_format: LogFormat::Text,
+        };
+        let drain = CancellationToken::new();
+        let settings = Settings {
+            client: client(&options).await?,
+            namespace: options.namespace,
+            join_file: options.join_string_file,
+            metrics: Metrics::new(&mut registry("agent", "test")),
+            drain: drain.clone(),
+        };
+        let mut tasks = JoinSet::new();
+        for (_, task) in boot(settings, Readiness::default().wait_for("test")).await? {
+            tasks.spawn(task);
+        }
+        self.agent = Some((tasks, drain));
+        Ok(())
+    }
+
+    /// Ends the agent in order.
+    pub async fn stop_agent(&mut self) -> Result<()> {
+        let (mut tasks, drain) = self.agent.take().context("the agent does not run")?;
+        drain.cancel();
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+
+    /// Ends the agent as a crash does.
+    pub async fn crash_agent(&mut self) -> Result<()> {
+        let (mut tasks, _) = self.agent.take().context("the agent does not run")?;
+        tasks.shutdown().await;
+        Ok(())
+    }
+
+    /// Terms of a rule into namespaces of this test.
+    pub fn terms(&self, namespaces: &[&str]) -> Terms {
+        let names = namespaces.iter().map(|short| Pattern::new(self.ns(short))).collect();
+        Terms {
+            rule: RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: "settings".into() },
+            created_at: 100,
+            namespaces: Some(NamespaceChoice { names, ..NamespaceChoice::default() }),
+            create_namespaces: false,
+            conflict_policy: ConflictPolicy::Fail,
+            drift_policy: DriftPolicy::Correct,
+            deletion_policy: DeletionPolicy::Delete,
+            suspend: false,
+        }
+    }
+
+    /// A rule with ConfigMaps of one key each, into namespaces of this test.
+    pub fn rule(&self, namespaces: &[&str], texts: &[(&str, &str)]) -> Wanted {
+        let intents = texts.iter().map(|(name, text)| (source("configmaps", name), config_map(text))).collect();
+        Wanted { terms: self.terms(namespaces), intents }
+    }
+
+    /// A ConfigMap in a namespace of this test.
+    pub fn id(&self, short: &str, name: &str) -> Id {
+        Id::config_map(&self.ns(short), name)
+    }
+
+    /// Waits until a copy says a text, whole and with all our marks.
+    pub async fn says(&self, id: &Id, text: &str) -> Result<Value> {
+        let (data, hub) = (json!({"text": text}), json!(self.hub.hub_id()));
+        self.place
+            .sees("the copy", id, |copy| {
+                anyhow::ensure!(copy["data"] == data, "its data is {}", copy["data"]);
+                let (labels, notes) = (&copy["metadata"]["labels"], &copy["metadata"]["annotations"]);
+                anyhow::ensure!(labels["runnel.dev/hub"] == hub, "its labels are {labels}");
+                anyhow::ensure!(labels["app.kubernetes.io/managed-by"] == "runnel", "its labels are {labels}");
+                anyhow::ensure!(notes["runnel.dev/rule"] == "team/settings", "its annotations are {notes}");
+                anyhow::ensure!(notes["runnel.dev/seal"].is_string(), "its annotations are {notes}");
+                Ok(())
+            })
+            .await
+    }
+
+    /// Writes to ConfigMaps and Secrets in this test's namespaces since a mark, refused ones included.
+    pub fn writes(&self, mark: runnel_tests::audit::Mark) -> Result<Vec<String>> {
+        let prefix = self.ns("");
+        let ours = self.plane.writes_since(mark)?.into_iter().filter(|write| {
+            write.namespace.starts_with(&prefix) && ["configmaps", "secrets"].contains(&write.resource.as_str())
+        });
+        Ok(ours.map(|write| format!("{} {}/{} {}", write.verb, write.namespace, write.name, write.code)).collect())
+    }
+}
+
+pub fn source(resource: &str, name: &str) -> SourceRef {
+    SourceRef::new(resource, "team", name)
+}
+
+pub fn config_map(text: &str) -> Content {
+    Content {
+        labels: BTreeMap::from([("app".to_owned(), "x".to_owned())]),
+        fields: BTreeMap::from([("data".to_owned(), json!({"text": text}))]),
+        ..Content::default()
+    }
+}

@@ -1,0 +1,223 @@
+//! What happens to copies.
+use anyhow::Result;
+use runnel_proto::model::*;
+use runnel_tests::scene::{Draft, Id};
+use runnel_tests::wait::steadily;
+use serde_json::json;
+use std::time::Duration;
+
+use crate::alone::{Alone, source};
+
+#[tokio::test]
+async fn copies_are_made_changed_and_put_back() -> Result<()> {
+    let alone = Alone::start("put-back", &["a", "b"]).await?;
+    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
+    alone.hub.hears_applied("r", 4).await?;
+    let id = alone.id("a", "one");
+    alone.says(&id, "1").await?;
+
+    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "2"), ("two", "1")]));
+    for namespace in ["a", "b"] {
+        alone.says(&alone.id(namespace, "one"), "2").await?;
+    }
+    alone.hub.hears_applied("r", 4).await?;
+
+    // A surplus key, a changed value, a second field, foreign marks: what is ours is put back, the rest stays.
+    alone
+        .place
+        .change(&id, json!({"data": {"surplus": "x", "text": "changed"}, "binaryData": {"more": "AA=="}}))
+        .await?;
+    alone.says(&id, "2").await?;
+    alone
+        .place
+        .sees("no surplus", &id, |copy| {
+            anyhow::ensure!(copy["binaryData"].is_null());
+            Ok(())
+        })
+        .await?;
+    alone.place.change(&id, json!({"metadata": {"labels": {"theirs": "x", "app": "y"}}})).await?;
+    let copy = alone
+        .place
+        .sees("our label", &id, |copy| {
+            anyhow::ensure!(copy["metadata"]["labels"]["app"] == "x", "{}", copy["metadata"]["labels"]);
+            Ok(())
+        })
+        .await?;
+    assert_eq!(copy["metadata"]["labels"]["theirs"], "x");
+
+    // Stripped marks.
+    let strip = json!({"metadata": {"labels": {"runnel.dev/hub": null, "app.kubernetes.io/managed-by": null}}});
+    alone.place.change(&id, strip).await?;
+    alone.says(&id, "2").await?;
+    let strip = json!({"metadata": {
+        "labels": {"runnel.dev/hub": null},
+        "annotations": {"runnel.dev/seal": null, "runnel.dev/rule": "forged", "runnel.dev/source": null},
+    }});
+    alone.place.change(&id, strip).await?;
+    alone.says(&id, "2").await?;
+
+    alone.place.delete(&id).await?;
+    alone.says(&id, "2").await?;
+    alone.place.is_told(&id, "DriftCorrected").await?;
+
+    // At rest nothing is written, not even by the echo of our own writes.
+    let mark = alone.plane.mark();
+    steadily("no writes at rest", Duration::from_secs(3), async || {
+        let writes = alone.writes(mark)?;
+        anyhow::ensure!(writes.is_empty(), "{writes:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone() -> Result<()> {
+    let alone = Alone::start("foreign", &["a", "b", "c"]).await?;
+    let foreign = alone.place.make(&Draft::config_map(&alone.ns("b"), "one").data("text", "theirs").json()).await?;
+    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1")]));
+    let copy = alone.says(&alone.id("a", "one"), "1").await?;
+    let state = alone.hub.hears("a conflict", "r", |state| state.counts.failed == 1).await?;
+    assert_eq!((state.counts.applied, state.failures[0].reason), (1, Reason::Conflict));
+    alone.place.is_told(&alone.id("b", "one"), "Conflict").await?;
+
+    // A clone with all our marks in a namespace that no rule names, made by hand.
+    let mut clone = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"text": "cloned"}});
+    clone["metadata"] = json!({
+        "name": "one",
+        "namespace": alone.ns("c"),
+        "labels": copy["metadata"]["labels"],
+        "annotations": copy["metadata"]["annotations"],
+    });
+    let clone = alone.place.make(&clone).await?;
+    alone.hub.remove("r", DeletionPolicy::Delete);
+    alone.hub.hears("the rule to be gone", "r", |state| state.gone).await?;
+    alone.place.lacks(&alone.id("a", "one")).await?;
+    alone.place.is_untouched(&clone).await?;
+    alone.place.is_untouched(&foreign).await?;
+
+    // When the foreign object goes, the copy comes, without any sign from the watch.
+    alone.hub.want("q", alone.rule(&["b"], &[("one", "1")]));
+    alone.hub.hears("a conflict", "q", |state| state.counts.failed == 1).await?;
+    alone.place.delete(&alone.id("b", "one")).await?;
+    alone.says(&alone.id("b", "one"), "1").await?;
+    alone.hub.hears_applied("q", 1).await.map(drop)
+}
+
+#[tokio::test]
+async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Result<()> {
+    let alone = Alone::start("tombs", &["a", "b"]).await?;
+    alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
+    alone.hub.hears_applied("r", 4).await?;
+    alone.hub.want("r", alone.rule(&["a", "b"], &[("two", "1")]));
+    alone.hub.hears_applied("r", 2).await?;
+    alone.place.lacks(&alone.id("a", "one")).await?;
+
+    let (left, changed) = (alone.id("a", "two"), alone.id("b", "two"));
+    let uid = alone.place.get(&left).await?["metadata"]["uid"].clone();
+    alone.hub.remove("r", DeletionPolicy::Retain);
+    alone.hub.hears("the rule to be gone", "r", |state| state.gone).await?;
+    let object = alone.place.get(&left).await?;
+    assert_eq!(object["metadata"]["annotations"], json!({"runnel.dev/retained-from": "team/settings"}));
+    assert_eq!(object["metadata"]["labels"], json!({"app": "x"}));
+    assert_eq!((&object["metadata"]["uid"], &object["data"]), (&uid, &json!({"text": "1"})));
+    assert!(!object["metadata"]["managedFields"].to_string().contains("\"Apply\""));
+
+    alone.place.change(&changed, json!({"data": {"text": "theirs now"}})).await?;
+    alone.hub.want("q", alone.rule(&["a", "b"], &[("two", "1")]));
+    let taken = alone.says(&left, "1").await?;
+    assert_eq!(taken["metadata"]["uid"], uid);
+    assert!(taken["metadata"]["annotations"]["runnel.dev/retained-from"].is_null());
+    let state = alone
+        .hub
+        .hears("one taken back, one not", "q", |state| state.counts.applied == 1 && state.counts.failed == 1)
+        .await?;
+    assert_eq!(state.failures[0].reason, Reason::Conflict);
+    assert_eq!(alone.place.get(&changed).await?["data"]["text"], "theirs now");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_suspended_rule_touches_nothing_and_catches_up() -> Result<()> {
+    let alone = Alone::start("suspended", &["a", "b"]).await?;
+    let mut wanted = alone.rule(&["a"], &[("one", "1")]);
+    alone.hub.want("r", wanted.clone());
+    alone.hub.hears_applied("r", 1).await?;
+    wanted.terms = Terms { suspend: true, ..alone.terms(&["b"]) };
+    alone.hub.want("r", wanted.clone());
+    alone.hub.hears("the new terms", "r", |state| state.counts.applied == 0).await?;
+    alone.place.change(&alone.id("a", "one"), json!({"data": {"text": "changed"}})).await?;
+    let mark = alone.plane.mark();
+    steadily("nothing is written", Duration::from_secs(3), async || {
+        anyhow::ensure!(alone.writes(mark)?.is_empty(), "{:?}", alone.writes(mark)?);
+        Ok(())
+    })
+    .await?;
+    wanted.terms.suspend = false;
+    alone.hub.want("r", wanted);
+    alone.says(&alone.id("b", "one"), "1").await?;
+    alone.place.lacks(&alone.id("a", "one")).await
+}
+
+#[tokio::test]
+async fn namespaces_come_and_go() -> Result<()> {
+    let alone = Alone::start("places", &["a"]).await?;
+    let mut wanted = alone.rule(&["a", "late", "x-*"], &[("one", "1")]);
+    alone.hub.want("r", wanted.clone());
+    let state = alone.hub.hears("a waiting copy", "r", |state| state.counts.applied == 1).await?;
+    assert_eq!((state.counts.copies, state.counts.waiting), (2, 1));
+    for late in ["late", "x-1"] {
+        alone.make_namespace(late).await?;
+        alone.says(&alone.id(late, "one"), "1").await?;
+    }
+    alone.hub.hears_applied("r", 3).await?;
+
+    // A namespace that is held in its deletion by an object with a finalizer.
+    let blocker = Draft::config_map(&alone.ns("late"), "blocker").json();
+    let blocker = alone.place.make(&blocker).await?;
+    let blocker = Id::of(&blocker)?;
+    alone.place.change(&blocker, json!({"metadata": {"finalizers": ["example.com/hold"]}})).await?;
+    alone.place.delete(&Id::namespace(&alone.ns("late"))).await?;
+    let state = alone.hub.hears("a terminating namespace", "r", |state| state.counts.failed == 1).await?;
+    assert_eq!(state.failures[0].reason, Reason::NamespaceTerminating);
+    alone.place.change(&blocker, json!({"metadata": {"finalizers": null}})).await?;
+    alone.hub.hears("a waiting copy again", "r", |state| state.counts.waiting == 1 && state.counts.failed == 0).await?;
+    wanted.terms.create_namespaces = true;
+    alone.hub.want("r", wanted);
+    alone.says(&alone.id("late", "one"), "1").await?;
+    alone.hub.hears_applied("r", 3).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_bad_object_is_named_without_its_content_and_delays_no_other() -> Result<()> {
+    let alone = Alone::start("bad", &["a"]).await?;
+    let canary = "c2VjcmV0LWNhbmFyeQ==";
+    let texts: Vec<_> = (0..30).map(|n| format!("n{n:02}")).collect();
+    let pairs: Vec<_> = texts.iter().map(|name| (name.as_str(), "1")).collect();
+    let mut wanted = alone.rule(&["a"], &pairs);
+    let fields = [("type".to_owned(), json!("kubernetes.io/tls")), ("data".to_owned(), json!({"wrong": canary}))];
+    let bad = Content { fields: fields.into(), ..Content::default() };
+    wanted.intents.insert(source("secrets", "a-bad"), bad);
+    let fields = [("data".to_owned(), json!({"not/a/key": "x"}))];
+    wanted.intents.insert(source("configmaps", "a-key"), Content { fields: fields.into(), ..Content::default() });
+    alone.hub.want("r", wanted.clone());
+    let state =
+        alone.hub.hears("all but two", "r", |state| state.counts.applied == 30 && state.counts.failed == 2).await?;
+    assert!(state.failures.iter().all(|failure| failure.reason == Reason::Invalid), "{:?}", state.failures);
+    let heard = alone.hub.heard();
+    assert!(!heard.contains(canary) && !heard.contains("secret-canary") && !heard.contains("not/a/key"), "{heard}");
+
+    // An immutable copy cannot be changed; the sentence says what helps, and it does.
+    let content = |text: &str| {
+        let fields = [("data".to_owned(), json!({"text": text})), ("immutable".to_owned(), json!(true))];
+        Content { fields: fields.into(), ..Content::default() }
+    };
+    wanted.intents = [(source("configmaps", "fixed"), content("1"))].into();
+    alone.hub.want("r", wanted.clone());
+    alone.hub.hears_applied("r", 1).await?;
+    wanted.intents = [(source("configmaps", "fixed"), content("2"))].into();
+    alone.hub.want("r", wanted);
+    let state = alone.hub.hears("an immutable copy", "r", |state| state.counts.failed == 1).await?;
+    assert_eq!(state.failures[0].reason, Reason::Immutable);
+    alone.place.delete(&alone.id("a", "fixed")).await?;
+    alone.says(&alone.id("a", "fixed"), "2").await.map(drop)
+}
