@@ -110,6 +110,9 @@ impl Session {
 
     /// The agent needs the content of these sources again.
     pub fn want(&mut self, uid: &RuleUid, sources: Vec<SourceRef>) {
+        if !self.rules.contains_key(uid) {
+            return;
+        }
         self.wants.entry(uid.clone()).or_default().extend(sources);
         self.serve_wants(uid);
     }
