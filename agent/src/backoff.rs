@@ -48,7 +48,7 @@ impl Jitter {
     }
 
     /// The next number, evenly spread over 0..1 (SplitMix64).
-    pub fn next(&mut self) -> f64 {
+    pub fn draw(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -74,7 +74,7 @@ mod tests {
         #[test]
         fn jitter_stays_in_its_bounds(seed: u64, failures in 1u32..40) {
             let mut jitter = Jitter::new(seed);
-            let (half, full) = (COPY.jittered(failures, jitter.next()), COPY.full_jitter(failures, jitter.next()));
+            let (half, full) = (COPY.jittered(failures, jitter.draw()), COPY.full_jitter(failures, jitter.draw()));
             prop_assert!(half >= COPY.ceiling(failures) / 2 && half <= COPY.ceiling(failures));
             prop_assert!(full <= COPY.ceiling(failures));
         }

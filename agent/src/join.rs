@@ -88,7 +88,7 @@ pub async fn join(
             }
             Err(Failed::Passing(message)) => {
                 failures += 1;
-                let delay = CONNECT.jittered(failures, jitter.next());
+                let delay = CONNECT.jittered(failures, jitter.draw());
                 tracing::warn!(cluster = %join.cluster, retry_in = ?delay, "joining the hub failed: {message}");
                 tokio::time::sleep(delay).await;
             }

@@ -94,13 +94,13 @@ impl Link {
                 }
                 Ended::Refused(text) => {
                     failures += 1;
-                    let delay = REFUSED.jittered(failures, self.jitter.next());
+                    let delay = REFUSED.jittered(failures, self.jitter.draw());
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
                 }
                 Ended::Failed(text) => {
                     failures += 1;
-                    let delay = CONNECT.full_jitter(failures, self.jitter.next());
+                    let delay = CONNECT.full_jitter(failures, self.jitter.draw());
                     tracing::warn!(retry_in = ?delay, "no stream to the hub: {text}; copies here are kept as they should be");
                     delay
                 }
@@ -227,7 +227,7 @@ impl Link {
                     match self.pass(frame).await {
                         Ok(None) => {}
                         // The hub is going: stay for a random part of the time that it gives.
-                        Ok(Some(within)) => leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.next())),
+                        Ok(Some(within)) => leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw())),
                         Err(ended) => return ended,
                     }
                 }
@@ -237,7 +237,7 @@ impl Link {
                         Ok(()) => from_now(self.renew_time()),
                         Err(error) => {
                             tracing::warn!("renewing the certificate failed; trying again: {error:#}");
-                            tokio::time::Instant::now() + RENEW_AGAIN.mul_f64(0.5 + self.jitter.next())
+                            tokio::time::Instant::now() + RENEW_AGAIN.mul_f64(0.5 + self.jitter.draw())
                         }
                     };
                 }

@@ -170,7 +170,7 @@ where
             Ok(answer) => return answer,
             Err(error) => {
                 failures += 1;
-                let delay = WAIT.jittered(failures, jitter.next());
+                let delay = WAIT.jittered(failures, jitter.draw());
                 let cure = match error.code() {
                     0 => "is it running, and is the kubeconfig's address right?",
                     401 => "it does not accept the agent's credentials",

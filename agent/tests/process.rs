@@ -15,19 +15,19 @@ struct Folder(PathBuf);
 impl Folder {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("runnel-agent-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
+        std::fs::create_dir_all(&path).expect("a temporary folder");
         Self(path)
     }
 
     fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
-        std::fs::write(&path, text).unwrap();
+        std::fs::write(&path, text).expect("a temporary file");
         path
     }
 
     /// A kubeconfig of a cluster that does not answer.
     fn kubeconfig(&self) -> PathBuf {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
         let cluster = format!("{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}");
         let context = "{name: c, context: {cluster: c, user: u}}";
         let text = format!(

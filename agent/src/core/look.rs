@@ -109,7 +109,7 @@ impl Core {
         }
         if let Some(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) = &outcome {
             // Nobody tells us when a foreign object goes.
-            let delay = RECHECK.jittered(u32::MAX, self.jitter.next());
+            let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
             self.queue.add_at(&key, now + delay);
         }
         self.say(copy, want, outcome);

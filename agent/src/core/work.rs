@@ -133,7 +133,7 @@ impl Core {
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };
-        let delay = backoff.jittered(self.queue.failures(key), self.jitter.next());
+        let delay = backoff.jittered(self.queue.failures(key), self.jitter.draw());
         self.queue.failed(key, now + delay);
     }
 }

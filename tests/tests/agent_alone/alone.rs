@@ -31,6 +31,8 @@ pub struct Alone {
     pub hub: FakeHub,
     /// The agent's namespace; the names of the others begin with it.
     pub name: String,
+    /// What the agent acts with; an administrator's unless a test says otherwise.
+    pub kubeconfig: PathBuf,
     join_file: PathBuf,
     agent: Option<(JoinSet<Result<()>>, CancellationToken)>,
 }
@@ -54,7 +56,15 @@ impl Alone {
         place.make(&Draft::namespace(name).json()).await?;
         let join_file = plane.folder().join(format!("{name}.join"));
         std::fs::write(&join_file, hub.join_string(true)?)?;
-        Ok(Self { plane, place, hub, name: name.to_owned(), join_file, agent: None })
+        Ok(Self {
+            plane,
+            place,
+            hub,
+            name: name.to_owned(),
+            kubeconfig: plane.kubeconfig().to_owned(),
+            join_file,
+            agent: None,
+        })
     }
 
     /// Gives the agent another join string.
@@ -74,7 +84,7 @@ impl Alone {
     pub async fn start_agent(&mut self) -> Result<()> {
         let options = Options {
             join_string_file: Some(self.join_file.clone()),
-            kubeconfig: Some(self.plane.kubeconfig().to_owned()),
+            kubeconfig: Some(self.kubeconfig.clone()),
             namespace: self.name.clone(),
             ops_listen: ([127, 0, 0, 1], 0).into(),
             log_format: LogFormat::Text,

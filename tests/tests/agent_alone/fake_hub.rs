@@ -201,7 +201,7 @@ fn intent(source: &SourceRef, content: &Content) -> Intent {
 }
 
 fn digest(terms: &Terms) -> TermsDigest {
-    let json = serde_json::to_vec(terms).unwrap();
+    let json = serde_json::to_vec(terms).unwrap_or_default();
     TermsDigest(RevisionKey::new(b"terms").revision("", &json).0)
 }
 

@@ -4,3 +4,4 @@ mod connection;
 mod copies;
 mod fake_hub;
 mod restart;
+mod rights;

@@ -1,0 +1,54 @@
+//! What an agent does with fewer rights than it needs.
+use anyhow::Result;
+use runnel_proto::model::{Content, Reason};
+use runnel_tests::scene::Id;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+use crate::alone::{Alone, source};
+
+fn rule(resources: &[&str]) -> Value {
+    json!({"apiGroups": [""], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch", "delete"]})
+}
+
+#[tokio::test]
+async fn a_kind_without_rights_is_reported_and_taken_up_when_they_are_granted() -> Result<()> {
+    let mut alone = Alone::prepare("rights", Duration::from_secs(3600)).await?;
+    alone.make_namespace("a").await?;
+    let (name, place) = (alone.name.clone(), alone.place.clone());
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": name, "name": "agent"}});
+    place.make(&account).await?;
+    let subject = json!([{"kind": "ServiceAccount", "name": "agent", "namespace": name}]);
+    let group = "rbac.authorization.k8s.io";
+    let version = format!("{group}/v1");
+    let reads = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]});
+    let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name},
+        "rules": [rule(&["configmaps"]), reads]});
+    let role = place.make(&role).await?;
+    let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name}, "subjects": subject});
+    place.make(&binding).await?;
+    let own = json!({"apiVersion": version, "kind": "Role", "metadata": {"namespace": name, "name": "own"},
+        "rules": [rule(&["secrets"])]});
+    place.make(&own).await?;
+    let binding = json!({"apiVersion": version, "kind": "RoleBinding", "metadata": {"namespace": name, "name": "own"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "own"}, "subjects": subject});
+    place.make(&binding).await?;
+
+    alone.kubeconfig = alone.plane.token_kubeconfig(&name, "agent").await?;
+    alone.start_agent().await?;
+    let mut wanted = alone.rule(&["a"], &[("one", "1")]);
+    let fields = [("type".to_owned(), json!("Opaque")), ("data".to_owned(), json!({"k": "dg=="}))];
+    wanted.intents.insert(source("secrets", "two"), Content { fields: fields.into(), ..Content::default() });
+    alone.hub.want("r", wanted);
+    alone.says(&alone.id("a", "one"), "1").await?;
+    let state = alone.hub.hears("a missing right", "r", |state| state.counts.failed == 1).await?;
+    assert_eq!((state.counts.applied, state.failures[0].reason), (1, Reason::Forbidden));
+
+    place.change(&Id::of(&role)?, json!({"rules": [rule(&["configmaps", "secrets"]), reads]})).await?;
+    alone.hub.hears_applied("r", 2).await?;
+    let copy = place.get(&Id::secret(&alone.ns("a"), "two")).await?;
+    assert_eq!(copy["data"]["k"], "dg==");
+    Ok(())
+}
