@@ -1,15 +1,11 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
-#[cfg(test)]
-mod histories;
 mod hub;
 mod look;
 #[cfg(test)]
 mod tests;
 mod watched;
 mod work;
-#[cfg(test)]
-mod world;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Histories: random steps of hub, cluster and agent, in any order, played against the model of an API server.
 use super::world::*;
-use super::*;
+use crate::core::*;
 use crate::live::Ownership;
 use proptest::prelude::*;
 use runnel_proto::model::*;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::*;
 
-use super::{Core, Event, Setup};
+use crate::core::{Core, Event, Setup};
 use crate::decide::{Target, Trouble};
 use crate::desired::{Home, Namespace, StoredRule};
 use crate::job::{Body, Done, Job, Work, Wrote};

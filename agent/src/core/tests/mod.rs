@@ -1,8 +1,11 @@
-use super::world::*;
+mod histories;
+mod world;
+
 use super::*;
 use crate::live::Ownership;
 use runnel_proto::model::*;
 use std::time::Duration;
+use world::*;
 
 /// A cluster with namespaces a and b, and rule r with sources s0 and s1 in both.
 fn applied() -> World {
@@ -76,7 +79,7 @@ fn what_was_damaged_without_a_twin_waits_for_the_hub_and_is_asked_for() {
 fn nothing_is_decided_before_every_list_is_complete() {
     let mut world = applied();
     world.objects.remove(&copy("a", "s0"));
-    world.core = super::world::core(world.stored.clone());
+    world.core = world::core(world.stored.clone());
     let now = world.now;
     for event in [Event::NamespacesListed, Event::CopiesListed("configmaps"), Event::CopiesComplete("configmaps")] {
         world.core.hear(event, now);
@@ -290,7 +293,7 @@ fn the_hubs_own_cluster_never_touches_a_source() {
 #[test]
 fn too_much_unapplied_payload_holds_the_hub_back() {
     let mut world = World::new(&["team", "a"]);
-    world.core = super::world::core(vec![]).with_bounds(1 << 20, 10);
+    world.core = world::core(vec![]).with_bounds(1 << 20, 10);
     world.list();
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
