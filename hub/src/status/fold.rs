@@ -5,7 +5,7 @@ use std::time::Instant;
 use ring::digest;
 use runnel_proto::model::ClusterName;
 
-use super::standing::{Standing, is_awaited, standing};
+use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::{Ledger, Now};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
@@ -57,7 +57,7 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.observed_generation = Some(view.rule.generation);
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
-    if standings.iter().all(|(_, standing)| standing.state == ClusterState::Ready) && view.plan.unread.is_empty() {
+    if standings.iter().all(|(_, standing)| standing.state == ClusterState::Ready) && !is_reading(view) {
         status.revision = Some(revision(view.plan));
     }
     set_conditions(&mut status, view, &standings, now);
@@ -153,6 +153,9 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     }
     if let Some(Verdict { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
         return Verdict::new(False, reason, message);
+    }
+    if view.plan.sources() == 0 && is_reading(view) {
+        return Verdict::new(False, Reason::Progressing, "the hub is reading what spec.sources selects");
     }
     if view.plan.sources() == 0 {
         return Verdict::new(False, Reason::NoSources, no_sources(view.plan));

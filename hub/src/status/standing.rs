@@ -23,7 +23,14 @@ pub(super) struct Standing {
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
     let settled = |cluster| state(view, ledger, cluster, now) != ClusterState::Progressing;
-    view.plan.unread.is_empty() && view.clusters.iter().all(settled)
+    !is_reading(view) && view.clusters.iter().all(settled)
+}
+
+/// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
+/// for the first time. What the agents say of so little is not the whole truth.
+pub(super) fn is_reading(view: &View<'_>) -> bool {
+    let not_listed = |kind| !view.unreadable_kinds.contains_key(kind);
+    !view.plan.unread.is_empty() || view.plan.unknown_resources.iter().any(not_listed)
 }
 
 /// Whether the hub has not been up for long enough to take the cluster's silence for an answer.
@@ -43,7 +50,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     let counts = account.counts;
     match () {
         () if counts.failed > 0 => ClusterState::Failed,
-        () if !holds_the_plan(view, account) || !counts.is_settled() => ClusterState::Progressing,
+        () if is_reading(view) || !holds_the_plan(view, account) || !counts.is_settled() => ClusterState::Progressing,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }

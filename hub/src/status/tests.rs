@@ -154,6 +154,21 @@ fn an_edit_that_has_arrived_changes_the_revision() {
 }
 
 #[test]
+fn a_rule_whose_kinds_are_not_all_listed_is_not_ready_whatever_the_agents_say() {
+    let mut world = World::new(&["eu-1"]);
+    world.applied("eu-1");
+    world.plan.unknown_resources.insert("secrets");
+    let view = world.view(&world.status);
+    assert!(!is_settled(&view, &world.ledger, world.now().instant));
+    world.fold();
+    assert_eq!((world.ready(), &world.status.revision), (pair("False", "Progressing"), &None));
+
+    world.plan.unknown_resources.clear();
+    world.fold();
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+}
+
+#[test]
 fn a_failed_copy_speaks_for_the_rule_and_names_itself() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
