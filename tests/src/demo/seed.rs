@@ -59,8 +59,9 @@ impl Story<'_> {
         for member in &self.clusters.members {
             member.show(self.narrator, &COPIES).await?;
         }
-        let columns = "custom-columns=GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
-        self.clusters.members[0].show(self.narrator, &["get", "configmap", SETTINGS, "-o", columns]).await?;
+        let columns =
+            "--output=custom-columns=GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
+        self.clusters.members[0].show(self.narrator, &["get", "configmap", SETTINGS, columns]).await?;
         Ok(())
     }
 
