@@ -1,0 +1,140 @@
+//! Objects that are not Runnel's.
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::scene::{Draft, HUB_LABEL, Id, Place, RuleDraft, SEAL, condition, entry_of};
+use serde_json::{Value, json};
+
+use super::{fleet, scene_with};
+
+#[tokio::test]
+async fn a_foreign_object_is_never_touched_and_its_place_is_taken_when_it_goes() -> Result<()> {
+    let home = "foreign";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let mut before = Vec::new();
+    let foreign = Draft::config_map(home, "settings").data("k", "theirs").label("owner", "somebody").json();
+    before.push(member.make(&foreign).await?);
+    // Applied by another tool, also with a label that looks like ours, and with the very content of the source.
+    let applied = Draft::secret(home, "login").data("k", "v").label("app.kubernetes.io/managed-by", "runnel").json();
+    before.push(member.make(&applied).await?);
+    let rule = Id::rule(home, "all");
+    let settings = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
+    let login = hub.make(&Draft::secret(home, "login").data("k", "v").json()).await?;
+    let free = hub.make(&Draft::config_map(home, "free").json()).await?;
+    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1", "member-2"]).json()).await?;
+    member.has_copy(&free, home, &rule).await?;
+    for source in [&settings, &login, &free] {
+        scene.member(2).has_copy(source, home, &rule).await?;
+    }
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let summary = &told["status"]["summary"];
+    ensure!(summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2, "{summary}");
+    ensure!(told["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}), "{}", told["status"]);
+    ensure!(condition(&told, "Applied")?["status"] == "False");
+    let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.contains("member-1") && message.contains("configmaps/foreign/settings"), "{message}");
+    let entry = entry_of(&told, "member-1")?;
+    ensure!(entry["state"] == "Failed" && entry["reason"] == "Conflict" && entry["failed"] == 2, "{entry}");
+    ensure!(told["status"]["clusters"][0] == *entry, "the worst stands first: {}", told["status"]);
+    let event = hub.is_told(&rule, "Conflict").await?;
+    ensure!(event.kind == "Warning" && event.note.contains("configmaps/foreign/settings"), "{event:?}");
+    for object in &before {
+        let event = member.is_told(&Id::of(object)?, "Conflict").await?;
+        ensure!(event.kind == "Warning" && event.note.contains("not Runnel's"), "{event:?}");
+    }
+
+    // An edit of the source does not change that, and neither does one of the foreign object.
+    let settings = hub.change(&Id::of(&settings)?, json!({"data": {"k": "ours again"}})).await?;
+    scene.member(2).has_copy(&settings, home, &rule).await?;
+    before[0] = member.change(&Id::of(&settings)?, json!({"data": {"k": "theirs again"}})).await?;
+    let later = hub.make(&Draft::config_map(home, "later").json()).await?;
+    member.has_copy(&later, home, &rule).await?;
+    for object in &before {
+        member.is_untouched(object).await?;
+    }
+
+    // It goes, and the copy is there without anyone's help. It is the source that goes: the foreign object stays.
+    member.delete(&Id::of(&settings)?).await?;
+    member.has_copy(&settings, home, &rule).await?;
+    hub.delete(&Id::of(&login)?).await?;
+    scene.member(2).lacks(&Id::of(&login)?).await?;
+    hub.all_applied(&rule, 6).await?;
+    member.is_untouched(&before[1]).await?;
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    member.is_untouched(&before[1]).await
+}
+
+/// What `kubectl get -o yaml`, an edited name, and `kubectl apply` make of an object.
+fn clone_of(object: &Value, namespace: &str, name: &str) -> Result<Value> {
+    let metadata = object["metadata"].as_object().context("metadata")?;
+    let kept = metadata.iter().filter(|(key, _)| matches!(key.as_str(), "labels" | "annotations"));
+    let mut clone = object.clone();
+    clone["metadata"] = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
+    clone["metadata"]["namespace"] = json!(namespace);
+    clone["metadata"]["name"] = json!(name);
+    Ok(clone)
+}
+
+async fn has_clone(member: &Place, copy: &Value, namespace: &str, name: &str) -> Result<Value> {
+    let clone = member.make(&clone_of(copy, namespace, name)?).await?;
+    ensure!(!clone["metadata"]["annotations"][SEAL].is_null() && !clone["metadata"]["labels"][HUB_LABEL].is_null());
+    Ok(clone)
+}
+
+#[tokio::test]
+async fn a_copy_that_somebody_cloned_is_left_alone() -> Result<()> {
+    let home = "cloned";
+    let scene = scene_with(home).await?;
+    scene.member_namespaces(&["cloned-elsewhere", "cloned-target"]).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).into(&[home]).json()).await?;
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "v").json()).await?;
+    let copy = member.has_copy(&source, home, &rule).await?;
+    let clones = [
+        has_clone(member, &copy, "cloned-elsewhere", "settings").await?,
+        has_clone(member, &copy, "cloned-target", "settings").await?,
+        has_clone(member, &copy, home, "settings-copied").await?,
+    ];
+
+    // Edits, a rule that wants the clone's place, and the end of the rule: they stay what they are.
+    let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "w"}})).await?;
+    member.has_copy(&edited, home, &rule).await?;
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home, "cloned-target"]}}})).await?;
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("configmaps/cloned-target/settings") && message.contains("cloned"), "{message}");
+    hub.change(&rule, json!({"spec": {"namespaces": {"names": [home]}}})).await?;
+    hub.all_applied(&rule, 1).await?;
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    member.lacks(&Id::of(&source)?).await?;
+    for clone in &clones {
+        member.is_untouched(clone).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_somebody_replaced_as_a_whole_is_theirs_and_told() -> Result<()> {
+    let home = "replaced";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
+    member.has_copy(&source, home, &rule).await?;
+    // No mark, no label, no value is as it was written: nothing tells that this was a copy.
+    let theirs = Draft::config_map(home, "settings").data("k", "theirs").json();
+    fleet().await?.member(1).kubectl_stdin(&["replace", "-f", "-"], &theirs.to_string()).await?;
+    let replaced = member.get(&Id::of(&source)?).await?;
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("configmaps/replaced/settings"), "{message}");
+    member.is_told(&Id::of(&source)?, "Conflict").await?;
+    member.is_untouched(&replaced).await?;
+    member.delete(&Id::of(&source)?).await?;
+    member.has_copy(&source, home, &rule).await?;
+    hub.all_applied(&rule, 1).await.map(|_| ())
+}
