@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
+use http::HeaderValue;
+use http::header::USER_AGENT;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_proto::ops::LogFormat;
@@ -65,5 +67,8 @@ pub async fn client(options: &Options) -> anyhow::Result<Client> {
     };
     // The agent's own queue backs off; a client that retries would hold a run for minutes.
     config.default_retry = false;
+    // Who reads the API server's audit log shall see who it was.
+    let name = HeaderValue::from_static(concat!("runnel-agent/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, name));
     Client::try_from(config).context("the settings for this cluster's API server cannot be used")
 }
