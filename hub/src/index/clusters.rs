@@ -53,9 +53,16 @@ impl Index {
         if former.as_ref() == Some(&cluster) {
             return effect;
         }
+        let before: BTreeSet<_> = former.iter().flat_map(|former| former.pending.keys().cloned()).collect();
         let reborn = former.is_none_or(|former| former.uid != cluster.uid || former.leaving != cluster.leaving);
         for (uid, chosen) in self.choices(&name, &cluster) {
             self.choose(&uid, &name, chosen, reborn, &mut effect);
+        }
+        // Orders of rules that are gone are said through the rule's absence.
+        for uid in cluster.pending.keys().filter(|uid| !before.contains(*uid)) {
+            if !self.rules.contains_key(uid) {
+                self.forget(uid);
+            }
         }
         effect.clusters.insert(name);
         effect

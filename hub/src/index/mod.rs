@@ -8,6 +8,7 @@
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
 mod clusters;
 mod rules;
+mod sightings;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleName, RuleUid, Source
 
 use crate::plan::{Rule, RulePlan, Source};
 pub use clusters::Cluster;
+pub use sightings::version_number;
 pub use sources::KindState;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
@@ -74,6 +76,8 @@ pub struct RuleEntry {
 pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
     sources: BTreeMap<SourceRef, Source>,
+    /// What the watches last said.
+    sightings: BTreeMap<SourceRef, sightings::Sighting>,
     /// Sources that vanished, and when: they count as being there until the grace is over.
     vanished: BTreeMap<SourceRef, Instant>,
     kinds: BTreeMap<&'static str, KindState>,
@@ -121,7 +125,14 @@ impl Index {
         self.kinds.get(resource).unwrap_or(&KindState::Unwatched)
     }
 
-    /// What the hub says about a rule to a cluster. A pure function of rule and cluster, so it needs no session.
+    /// Whether the hub talks to this cluster at all: it is there, with this uid, and accepted. To any other it says
+    /// nothing, not even that something is unwanted.
+    pub fn talks_to(&self, cluster: &ClusterName, uid: &str) -> bool {
+        self.clusters.get(cluster).is_some_and(|known| known.accepted && known.uid == uid)
+    }
+
+    /// What the hub says about a rule to a cluster that it talks to ([`Index::talks_to`]). A pure function of rule and
+    /// cluster, so it needs no session.
     pub fn claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
         let Some(entry) = self.rules.get(uid) else { return self.pending_claim(uid, cluster) };
         let policy = entry.rule.terms.deletion_policy;

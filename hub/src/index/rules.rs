@@ -27,8 +27,10 @@ impl Index {
         });
         effect.read.extend(plan.unread.iter().cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
-        let plan = if unchanged { former.map_or(plan, |former| former.plan) } else { plan };
+        let before = former.map(|former| former.plan);
+        let plan = before.clone().filter(|_| unchanged).unwrap_or(plan);
         self.register(RuleEntry { rule, plan, clusters, version });
+        self.drop_unselected(before.as_deref());
         if unchanged {
             effect.clusters.clear();
             effect.rules.insert(uid);
@@ -47,8 +49,20 @@ impl Index {
             effect.clusters.extend(self.clusters.keys().cloned());
             effect.rules.insert(uid.clone());
             self.forget(uid);
+            self.drop_unselected(Some(&former.plan));
         }
         effect
+    }
+
+    /// Content that no rule selects any more is not kept.
+    fn drop_unselected(&mut self, former: Option<&RulePlan>) {
+        for source in former.into_iter().flat_map(all_sources) {
+            if !self.selected_by.contains_key(source)
+                && let Some(known) = self.sources.get_mut(source)
+            {
+                known.body = Body::Unread;
+            }
+        }
     }
 
     /// These are all the rules there are: the others are gone.
@@ -131,12 +145,10 @@ impl Index {
         effect: &mut Effect,
     ) {
         let Some(entry) = self.rules.get_mut(uid) else { return };
-        let mut next = RulePlan::clone(&entry.plan);
-        next.set(source, selected);
-        if next.says_the_same(&entry.plan) {
+        if entry.plan.already_says(source, selected) {
             return;
         }
-        entry.plan = Arc::new(next);
+        Arc::make_mut(&mut entry.plan).set(source, selected);
         match selected {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());

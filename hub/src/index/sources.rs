@@ -39,7 +39,8 @@ impl Index {
         let known = self.sources.get(&source).map(|known| known.body.clone());
         // Content that was read before outlives a failure to read it again.
         let body = match (body, known) {
-            (None | Some(Body::Unread | Body::Unreadable), Some(known @ Body::Read(_))) => known,
+            (None | Some(Body::Unread), Some(known @ (Body::Read(_) | Body::Stale(_)))) => known,
+            (Some(Body::Unreadable), Some(Body::Read(content) | Body::Stale(content))) => Body::Stale(content),
             (Some(body), _) => body,
             (None, known) => known.unwrap_or(Body::Unread),
         };
@@ -60,6 +61,7 @@ impl Index {
     /// A source vanished, or is being deleted. It counts as being there until [`Index::bury`] finds its grace over: a
     /// delete and re-create is an edit.
     pub fn vanish_source(&mut self, source: &SourceRef, now: Instant) {
+        self.sightings.remove(source);
         if self.sources.contains_key(source) {
             self.vanished.entry(source.clone()).or_insert(now);
         }
@@ -92,7 +94,7 @@ impl Index {
 
     /// When the next grace is over, if a source has vanished.
     pub fn next_burial(&self, grace: Duration) -> Option<Instant> {
-        self.vanished.values().min().map(|since| *since + grace)
+        self.vanished.values().min().and_then(|since| since.checked_add(grace))
     }
 
     /// A kind became known or unknown. Plans that need it follow.

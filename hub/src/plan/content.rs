@@ -23,7 +23,8 @@ const DENIED_METADATA: &[&str] = &[
     "reflector.v1.k8s.emberstack.com/*",
 ];
 
-/// Secrets that hold what the hub and the agents are: never sources, wherever a rule looks.
+/// Secrets that hold what the hub and the agents are: never sources, in any namespace, as the agent of the hub's own
+/// cluster may live in another one than the hub.
 const OWN_SECRETS: &[&str] = &["runnel-hub-identity", "runnel-agent-identity", "runnel-agent-terms"];
 
 /// Why an object is never distributed.
@@ -39,13 +40,11 @@ pub enum Refused {
 /// or it is Runnel's own.
 pub fn is_never_a_source(
     kind: &Kind,
-    namespace: &str,
     name: &str,
     labels: &BTreeMap<String, String>,
-    runnel_namespace: &str,
 ) -> bool {
     let copy = labels.contains_key(HUB_LABEL) && labels.get(MANAGED_BY_LABEL).is_some_and(|by| by == MANAGED_BY);
-    let own = namespace == runnel_namespace && OWN_SECRETS.contains(&name);
+    let own = OWN_SECRETS.contains(&name);
     copy || own || kind.refuses_name(name)
 }
 
@@ -135,10 +134,10 @@ mod tests {
             (MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned()),
             (HUB_LABEL.to_owned(), "abc".to_owned()),
         ]);
-        assert!(is_never_a_source(configmap, "a", "copy", &marks, "runnel-system"));
-        assert!(is_never_a_source(configmap, "a", "kube-root-ca.crt", &none, "runnel-system"));
-        assert!(is_never_a_source(secret, "runnel-system", "runnel-hub-identity", &none, "runnel-system"));
-        assert!(!is_never_a_source(secret, "a", "runnel-hub-identity", &none, "runnel-system"));
-        assert!(!is_never_a_source(configmap, "a", "plain", &none, "runnel-system"));
+        assert!(is_never_a_source(configmap, "copy", &marks));
+        assert!(is_never_a_source(configmap, "kube-root-ca.crt", &none));
+        assert!(is_never_a_source(secret, "runnel-agent-identity", &none));
+        assert!(!is_never_a_source(secret, "runnel", &none));
+        assert!(!is_never_a_source(configmap, "plain", &none));
     }
 }

@@ -35,6 +35,8 @@ pub enum Body {
     Refused(Refused),
     /// Read.
     Read(Arc<SourceContent>),
+    /// Read before; it has changed since, and cannot be read for now.
+    Stale(Arc<SourceContent>),
 }
 
 /// An object on the hub, as far as the hub knows it.
@@ -61,7 +63,7 @@ pub struct RulePlan {
     pub digest: SetDigest,
     /// Selected sources whose content is still being read for the first time.
     pub unread: BTreeSet<SourceRef>,
-    /// Selected sources whose content cannot be read now.
+    /// Selected sources whose content cannot be read now; those that were read before are in the intents as well.
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, Refused>,
@@ -89,8 +91,7 @@ impl RulePlan {
         }
     }
 
-    /// Whether the hub cannot tell what becomes of this source. Such a source is not in the intents and must not be
-    /// removed anywhere: it stays as it is.
+    /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         self.unread.contains(source)
             || self.unreadable.contains(source)
@@ -99,7 +100,8 @@ impl RulePlan {
 
     /// Objects that the rule selects and that may be distributed, those that cannot be read now included.
     pub fn sources(&self) -> usize {
-        self.intents.len() + self.unread.len() + self.unreadable.len()
+        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
+        self.intents.len() + self.unread.len() + never_read.count()
     }
 
     /// Takes in what a source is to the rule now (`None`: not selected). Costs the same however many there are, but
@@ -116,6 +118,11 @@ impl RulePlan {
                 self.digest.insert(source, &content.revision);
                 self.intents.insert(source.clone(), content.clone());
             }
+            Some(Body::Stale(content)) => {
+                self.digest.insert(source, &content.revision);
+                self.intents.insert(source.clone(), content.clone());
+                self.unreadable.insert(source.clone());
+            }
             Some(Body::Unread) => {
                 self.unread.insert(source.clone());
             }
@@ -124,6 +131,20 @@ impl RulePlan {
             }
         }
         self.change = Some((before, source.clone()));
+    }
+
+    /// Whether [`RulePlan::set`] with this would change nothing.
+    pub fn already_says(&self, source: &SourceRef, selected: Option<&Body>) -> bool {
+        let intent = self.intents.get(source).map(|content| content.revision);
+        let now = (intent, self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
+        match selected {
+            None => now == (None, false, false, None),
+            Some(Body::Refused(refused)) => now == (None, false, false, Some(refused)),
+            Some(Body::Read(content)) => now == (Some(content.revision), false, false, None),
+            Some(Body::Stale(content)) => now == (Some(content.revision), false, true, None),
+            Some(Body::Unread) => now == (None, true, false, None),
+            Some(Body::Unreadable) => now == (None, false, true, None),
+        }
     }
 
     fn clear(&mut self, source: &SourceRef) {

@@ -11,6 +11,7 @@ use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
 
 use super::READ_LIMIT;
 use super::sources::api_resource;
+use crate::index::version_number;
 use crate::plan::{Body, Refused, SourceContent, content_of, is_never_a_source};
 use crate::shared::Shared;
 
@@ -84,23 +85,18 @@ fn describe(error: &kube::Error) -> String {
 
 fn unreadable(shared: &Shared, source: &SourceRef, why: &str) -> bool {
     tracing::warn!(%source, why, "cannot read a source; its copies stay as they are, and it is tried again");
-    let labels = shared.index.read().source(source).map(|known| known.labels.clone());
-    if let Some(labels) = labels {
-        shared.change(|index| index.set_source(source.clone(), labels, Some(Body::Unreadable)));
-    }
+    shared.change(|index| index.could_not_read(source));
     false
 }
 
 fn take_in(shared: &Shared, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
     let labels = object.labels().clone();
-    let settings = &shared.settings;
-    if object.metadata.deletion_timestamp.is_some()
-        || is_never_a_source(kind, &source.namespace, &source.name, &labels, &settings.namespace)
-    {
+    if object.metadata.deletion_timestamp.is_some() || is_never_a_source(kind, &source.name, &labels) {
         return;
     }
+    let version = version_number(object.metadata.resource_version.as_deref());
     let body = body_of(shared, kind, &object);
-    shared.change(|index| index.set_source(source.clone(), labels, Some(body)));
+    shared.change(|index| index.read(source, version, labels, body));
 }
 
 fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body {

@@ -1,7 +1,7 @@
 //! The watches of sources, as metadata.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
@@ -10,9 +10,12 @@ use kube::{Api, Client, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
 
 use super::{events, refusal};
-use crate::index::KindState;
-use crate::plan::{Body, is_never_a_source};
+use crate::index::{KindState, version_number};
+use crate::plan::is_never_a_source;
 use crate::shared::Shared;
+
+/// How long to wait before a refused watch is tried again.
+const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 type Metadata = PartialObjectMeta<DynamicObject>;
 
@@ -28,23 +31,33 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
         return;
     }
     let api: Api<Metadata> = Api::all_with(client, &api_resource(kind));
-    let mut watch = SourceWatch { shared, kind, versions: BTreeMap::new(), seen: BTreeSet::new() };
-    let mut events = std::pin::pin!(events(api));
-    while let Some(event) = events.next().await {
-        watch.take_in(event);
+    let mut watch = SourceWatch { shared, kind, seen: BTreeSet::new() };
+    loop {
+        let mut events = std::pin::pin!(events(api.clone()));
+        // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
+        while let Some(event) = events.next().await {
+            if watch.take_in(event) == Heard::Refusal {
+                break;
+            }
+        }
+        tokio::time::sleep(AFTER_REFUSAL).await;
     }
+}
+
+#[derive(PartialEq, Eq)]
+enum Heard {
+    Something,
+    Refusal,
 }
 
 struct SourceWatch {
     shared: Arc<Shared>,
     kind: &'static Kind,
-    /// The versions that were seen, so that a new list does not mean to read everything again.
-    versions: BTreeMap<SourceRef, String>,
     seen: BTreeSet<SourceRef>,
 }
 
 impl SourceWatch {
-    fn take_in(&mut self, event: Result<Event<Metadata>, kube::runtime::watcher::Error>) {
+    fn take_in(&mut self, event: Result<Event<Metadata>, kube::runtime::watcher::Error>) -> Heard {
         match event {
             Ok(Event::Init) => self.seen.clear(),
             Ok(Event::InitApply(object)) => {
@@ -54,7 +67,6 @@ impl SourceWatch {
             }
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
-                self.versions.retain(|source, _| seen.contains(source));
                 self.shared.index.write().retain_sources(self.kind.resource, &seen, Instant::now());
                 self.shared.vanished.notify_one();
                 self.shared.change(|index| index.set_kind(self.kind.resource, KindState::Known));
@@ -68,8 +80,9 @@ impl SourceWatch {
                     self.vanish(&source);
                 }
             }
-            Err(error) => self.complain(&error),
+            Err(error) => return self.complain(&error),
         }
+        Heard::Something
     }
 
     fn reference(&self, object: &Metadata) -> Option<SourceRef> {
@@ -80,39 +93,21 @@ impl SourceWatch {
     fn seen_now(&mut self, object: &Metadata) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
-        let namespace = &self.shared.settings.namespace;
-        if is_never_a_source(self.kind, &source.namespace, &source.name, labels, namespace)
-            || object.metadata.deletion_timestamp.is_some()
-        {
+        if is_never_a_source(self.kind, &source.name, labels) || object.metadata.deletion_timestamp.is_some() {
             self.vanish(&source);
             return None;
         }
-        let version = object.resource_version().unwrap_or_default();
-        let known_version = self.versions.insert(source.clone(), version.clone()) == Some(version);
-        let index = self.shared.index.read();
-        let selected = index.is_selected(&source, labels);
-        let known = index.source(&source).map(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)));
-        drop(index);
-        if known.is_none() {
-            // From the first look on the plan says that it is there and unread: a source that only the agents know of
-            // would count as gone.
-            self.shared.change(|index| index.set_source(source.clone(), labels.clone(), None));
-        } else if selected && !(known_version && known == Some(true)) {
-            // Labels and content are taken in together, once the content has been read.
-            self.shared.to_read.add([source.clone()]);
-        } else {
-            self.shared.change(|index| index.set_source(source.clone(), labels.clone(), None));
-        }
+        let version = version_number(object.metadata.resource_version.as_deref());
+        self.shared.change(|index| index.saw(&source, version, labels.clone()));
         Some(source)
     }
 
     fn vanish(&mut self, source: &SourceRef) {
-        self.versions.remove(source);
         self.shared.index.write().vanish_source(source, Instant::now());
         self.shared.vanished.notify_one();
     }
 
-    fn complain(&self, error: &kube::runtime::watcher::Error) {
+    fn complain(&self, error: &kube::runtime::watcher::Error) -> Heard {
         let resource = self.kind.resource;
         match refusal(error) {
             Some(why) => {
@@ -122,8 +117,12 @@ impl SourceWatch {
                 );
                 self.shared.change(|index| index.set_kind(resource, KindState::Unreadable(why)));
                 self.shared.progress.notify_one();
+                Heard::Refusal
             }
-            None => tracing::warn!(resource, %error, "the watch of sources broke; trying again"),
+            None => {
+                tracing::warn!(resource, %error, "the watch of sources broke; trying again");
+                Heard::Something
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use crate::crd::{MemberCluster, RuleStatus};
+use crate::index::version_number;
 use crate::watch::RuleKind;
 
 /// A rule's object.
@@ -57,13 +58,8 @@ impl RuleObject {
     }
 
     fn version(&self) -> u64 {
-        number(self.resource_version.as_deref())
+        version_number(self.resource_version.as_deref())
     }
-}
-
-/// A resource version as the number that it is: versions of one object are ordered (KEP-5504, Kubernetes 1.35).
-fn number(version: Option<&str>) -> u64 {
-    version.and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// The objects that the writer writes about.
@@ -90,7 +86,7 @@ impl Book {
     pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) {
         if let Some(known) = self.rules.lock().get_mut(uid) {
             known.status = status;
-            known.written_version = number(version.as_deref());
+            known.written_version = version_number(version.as_deref());
         }
     }
 
@@ -132,10 +128,9 @@ impl Book {
 
     /// A member was seen or written. Returns false, and changes nothing, if a later version is known.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
-        let version = |object: &MemberCluster| number(object.metadata.resource_version.as_deref());
+        let version = |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
         let mut members = self.members.lock();
-        let known = members.get(&name).filter(|known| known.metadata.uid == object.metadata.uid);
-        if known.is_some_and(|known| version(known) > version(&object)) {
+        if members.get(&name).is_some_and(|known| version(known) > version(&object)) {
             return false;
         }
         members.insert(name, object);
