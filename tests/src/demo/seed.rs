@@ -144,7 +144,7 @@ impl Story<'_> {
         }
         self.status("one failed copy", |status| status["summary"]["copiesFailed"] == 1).await?;
         self.show_rule().await?;
-        let worst = "jsonpath={range .status.clusters[0]}{.name}: {.reason}: {.message}{end}";
+        let worst = "jsonpath={.status.conditions[0].message}";
         hub.show(self.narrator, &["-n", NAMESPACE, "get", "drule", RULE, "-o", worst]).await?;
         member.show(self.narrator, &["get", "configmap", LIMITS, "-o", "jsonpath={.data}"]).await?;
         self.conflict_ends().await
