@@ -43,6 +43,13 @@ impl PayloadCache {
         }
     }
 
+    /// Keeps a payload that nobody has asked for: only where nothing has to go for it.
+    pub fn offer(&mut self, key: IntentKey, revision: Revision, payload: Payload) {
+        if !self.entries.contains_key(&key) && self.bytes + payload.bytes().len() <= self.limit {
+            self.insert(key, revision, payload);
+        }
+    }
+
     /// The payload of an intent, if it is here in this revision.
     pub fn get(&mut self, key: &IntentKey, revision: &Revision) -> Option<Payload> {
         let entry = self.entries.get_mut(key).filter(|entry| entry.revision == *revision)?;
@@ -103,6 +110,17 @@ mod tests {
         assert!(cache.has(&key(0), &Revision([0; 16])));
         assert!(!cache.has(&key(1), &Revision([1; 16])));
         assert!(!cache.has(&key(0), &Revision([9; 16])));
+    }
+
+    #[test]
+    fn what_is_offered_displaces_nothing() {
+        let mut cache = PayloadCache::new(20);
+        cache.insert(key(0), Revision([0; 16]), payload(15));
+        cache.offer(key(0), Revision([1; 16]), payload(1));
+        cache.offer(key(1), Revision([1; 16]), payload(10));
+        cache.offer(key(2), Revision([2; 16]), payload(5));
+        assert!(cache.has(&key(0), &Revision([0; 16])) && cache.has(&key(2), &Revision([2; 16])));
+        assert!(!cache.has(&key(1), &Revision([1; 16])));
     }
 
     proptest! {

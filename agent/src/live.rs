@@ -5,11 +5,13 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, HUB_LABEL, Kind, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
+    Content, HUB_LABEL, Kind, MANAGED_BY_LABEL, Payload, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
     SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
 };
 use serde_json::Value;
 
+use crate::desired::NewPayload;
+use crate::records::IntentKey;
 use crate::seal::{self, Identity, Seal, Sealer};
 
 /// The name under which the agent applies.
@@ -108,6 +110,18 @@ pub fn proven_content(kind: &Kind, object: &DynamicObject, sealer: &Sealer, expe
         return None;
     }
     Some(content(kind, object, &Owned::of(apply_entry(&object.metadata))))
+}
+
+/// The content of an intact copy, for as long as nobody else has it: should the copy be damaged while the hub is away,
+/// it can be put back.
+pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayload> {
+    let sealed = live.sealed.as_ref().filter(|_| live.intact && live.ownership == Ownership::Ours)?;
+    let content = seal::canonical(&content(kind, object, &Owned::of(apply_entry(&object.metadata))));
+    Some(NewPayload {
+        key: IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() },
+        revision: sealed.revision,
+        payload: Payload::encode(content.to_bytes()),
+    })
 }
 
 /// Whether the fields of a live object equal the content's, labels and annotations aside.

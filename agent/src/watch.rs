@@ -1,5 +1,5 @@
-//! Watches: copies by kind (those with our hub's label), and namespaces. Each object is reduced here; its content
-//! goes no further.
+//! Watches: copies by kind (those with our hub's label), and namespaces. Each object is reduced here; of its content
+//! only what a list shows of intact copies goes further, into the bounded cache.
 use std::sync::Arc;
 
 use futures::stream::StreamExt;
@@ -30,7 +30,18 @@ pub async fn copies(client: Client, kind: &'static Kind, sealer: Sealer, events:
         let event = match next {
             Ok(watcher::Event::Init) => Some(Event::CopiesListed(kind.resource)),
             Ok(watcher::Event::InitDone) => Some(Event::CopiesComplete(kind.resource)),
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+            Ok(watcher::Event::InitApply(object)) => {
+                let reduced = live::reduce(kind, &object, &sealer);
+                // After a restart this may be the only place where the content is, as long as the hub is away.
+                let seen = reduced.as_ref().and_then(|(_, live)| live::learn(kind, &object, live));
+                if let Some(seen) = seen
+                    && events.send(Event::Content(seen)).await.is_err()
+                {
+                    return;
+                }
+                reduced.map(|(copy, live)| Event::Copy(copy, live))
+            }
+            Ok(watcher::Event::Apply(object)) => {
                 live::reduce(kind, &object, &sealer).map(|(copy, live)| Event::Copy(copy, live))
             }
             Ok(watcher::Event::Delete(object)) => {

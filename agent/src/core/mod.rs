@@ -16,7 +16,7 @@ use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, KINDS, Refusal, R
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::decide::Trouble;
-use crate::desired::{Desired, Home, Namespace, StoredRule};
+use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
 use crate::job::{Done, Wrote};
 use crate::live::Live;
 use crate::queue::{Key, Queue};
@@ -33,6 +33,8 @@ pub enum Event {
     CopiesListed(&'static str),
     /// A live object with our label.
     Copy(SourceRef, Live),
+    /// The content of an intact copy that is listed.
+    Content(NewPayload),
     /// The object with this uid has lost our label or is gone.
     CopyGone(SourceRef, Arc<str>),
     /// The list of a kind's copies is complete.
@@ -209,6 +211,7 @@ impl Core {
         match event {
             Event::CopiesListed(resource) => self.copies_listed(resource),
             Event::Copy(copy, live) => self.copy_seen(&copy, live, now),
+            Event::Content(seen) => self.cache.offer(seen.key, seen.revision, seen.payload),
             Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
             Event::CopiesComplete(resource) => self.copies_complete(resource, now),
             Event::CopiesForbidden(resource) => self.copies_forbidden(resource, now),
