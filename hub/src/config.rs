@@ -88,6 +88,9 @@ pub struct Create {
     pub advertise: Vec<String>,
 }
 
+/// Longer than any sensible pause between a delete and a re-create.
+const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
 fn address(text: &str) -> Result<String, String> {
     match is_address(text) {
         true => Ok(text.to_owned()),
@@ -97,7 +100,11 @@ fn address(text: &str) -> Result<String, String> {
 
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration = text.parse().map_err(|_| "write a duration such as 5s or 1m".to_owned())?;
-    Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())
+    let parsed = Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())?;
+    match parsed <= LONGEST_GRACE {
+        true => Ok(parsed),
+        false => Err("at most 24h".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +120,6 @@ mod tests {
     #[test]
     fn durations_say_what_they_want() {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
-        assert!(duration("-5s").is_err() && duration("soon").is_err());
+        assert!(duration("-5s").is_err() && duration("25h").is_err() && duration("soon").is_err());
     }
 }

@@ -18,14 +18,17 @@ use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::server::Server;
 use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
-use runnel_hub::writer::{Book, Writer};
+use runnel_hub::writer::{Book, WAITING, Writer, publish_events};
 use runnel_proto::model::KINDS;
 use runnel_proto::ops::{self, Readiness, Signals};
 use runnel_proto::tls;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+/// When a silent connection to the API server is given up; the server itself ends a watch before.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long to wait before the API server is tried again at the start.
 const AGAIN: Duration = Duration::from_secs(2);
 /// Keepalives notice a half-open connection within 25 s.
@@ -94,6 +97,8 @@ pub async fn client(access: &Access) -> anyhow::Result<Client> {
             .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
     };
     config.default_retry = false;
+    // Longer than a quiet watch lasts: what says nothing for so long is dead.
+    config.read_timeout = Some(READ_TIMEOUT);
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
     Client::try_from(config).context("cannot make a client from the kubeconfig: check its certificates")
@@ -111,7 +116,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
             (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
             (Err(error), _) => tracing::error!(%error, "cannot get the hub's identity; trying again"),
-            (_, Err(error)) => tracing::error!(%error, "cannot read the namespace kube-system; trying again"),
+            (_, Err(why)) => tracing::error!(why, "cannot read the namespace kube-system; trying again"),
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -138,7 +143,6 @@ async fn start(
         cluster_uid,
         source_gone_grace: options.source_gone_grace,
         revision_key: identity.revision_key.clone(),
-        started: Instant::now(),
     };
     let identity = Arc::new(identity);
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
@@ -187,7 +191,9 @@ async fn start(
         std::future::pending().await
     });
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
-    forever(tasks, stop(), "writer", Writer::new(client, shared, book, instance).run());
+    let (events, waiting) = mpsc::channel(WAITING);
+    forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
+    forever(tasks, stop(), "writer", Writer::new(client, shared, book, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
 }
@@ -218,8 +224,8 @@ async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaite
         shared.progress.notified().await;
     }
     drop(own);
-    tracing::info!(after = ?shared.settings.started.elapsed(), "the hub has read its rules and sources, and serves");
-    shared.ready.send_replace(true);
+    tracing::info!("the hub has read its rules and sources, and serves");
+    shared.ready.send_replace(Some(Instant::now()));
     shared.mark_everything();
 }
 

@@ -82,8 +82,6 @@ pub struct Settings {
     pub source_gone_grace: Duration,
     /// The key for revisions.
     pub revision_key: RevisionKey,
-    /// When the process started.
-    pub started: Instant,
 }
 
 /// What the hub's tasks share.
@@ -106,8 +104,8 @@ pub struct Shared {
     pub settled_removals: Pending<(ClusterName, RuleUid)>,
     /// Kinds that some rule needs.
     pub needed: watch::Sender<BTreeSet<&'static str>>,
-    /// Whether the hub knows enough to serve.
-    pub ready: watch::Sender<bool>,
+    /// Since when the hub knows enough to serve.
+    pub ready: watch::Sender<Option<Instant>>,
     /// Woken when a source vanished.
     pub vanished: Notify,
     /// Woken when a watch has delivered a complete list or was refused.
@@ -131,6 +129,11 @@ impl Shared {
             vanished: Notify::new(),
             progress: Notify::new(),
         })
+    }
+
+    /// Since when the hub serves; before that nobody could connect, so no silence counts.
+    pub fn serving_since(&self) -> Option<Instant> {
+        *self.ready.borrow()
     }
 
     /// Changes the index and tells everybody who is concerned.

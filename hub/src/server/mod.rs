@@ -3,6 +3,7 @@
 //! Who calls is what the verified client certificate says; no field of a request can widen it. A session is admitted
 //! only while its `MemberCluster` is there with the same uid, accepted, and with the certificate's key on record, and
 //! it is cut the moment that stops being so.
+mod account;
 mod session;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -55,6 +56,16 @@ struct Identity {
     certificate: Arc<PeerCertificate>,
 }
 
+impl Identity {
+    /// Uid of the `MemberCluster` that the certificate was made for.
+    fn uid(&self) -> &str {
+        match &self.certificate.id {
+            SpiffeId::Cluster { uid, .. } => uid,
+            SpiffeId::Hub { .. } => "",
+        }
+    }
+}
+
 impl Server {
     /// A service that ends its sessions when `shutdown` is cancelled.
     pub fn new(
@@ -76,7 +87,7 @@ impl Server {
 
     async fn until_ready(&self) -> Result<(), Status> {
         let mut ready = self.shared.ready.subscribe();
-        let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(|ready| *ready)).await;
+        let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(Option::is_some)).await;
         let starting = || Status::unavailable("the hub is starting and has not read its rules yet: try again");
         waited.map_err(|_| starting())?.map_err(|_| starting())?;
         Ok(())

@@ -3,10 +3,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use futures::{Stream, StreamExt};
-use jiff::Timestamp;
+use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
-use runnel_proto::model::{AgentFrame, Hello, HubFrame, Refusal, RuleState, SnapshotBegin};
+use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -14,9 +13,8 @@ use tonic::{Status, Streaming};
 
 use super::{Identity, admission};
 use crate::metrics::HubMetrics;
-use crate::session::Session;
+use crate::session::{RULES_LIMIT, Session};
 use crate::shared::{LiveSession, Shared};
-use crate::status::SessionFacts;
 use crate::writer::Book;
 
 /// How long an agent may take to say what it holds.
@@ -26,16 +24,16 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 
 /// A running session.
 pub(super) struct Running {
-    shared: Arc<Shared>,
-    book: Arc<Book>,
-    metrics: Arc<HubMetrics>,
-    identity: Identity,
-    live: Arc<LiveSession>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) book: Arc<Book>,
+    pub(super) metrics: Arc<HubMetrics>,
+    pub(super) identity: Identity,
+    pub(super) live: Arc<LiveSession>,
     inbound: Streaming<wire::AgentFrame>,
     shutdown: CancellationToken,
-    hello: Option<Hello>,
-    held: Vec<RuleState>,
-    registered: bool,
+    pub(super) hello: Option<Hello>,
+    pub(super) held: Vec<RuleState>,
+    pub(super) registered: bool,
     /// The index version up to which claims were taken in.
     version: u64,
     out: VecDeque<HubFrame>,
@@ -95,6 +93,7 @@ impl Running {
 
     async fn next(&mut self) -> Option<Result<HubFrame, Status>> {
         loop {
+            self.heed();
             self.fill();
             if let Some(frame) = self.out.pop_front() {
                 return Some(Ok(frame));
@@ -111,6 +110,16 @@ impl Running {
         let hello_left = HELLO_LIMIT.saturating_sub(self.started.elapsed());
         let expires = self.identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         tokio::select! {
+            // What ends the session comes before what the agent says.
+            biased;
+            () = self.live.wake.notified() => self.woken(),
+            () = tokio::time::sleep(expires) => self.end(expired()),
+            () = self.shutdown.cancelled(), if !self.draining => {
+                self.draining = true;
+                let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
+                self.out.push_back(HubFrame::Drain(within));
+                self.ending = Some(Status::ok(""));
+            }
             frame = self.inbound.next() => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
@@ -120,23 +129,26 @@ impl Running {
                 }
                 None => self.ending = Some(Status::ok("")),
             },
-            () = self.live.wake.notified() => self.woken(),
-            () = self.shutdown.cancelled(), if !self.draining => {
-                self.draining = true;
-                let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
-                self.out.push_back(HubFrame::Drain(within));
-                self.ending = Some(Status::ok(""));
-            }
             () = tokio::time::sleep(hello_left), if !self.registered => {
                 self.end(Status::deadline_exceeded("the agent did not say what it holds"));
-            }
-            () = tokio::time::sleep(expires) => {
-                self.end(Status::unauthenticated("the certificate of this session has expired: connect with the new one"));
             }
         }
     }
 
-    fn end(&mut self, status: Status) {
+    /// A session that has much to say looks up before each frame: a revocation or an expiry comes first.
+    fn heed(&mut self) {
+        if self.ending.is_some() {
+            return;
+        }
+        if self.live.wake.notified().now_or_never().is_some() {
+            self.woken();
+        }
+        if self.identity.certificate.not_after <= SystemTime::now() {
+            self.end(expired());
+        }
+    }
+
+    pub(super) fn end(&mut self, status: Status) {
         self.out.clear();
         self.ending = Some(status);
     }
@@ -154,8 +166,12 @@ impl Running {
         }
     }
 
-    fn update(&mut self) {
+    pub(super) fn update(&mut self) {
         let index = self.shared.index.read();
+        // The index may be a moment ahead of what the admission looked at.
+        if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
+            return;
+        }
         let (claims, version) = index.claims_since(&self.identity.cluster, self.version);
         self.version = version;
         drop(index);
@@ -187,7 +203,9 @@ impl Running {
             (AgentFrame::Hello(hello), false, _) => self.greet(hello),
             (AgentFrame::HeldRules(rules, last), true, false) => {
                 self.held.extend(rules);
-                if last {
+                if self.held.len() > RULES_LIMIT {
+                    self.end(Status::resource_exhausted(format!("the agent holds more than {RULES_LIMIT} rules")));
+                } else if last {
                     self.register();
                 }
             }
@@ -217,97 +235,10 @@ impl Running {
         }));
         self.hello = Some(hello);
     }
+}
 
-    /// The agent has said what it holds: from now on the hub counts it as connected.
-    fn register(&mut self) {
-        let Some(hello) = self.hello.clone() else { return };
-        self.registered = true;
-        let cluster = self.identity.cluster.clone();
-        let held = std::mem::take(&mut self.held);
-        tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");
-        let facts = SessionFacts {
-            agent_version: hello.agent_version,
-            kubernetes_version: hello.kubernetes_version,
-            cluster_uid: hello.cluster_uid,
-            certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
-        };
-        {
-            let mut session = self.live.session.lock();
-            session.hello(held.clone());
-            session.hello_done();
-        }
-        let replaced = self.shared.sessions.insert(cluster.clone(), self.live.clone());
-        if let Some(older) = replaced {
-            older.wake.notify_one();
-        }
-        {
-            let mut ledger = self.shared.ledger.lock();
-            ledger.connected(&cluster, facts);
-            ledger.replace_reports(&cluster, held);
-        }
-        self.shared.mark_rules_of(&cluster);
-        self.metrics.connected(1);
-        self.update();
-        self.claim_held();
-    }
-
-    /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
-    fn claim_held(&self) {
-        let index = self.shared.index.read();
-        let cluster = &self.identity.cluster;
-        let mut session = self.live.session.lock();
-        let held: Vec<_> = session.held_rules().cloned().collect();
-        let unknown = held.iter().filter(|uid| index.rule(uid).is_none());
-        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
-        session.update(claims);
-        let pending = index.cluster(cluster).into_iter().flat_map(|known| known.pending.keys());
-        let done: Vec<_> =
-            pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
-        drop(session);
-        drop(index);
-        self.settle(done);
-    }
-
-    fn settle(&self, done: Vec<(runnel_proto::model::ClusterName, runnel_proto::model::RuleUid)>) {
-        if !done.is_empty() {
-            self.shared.settled_removals.add(done);
-            self.shared.dirty_members.add([self.identity.cluster.clone()]);
-        }
-    }
-
-    fn reported(&mut self, rules: Vec<RuleState>) {
-        let cluster = self.identity.cluster.clone();
-        let mut changed = Vec::new();
-        for state in rules {
-            let uid = state.uid.clone();
-            if state.gone && self.live.session.lock().gone(&uid) {
-                let ordered = self.shared.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
-                if ordered {
-                    self.settle(vec![(cluster.clone(), uid.clone())]);
-                }
-            }
-            let unknown = self.shared.index.read().rule(&uid).is_none();
-            if self.shared.ledger.lock().report(&cluster, state) {
-                changed.push(uid);
-                if unknown {
-                    self.shared.dirty_members.add([cluster.clone()]);
-                }
-            }
-        }
-        let leaving = self.shared.index.read().cluster(&cluster).is_some_and(|cluster| cluster.leaving);
-        if leaving {
-            self.shared.dirty_members.add([cluster]);
-        }
-        self.shared.dirty_rules.add(changed);
-    }
-
-    fn refused(&self, refused: &[Refusal]) {
-        for refusal in refused {
-            let Refusal { rule, source, reason, message, .. } = refusal;
-            let cluster = &self.identity.cluster;
-            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), message, "the agent refused an intent");
-        }
-    }
+fn expired() -> Status {
+    Status::unauthenticated("the certificate of this session has expired: connect with the new one")
 }
 
 impl Drop for Running {
@@ -321,7 +252,7 @@ impl Drop for Running {
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
         if self.shared.sessions.remove_if(cluster, own).is_some() {
             tracing::info!(%cluster, "session ended");
-            self.shared.ledger.lock().disconnected(cluster, Instant::now());
+            self.shared.ledger.lock().disconnected(cluster, self.live.number, Instant::now());
             self.shared.dirty_members.add([cluster.clone()]);
         }
     }

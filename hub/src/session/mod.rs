@@ -34,6 +34,11 @@ const BATCH_BYTES: usize = 1024 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
+/// The most pairs of one rule that a session takes in: what one member says must not fill the hub's memory.
+const PAIRS_LIMIT: usize = 1_000_000;
+/// The most rules that an agent may say it holds.
+pub const RULES_LIMIT: usize = 20_000;
+
 /// A change of one source that the agent has not been sent.
 enum Change {
     Upsert(Arc<SourceContent>),
@@ -93,7 +98,8 @@ impl Session {
     pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
         let Some(held) = self.rules.get_mut(uid) else { return };
         let Items::Asked(pairs) = &mut held.items else { return };
-        pairs.extend(intents.into_iter().map(|intent| (intent.source, intent.revision)));
+        let room = PAIRS_LIMIT.saturating_sub(pairs.len());
+        pairs.extend(intents.into_iter().take(room).map(|intent| (intent.source, intent.revision)));
         if !last {
             return;
         }
@@ -113,7 +119,8 @@ impl Session {
         if !self.rules.contains_key(uid) {
             return;
         }
-        self.wants.entry(uid.clone()).or_default().extend(sources);
+        let wanted = self.wants.entry(uid.clone()).or_default();
+        wanted.extend(sources.into_iter().take(PAIRS_LIMIT.saturating_sub(wanted.len())));
         self.serve_wants(uid);
     }
 
@@ -136,6 +143,11 @@ impl Session {
         answers
     }
 
+    /// Whether the session knows of anything that the agent holds of a rule.
+    pub fn holds(&self, uid: &RuleUid) -> bool {
+        self.rules.contains_key(uid)
+    }
+
     /// Whether the agent has nothing of a rule and no order about it is under way.
     pub fn is_free_of(&self, uid: &RuleUid) -> bool {
         self.hello_done && !self.rules.contains_key(uid)
@@ -152,9 +164,10 @@ impl Session {
             return None;
         }
         let mut deltas = BTreeMap::new();
-        self.take_headings(&mut deltas);
-        let more = self.take_upserts(&mut deltas);
-        if !more {
+        let mut bytes = 0;
+        let more = self.take_headings(&mut deltas, &mut bytes) || self.take_upserts(&mut deltas, bytes);
+        // A rule whose account is still awaited may be the one that takes a copy over.
+        if !more && !self.is_waiting() {
             self.take_removals(&mut deltas);
         }
         if deltas.is_empty() {
@@ -168,8 +181,7 @@ impl Session {
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
         let said = self.changes.is_empty() && self.headings.is_empty() && self.removals.is_empty();
-        let waiting = self.rules.values().any(Held::is_waiting);
-        if self.snapshot_ended || !self.hello_done || !said || waiting {
+        if self.snapshot_ended || !self.hello_done || !said || self.is_waiting() {
             return None;
         }
         self.snapshot_ended = true;
@@ -182,17 +194,29 @@ impl Session {
         Some(end)
     }
 
-    fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
-        for (uid, heading) in std::mem::take(&mut self.headings) {
+    /// Whether the account of some rule has not come in yet.
+    fn is_waiting(&self) -> bool {
+        self.rules.values().any(Held::is_waiting)
+    }
+
+    /// Returns whether headings are left for another batch.
+    fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
+        while let Some((uid, heading)) = self.headings.pop_first() {
+            *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
             delta.unclaimed = heading.unclaimed;
+            if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
+                return !self.headings.is_empty();
+            }
         }
+        false
     }
 
     /// Returns whether upserts are left for another batch.
-    fn take_upserts(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) -> bool {
-        let (mut bytes, mut taken) = (0, Vec::new());
+    fn take_upserts(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, mut bytes: usize) -> bool {
+        let mut taken = Vec::new();
+        let first = bytes == 0;
         let upserts = self.changes.iter().filter_map(|(key, change)| match change {
             Change::Upsert(content) => Some((key, content)),
             Change::Tombstone(_) => None,
@@ -200,7 +224,8 @@ impl Session {
         let mut more = false;
         for (key, content) in upserts {
             let size = content.payload.bytes().len();
-            if taken.len() >= BATCH_ITEMS || (!taken.is_empty() && bytes + size > BATCH_BYTES) {
+            let alone = first && taken.is_empty();
+            if taken.len() >= BATCH_ITEMS || (!alone && bytes + size > BATCH_BYTES) {
                 more = true;
                 break;
             }
@@ -234,7 +259,10 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         match &claim {
             Claim::Wanted(plan) => self.wanted(uid, plan),
-            Claim::Held(plan) if self.rules.contains_key(uid) => self.say_terms(uid, plan),
+            Claim::Held(plan) if self.rules.contains_key(uid) => {
+                self.say_terms(uid, plan);
+                self.take_back(uid);
+            }
             Claim::Held(_) => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Unclaimed => self.unclaimed(uid),
@@ -350,6 +378,16 @@ impl Session {
         self.changes.retain(|(rule, _), _| rule != uid);
         self.changes.len() != before
     }
+}
+
+/// About how many bytes terms take on the wire.
+fn weight(terms: &Terms) -> usize {
+    let choice = terms.namespaces.as_ref();
+    let patterns = choice.into_iter().flat_map(|choice| choice.names.iter().chain(&choice.exclude));
+    let requirements = choice.and_then(|choice| choice.selector.as_ref()).into_iter().flat_map(|s| &s.requirements);
+    let requirements = requirements.map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
+    let names = terms.rule.kind.len() + terms.rule.namespace.len() + terms.rule.name.len();
+    patterns.map(|pattern| pattern.as_str().len() + 2).sum::<usize>() + requirements.sum::<usize>() + names + 64
 }
 
 fn delta_of<'a>(deltas: &'a mut BTreeMap<RuleUid, RuleDelta>, uid: &RuleUid) -> &'a mut RuleDelta {

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    Batch, Counts, DeletionPolicy, HeldIntent, Payload, Revision, RuleName, RuleState, RuleUid, SetDigest, SourceRef,
-    TermsDigest,
+    Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision, RuleName,
+    RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -256,6 +256,47 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
     assert_eq!((agent.upserts, agent.removed.len()), (3, 1));
 }
 
+#[test]
+fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("old", &[(1, content(1))]), wanted("new", &[(2, content(2))])]);
+    agent.drain(&mut session);
+    // While the agent is away, the source goes from one rule to the other: both must be asked about.
+    let mut again = agent.connect();
+    again.update([wanted("old", &[]), wanted("new", &[(1, content(1)), (2, content(2))])]);
+    let questions = again.take_questions();
+    assert_eq!(questions.len(), 2);
+    let pair = |source, text| HeldIntent { source, revision: Revision([text; 16]) };
+    again.detail(&"old".into(), vec![pair(source(1), 1)], true);
+    assert!(again.next_batch().is_none(), "the taker's account is not in");
+    again.detail(&"new".into(), vec![pair(source(2), 2)], true);
+    let batch = again.next_batch().unwrap();
+    assert_eq!(batch.rules.iter().map(|delta| (delta.upserts.len(), delta.tombstones.len())).max(), Some((1, 0)));
+    assert!(batch.rules.iter().any(|delta| delta.tombstones.len() == 1));
+}
+
+#[test]
+fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
+    let mut session = Agent::default().connect();
+    for number in 0..200 {
+        let uid = format!("r{number}");
+        let mut plan = RulePlan::clone(&plan_of(&uid, false, &[]));
+        let names = (0..128).map(|n| Pattern::new(format!("{n:0250}"))).collect();
+        let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
+        plan.terms = Arc::new(Terms { namespaces: Some(choice), ..Terms::clone(&plan.terms) });
+        session.update([(uid.as_str().into(), Claim::Wanted(Arc::new(plan)))]);
+    }
+    let mut seen = 0;
+    while let Some(batch) = session.next_batch() {
+        let wire = runnel_proto::convert::hub_frame_to_wire(&HubFrame::Batch(batch.clone()));
+        assert!(prost::Message::encoded_len(&wire) < runnel_proto::FRAME_LIMIT);
+        seen += batch.rules.len();
+        session.ack(batch.nonce);
+    }
+    assert_eq!(seen, 200);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     /// The hub's word about a rule: items as (source, text); text 0 means unreadable.
@@ -266,6 +307,8 @@ enum Step {
     },
     Unwanted(u8),
     Unclaimed(u8),
+    /// The rule is suspended and does not choose the cluster.
+    Held(u8),
     /// Send this many batches.
     Send(u8),
     Answer,
@@ -278,6 +321,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..3u8, items, proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
         1 => (0..3u8).prop_map(Step::Unwanted),
         1 => (0..3u8).prop_map(Step::Unclaimed),
+        1 => (0..3u8).prop_map(Step::Held),
         3 => (1..3u8).prop_map(Step::Send),
         2 => Just(Step::Answer),
         1 => Just(Step::Reconnect),
@@ -333,6 +377,11 @@ proptest! {
                 Step::Unclaimed(rule) => {
                     claims.insert(format!("r{rule}").into(), Claim::Unclaimed);
                     session.update([(format!("r{rule}").into(), Claim::Unclaimed)]);
+                }
+                Step::Held(rule) => {
+                    let claim = Claim::Held(plan_of(&format!("r{rule}"), true, &[]));
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Send(count) => for _ in 0..count {
                     let Some(batch) = session.next_batch() else { break };

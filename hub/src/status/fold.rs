@@ -6,7 +6,7 @@ use ring::digest;
 use runnel_proto::model::ClusterName;
 
 use super::standing::{Standing, is_awaited, is_reading, standing};
-use super::{Ledger, Now};
+use super::{Ledger, Now, SETTLING};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
@@ -57,10 +57,10 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.observed_generation = Some(view.rule.generation);
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
-    if standings.iter().all(|(_, standing)| standing.state == ClusterState::Ready) && !is_reading(view) {
+    let ready = set_conditions(&mut status, view, &standings, now);
+    if ready {
         status.revision = Some(revision(view.plan));
     }
-    set_conditions(&mut status, view, &standings, now);
     list_clusters(&mut status, view, standings, now);
     (status != *view.previous).then_some(status)
 }
@@ -81,7 +81,9 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
 /// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
 /// persisted status stands.
 fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
+    let young = now.saturating_duration_since(view.hub_started) < SETTLING;
     let awaited = view.clusters.iter().any(|cluster| is_awaited(view, ledger, cluster, now));
+    let awaited = awaited || (young && is_reading(view));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
     let new_failures = summary.copies_failed > 0 && !failures_before;
@@ -96,7 +98,8 @@ fn revision(plan: &RulePlan) -> String {
     data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..8])
 }
 
-fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&ClusterName, Standing)], now: Now) {
+/// Returns whether the rule is ready.
+fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&ClusterName, Standing)], now: Now) -> bool {
     let generation = Some(view.rule.generation);
     let mut set = |condition_type, verdict: Verdict| {
         let Verdict { status: holds, reason, message } = verdict;
@@ -104,12 +107,14 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
     };
     let fresh: Vec<_> = standings.iter().filter(|(_, standing)| standing.fresh).collect();
     let all: Vec<_> = standings.iter().collect();
-    set(ConditionType::Ready, verdict(view, &all));
+    let ready = verdict(view, &all);
+    let is_ready = ready.status == ConditionStatus::True;
+    set(ConditionType::Ready, ready);
     set(
         ConditionType::Applied,
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
-    let progressing = all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
+    let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
     let said: [(ConditionType, Option<Verdict>); 3] = [
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
@@ -123,6 +128,7 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
             None => remove_condition(&mut status.conditions, condition_type),
         }
     }
+    is_ready
 }
 
 fn reconciling(view: &View<'_>, progressing: bool) -> Option<Verdict> {
@@ -154,7 +160,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     if let Some(Verdict { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
         return Verdict::new(False, reason, message);
     }
-    if view.plan.sources() == 0 && is_reading(view) {
+    if is_reading(view) {
         return Verdict::new(False, Reason::Progressing, "the hub is reading what spec.sources selects");
     }
     if view.plan.sources() == 0 {
@@ -170,7 +176,8 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     if let Some((cluster, worst)) = in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason)) {
         let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
-        let message = format!("{copies} copies failed in {clusters} clusters, among them {cluster}: {}", worst.message);
+        let what = if copies > 0 { format!("{copies} copies failed") } else { "copies cannot be removed".to_owned() };
+        let message = format!("{what} in {clusters} clusters, among them {cluster}: {}", worst.message);
         return Verdict::new(False, worst.reason, message);
     }
     if count(ClusterState::Progressing) > 0 {

@@ -32,6 +32,8 @@ pub struct SessionFacts {
 #[derive(Default)]
 struct Presence {
     session: Option<SessionFacts>,
+    /// Which session speaks for the cluster; what an older one still says is void.
+    number: u64,
     lost_at: Option<Instant>,
     /// Whether its silence has been told.
     silence_told: bool,
@@ -47,17 +49,24 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An agent is connected.
-    pub fn connected(&mut self, cluster: &ClusterName, facts: SessionFacts) {
+    /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
+    /// later ones.
+    pub fn connected(&mut self, cluster: &ClusterName, number: u64, facts: SessionFacts, states: Vec<RuleState>) {
         let presence = self.clusters.entry(cluster.clone()).or_default();
         presence.session = Some(facts);
+        presence.number = number;
+        presence.accounts.clear();
+        presence.names.clear();
         presence.lost_at = None;
         presence.silence_told = false;
+        for state in states {
+            self.report(cluster, number, state);
+        }
     }
 
     /// An agent's session ended.
-    pub fn disconnected(&mut self, cluster: &ClusterName, now: Instant) {
-        if let Some(presence) = self.clusters.get_mut(cluster) {
+    pub fn disconnected(&mut self, cluster: &ClusterName, number: u64, now: Instant) {
+        if let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) {
             presence.lost_at.get_or_insert(now);
         }
     }
@@ -76,8 +85,10 @@ impl Ledger {
     }
 
     /// An agent reports on a rule. Returns whether that is news.
-    pub fn report(&mut self, cluster: &ClusterName, state: RuleState) -> bool {
-        let presence = self.clusters.entry(cluster.clone()).or_default();
+    pub fn report(&mut self, cluster: &ClusterName, number: u64, state: RuleState) -> bool {
+        let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) else {
+            return false;
+        };
         if state.gone {
             presence.names.remove(&state.uid);
             return presence.accounts.remove(&state.uid).is_some();
@@ -90,17 +101,6 @@ impl Ledger {
             failures: state.failures,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
-    }
-
-    /// An agent that just connected says all that it holds: what it said before is void.
-    pub fn replace_reports(&mut self, cluster: &ClusterName, states: Vec<RuleState>) {
-        if let Some(presence) = self.clusters.get_mut(cluster) {
-            presence.accounts.clear();
-            presence.names.clear();
-        }
-        for state in states {
-            self.report(cluster, state);
-        }
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.

@@ -1,7 +1,7 @@
 //! What is worth an Event on a rule.
 use std::collections::BTreeSet;
 
-use crate::crd::conditions::{ConditionType, condition};
+use crate::crd::conditions::{ConditionType, Reason, condition};
 use crate::crd::{ClusterState, RuleStatus};
 
 /// An Event on a rule.
@@ -29,7 +29,9 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     }
     let (before, after) = (unreachable(previous), unreachable(next));
     let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
-    for lost in after.difference(&before) {
+    // Only the worst clusters are listed: one that was not listed before may have been silent all the time.
+    let known: BTreeSet<_> = previous.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
+    for lost in after.difference(&before).filter(|name| known.contains(**name) || !previous.truncated) {
         let message = format!("cluster {lost} is not connected: its copies are as it last said");
         notices.push(Notice { warning: true, reason: "ClusterLost".to_owned(), message });
     }
@@ -41,6 +43,9 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
 }
 
 fn unreachable(status: &RuleStatus) -> BTreeSet<&str> {
-    let silent = status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Unreachable);
+    let lost = |cluster: &&crate::crd::ClusterStatus| {
+        cluster.state == ClusterState::Unreachable && cluster.reason != Reason::NeverConnected.as_str()
+    };
+    let silent = status.clusters.iter().filter(lost);
     silent.map(|cluster| cluster.name.as_str()).collect()
 }

@@ -18,11 +18,21 @@ impl Pace {
         self.dirty_since.get_or_insert(now);
     }
 
-    /// When to look at the status, if anything changed.
-    pub fn due(&self, settled: bool) -> Option<Instant> {
+    /// When to look at the status, if anything changed; only then is it asked whether the change has settled.
+    pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
-        let wanted = if settled { since } else { since + BEAT };
+        let wanted = if settled() { since } else { since + BEAT };
         Some(self.last_write.map_or(wanted, |last| wanted.max(last + BEAT)))
+    }
+
+    /// Whether something changed that was not looked at.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty_since.is_some()
+    }
+
+    /// Whether the last write still holds the next one back.
+    pub fn is_recent(&self, now: Instant) -> bool {
+        self.last_write.is_some_and(|last| now.saturating_duration_since(last) < BEAT)
     }
 
     /// Whether the change has been under way for so long that a person should hear of it.
@@ -47,13 +57,13 @@ mod tests {
     fn a_change_that_settles_at_once_is_written_at_once_and_the_next_a_second_later() {
         let start = Instant::now();
         let mut pace = Pace::default();
-        assert_eq!(pace.due(true), None);
+        assert_eq!(pace.due(|| true), None);
         pace.mark(start);
-        assert_eq!(pace.due(true), Some(start));
+        assert_eq!(pace.due(|| true), Some(start));
         pace.done(start, true);
-        assert_eq!(pace.due(true), None);
+        assert_eq!(pace.due(|| true), None);
         pace.mark(start + BEAT / 4);
-        assert_eq!(pace.due(true), Some(start + BEAT));
+        assert_eq!(pace.due(|| true), Some(start + BEAT));
     }
 
     #[test]
@@ -62,7 +72,7 @@ mod tests {
         let mut pace = Pace::default();
         pace.mark(start);
         pace.mark(start + BEAT / 2);
-        assert_eq!(pace.due(false), Some(start + BEAT));
+        assert_eq!(pace.due(|| false), Some(start + BEAT));
         assert!(!pace.is_overdue(start + BEAT / 2));
         assert!(pace.is_overdue(start + BEAT));
     }

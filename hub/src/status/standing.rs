@@ -5,7 +5,8 @@ use runnel_proto::model::ClusterName;
 
 use super::ledger::Account;
 use super::{Ledger, SETTLING, View};
-use crate::crd::{ClusterState, conditions::Reason};
+use crate::crd::conditions::Reason;
+use crate::crd::{ClusterState, ClusterStatus};
 
 /// How one rule stands in one cluster.
 pub(super) struct Standing {
@@ -50,6 +51,8 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     let counts = account.counts;
     match () {
         () if counts.failed > 0 => ClusterState::Failed,
+        // Copies that cannot be removed: what is left of them says why.
+        () if counts.removing > 0 && !account.failures.is_empty() => ClusterState::Failed,
         () if is_reading(view) || !holds_the_plan(view, account) || !counts.is_settled() => ClusterState::Progressing,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
@@ -59,10 +62,11 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
 pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> Standing {
     let account = ledger.account(cluster, &view.rule.uid);
     let state = state(view, ledger, cluster, now);
+    let before = view.previous.clusters.iter().find(|known| known.name == cluster.as_str());
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
         ClusterState::Failed => worst(account),
-        ClusterState::Unreachable => silent(ledger, cluster),
+        ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting => {
             let message = format!("{} copies wait for a namespace that does not exist", counts.waiting);
             (Reason::CopiesWaiting, message)
@@ -73,7 +77,8 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
-    Standing {
+    let fresh = ledger.session(cluster, now).is_some();
+    let standing = Standing {
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
@@ -81,12 +86,27 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         waiting: counts.waiting.into(),
         reason,
         message,
-        fresh: ledger.session(cluster, now).is_some(),
+        fresh,
+    };
+    match before {
+        // What a cluster said before this hub started is all that is known of it.
+        Some(before) if account.is_none() && state == ClusterState::Unreachable => Standing {
+            copies: before.applied + before.failed + before.waiting,
+            applied: before.applied,
+            failed: before.failed,
+            waiting: before.waiting,
+            ..standing
+        },
+        _ => standing,
     }
 }
 
-fn silent(ledger: &Ledger, cluster: &ClusterName) -> (Reason, String) {
-    if ledger.has_connected(cluster) {
+fn was_connected(before: &ClusterStatus) -> bool {
+    before.reason != Reason::NeverConnected.as_str()
+}
+
+fn silent(was_connected: bool) -> (Reason, String) {
+    if was_connected {
         (Reason::SessionLost, "the agent is not connected; the counts are what it last said".to_owned())
     } else {
         (Reason::NeverConnected, "the agent is not connected".to_owned())
@@ -100,11 +120,11 @@ fn worst(account: Option<&Account>) -> (Reason, String) {
     }
 }
 
-/// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, or nothing may change,
-/// what the agent holds cannot be compared.
+/// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
+/// cannot be compared; such a rule is stalled, whatever its clusters say.
 fn holds_the_plan(view: &View<'_>, account: &Account) -> bool {
     let plan = view.plan;
     let same_terms = account.terms_digest == Some(plan.terms_digest);
-    let comparable = plan.unreadable.is_empty() && plan.unknown_resources.is_empty() && !plan.terms.suspend;
+    let comparable = plan.unreadable.is_empty() && plan.unknown_resources.is_empty();
     same_terms && (!comparable || account.intents_digest == plan.digest)
 }

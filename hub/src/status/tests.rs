@@ -55,7 +55,7 @@ impl World {
         let clusters: BTreeSet<_> = clusters.iter().map(|name| ClusterName::from(*name)).collect();
         let mut ledger = Ledger::default();
         for cluster in &clusters {
-            ledger.connected(cluster, facts());
+            ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
         Self { rule, plan, clusters, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
@@ -89,7 +89,7 @@ impl World {
             failures,
             gone: false,
         };
-        self.ledger.report(&cluster.into(), state);
+        self.ledger.report(&cluster.into(), 1, state);
     }
 
     fn applied(&mut self, cluster: &str) {
@@ -196,7 +196,8 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
     world.applied("one");
     world.applied("two");
     world.fold();
-    world.ledger.disconnected(&"two".into(), world.now().instant);
+    world.ledger.disconnected(&"two".into(), 0, world.now().instant);
+    world.ledger.disconnected(&"two".into(), 1, world.now().instant);
     assert!(!world.fold(), "a blip is not worth a word");
     world.seconds += SILENCE.as_secs();
     assert!(world.fold());
@@ -205,7 +206,8 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
     let lost = notices(&RuleStatus::default(), &world.status);
     assert_eq!(lost[0].reason, "ClusterLost");
     let before = world.status.clone();
-    world.ledger.connected(&"two".into(), facts());
+    world.ledger.connected(&"two".into(), 1, facts(), vec![]);
+    world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
     assert_eq!(notices(&before, &world.status)[0].reason, "ClusterBack");
@@ -222,11 +224,11 @@ fn a_hub_that_just_started_lets_the_status_stand_until_its_clusters_had_the_time
     world.started = Instant::now();
     world.seconds = 1;
     assert!(!world.fold());
-    world.ledger.connected(&"one".into(), facts());
+    world.ledger.connected(&"one".into(), 1, facts(), vec![]);
     world.plan = plan;
     world.applied("one");
     assert!(!world.fold(), "one of two is back");
-    world.ledger.connected(&"two".into(), facts());
+    world.ledger.connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     assert!(!world.fold(), "everything is as it was");
     // The other course: the second never comes back.
@@ -244,7 +246,7 @@ fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
     world.fold();
     world.ledger = Ledger::default();
     world.seconds = 1;
-    world.ledger.connected(&"one".into(), facts());
+    world.ledger.connected(&"one".into(), 1, facts(), vec![]);
     world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![failure(Reason::Forbidden, "no")]);
     assert!(world.fold());
     assert_eq!(world.ready(), pair("False", "Forbidden"));
@@ -275,6 +277,50 @@ fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
     world.fold();
     assert_eq!(world.says(ConditionType::Suspended), pair("True", "Suspended"));
     assert_eq!(world.ready(), pair("False", "Suspended"));
+}
+
+#[test]
+fn partial_knowledge_is_never_ready() {
+    let mut world = World::new(&["one"]);
+    let unread = SourceRef::new("configmaps", "a", "t");
+    world.plan.set(&unread, Some(&Body::Unread));
+    world.applied("one");
+    assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Progressing"));
+    world.plan.set(&unread, None);
+    world.fold();
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+    // Read before, changed since, and unreadable now: what is there is not the newest.
+    let source = SourceRef::new("configmaps", "a", "s");
+    let content = world.plan.intents[&source].clone();
+    world.plan.set(&source, Some(&Body::Stale(content)));
+    assert_eq!(world.plan.sources(), 1);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "SourceUnreadable"));
+}
+
+#[test]
+fn a_copy_that_cannot_be_removed_says_why() {
+    let mut world = World::new(&["one"]);
+    let counts = Counts { copies: 2, applied: 2, removing: 1, ..Counts::default() };
+    world.report("one", counts, vec![failure(Reason::Forbidden, "the agent may not delete it")]);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Forbidden"));
+}
+
+#[test]
+fn an_edit_of_a_suspended_rule_does_not_count_as_arrived() {
+    let mut world = World::new(&["one"]);
+    world.applied("one");
+    world.fold();
+    let before = world.status.revision.clone();
+    world.rule = rule(json!({"suspend": true}));
+    let intents = world.plan.clone();
+    world.plan = RulePlan { terms: world.rule.terms.clone(), terms_digest: world.rule.terms_digest, ..intents };
+    world.applied("one");
+    world.fold();
+    assert_eq!(world.status.revision, before);
 }
 
 #[test]

@@ -32,7 +32,13 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                 listed();
             }
             Ok(Event::Apply(object)) => take_in_member(object, &shared, &book),
-            Ok(Event::Delete(object)) => forget(&object.name_any().into(), &shared, &book),
+            Ok(Event::Delete(object)) => {
+                let name = ClusterName::from(object.name_any());
+                // A name may have been given to another member already.
+                if book.with_member(&name, |known| known.is_none_or(|known| known.metadata.uid == object.metadata.uid)) {
+                    forget(&name, &shared, &book);
+                }
+            }
             Err(error) => match refusal(&error) {
                 Some(why) => tracing::error!(
                     "cannot watch memberclusters: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"

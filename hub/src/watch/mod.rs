@@ -58,10 +58,14 @@ fn refusal(error: &watcher::Error) -> Option<String> {
 /// Uid of the `kube-system` namespace, which tells clusters apart.
 ///
 /// # Errors
-/// What the API server answered.
-pub async fn cluster_uid(client: &Client) -> Result<String, kube::Error> {
+/// A sentence that says what the API server answered.
+pub async fn cluster_uid(client: &Client) -> Result<String, String> {
     use k8s_openapi::api::core::v1::Namespace;
     use kube::api::PartialObjectMeta;
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    Ok(api.get_metadata("kube-system").await?.metadata.uid.unwrap_or_default())
+    match tokio::time::timeout(READ_LIMIT, api.get_metadata("kube-system")).await {
+        Ok(Ok(namespace)) => Ok(namespace.metadata.uid.unwrap_or_default()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the API server did not answer in time".to_owned()),
+    }
 }

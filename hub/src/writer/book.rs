@@ -100,6 +100,11 @@ impl Book {
         self.rules.lock().get(uid).cloned()
     }
 
+    /// Looks at a rule without copying it.
+    pub fn with_rule<V>(&self, uid: &RuleUid, look: impl FnOnce(Option<&RuleObject>) -> V) -> V {
+        look(self.rules.lock().get(uid))
+    }
+
     /// How a rule is called, for logs.
     pub fn name_of(&self, uid: &RuleUid) -> String {
         let rules = self.rules.lock();

@@ -47,7 +47,7 @@ impl Writer {
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let unclaimed: Vec<&RuleName> =
             ledger.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
-        let young = now.instant.saturating_duration_since(self.shared.settings.started) < SETTLING;
+        let young = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
             accepted: cluster.accepted,

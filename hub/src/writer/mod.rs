@@ -3,6 +3,7 @@
 //! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
 mod book;
+mod events;
 mod members;
 mod release;
 mod rules;
@@ -12,14 +13,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use kube::runtime::events::{Recorder, Reporter};
 use runnel_proto::model::{ClusterName, RuleUid};
+use tokio::sync::mpsc;
 
 pub use book::{Book, RuleObject};
+pub use events::{WAITING, publish_events};
 
 use crate::shared::Shared;
-use crate::status::{Now, Pace, SETTLING, is_settled};
+use crate::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.
 const WRITES: usize = 8;
@@ -35,7 +38,7 @@ pub struct Writer {
     client: Client,
     shared: Arc<Shared>,
     book: Arc<Book>,
-    recorder: Recorder,
+    events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
     retries: Vec<(Instant, Retry)>,
@@ -48,15 +51,18 @@ enum Retry {
 }
 
 impl Writer {
-    /// A writer; `instance` names this process in Events.
-    pub fn new(client: Client, shared: Arc<Shared>, book: Arc<Book>, instance: String) -> Self {
-        let reporter = Reporter { controller: "runnel.dev/hub".into(), instance: Some(instance) };
-        let recorder = Recorder::new(client.clone(), reporter);
+    /// A writer; what is worth an Event goes to `events` (see [`publish_events`]).
+    pub fn new(
+        client: Client,
+        shared: Arc<Shared>,
+        book: Arc<Book>,
+        events: mpsc::Sender<(ObjectReference, Notice)>,
+    ) -> Self {
         Self {
             client,
             shared,
             book,
-            recorder,
+            events,
             paces: BTreeMap::new(),
             members: BTreeSet::new(),
             retries: Vec::new(),
@@ -68,7 +74,9 @@ impl Writer {
     pub async fn run(mut self) {
         let mut beat = tokio::time::interval(BEAT);
         loop {
-            let next = self.next_due();
+            // Nothing is known for certain before every watch has delivered a list.
+            let serving = self.shared.serving_since().is_some();
+            let next = if serving { self.next_due() } else { None };
             tokio::select! {
                 () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
                 () = self.shared.dirty_members.added() => tokio::time::sleep(GATHER).await,
@@ -77,8 +85,7 @@ impl Writer {
                 () = until(next) => {}
             }
             self.gather();
-            // Nothing is known for certain before every watch has delivered a list.
-            if *self.shared.ready.borrow() {
+            if serving {
                 self.write_rules().await;
                 self.write_members().await;
             }
@@ -93,12 +100,14 @@ impl Writer {
             tracing::warn!(%cluster, "cluster is not connected any more");
             self.shared.mark_rules_of(&cluster);
         }
-        if !self.settled_once && now.saturating_duration_since(self.shared.settings.started) >= SETTLING {
+        let serving = self.shared.serving_since();
+        if !self.settled_once && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
             self.settled_once = true;
             self.shared.mark_everything();
         }
         let deleting = self.book.deleting();
         self.shared.dirty_rules.add(deleting);
+        self.paces.retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
         for (_, retry) in self.retries.extract_if(.., |(at, _)| *at <= now) {
             match retry {
                 Retry::Rule(uid) => self.shared.dirty_rules.add([uid]),
@@ -117,17 +126,24 @@ impl Writer {
     }
 
     fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> Option<Instant> {
-        let hurry = self.book.rule(uid).is_some_and(|object| object.deleting || !object.has_finalizer);
-        let settled = hurry || self.is_settled(uid, now);
-        pace.due(settled)
+        pace.due(|| self.is_settled(uid, now))
     }
 
+    /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
+        let started = self.shared.serving_since().unwrap_or(now);
         let index = self.shared.index.read();
-        let Some(object) = self.book.rule(uid) else { return true };
         let ledger = self.shared.ledger.lock();
-        rules::view(&index, uid, &object.status, &self.shared.settings, false)
-            .is_none_or(|view| is_settled(&view, &ledger, now))
+        self.book.with_rule(uid, |object| {
+            let Some(object) = object.filter(|object| !object.deleting && object.has_finalizer) else { return true };
+            let view = rules::view(&index, uid, &object.status, started, false);
+            view.is_none_or(|view| is_settled(&view, &ledger, now))
+        })
+    }
+
+    /// How long the hub has been serving.
+    fn uptime(&self, now: Now) -> Duration {
+        self.shared.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
     }
 
     fn next_due(&self) -> Option<Instant> {

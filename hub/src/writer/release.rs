@@ -12,6 +12,7 @@ use super::{RuleObject, WriteError, Writer, unless_gone};
 use crate::crd::{MemberCluster, PendingRemoval, limits};
 use crate::index::Cluster;
 use crate::status::{Now, SETTLING};
+use crate::watch::take_in_member;
 
 /// How long connected clusters may take before the order is written down for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,13 +34,11 @@ impl Writer {
         let since = object
             .deleted_at
             .map_or(Duration::ZERO, |at| Duration::try_from(now.wall.duration_since(at)).unwrap_or_default());
-        if !awaited.is_empty() && since < PATIENCE {
+        if !awaited.is_empty() && since.min(self.uptime(now)) < PATIENCE {
             return Ok(false);
         }
-        let policy = {
-            let index = self.shared.index.read();
-            index.rule(uid).map(|entry| entry.rule.terms.deletion_policy).unwrap_or_default()
-        };
+        let policy = self.shared.index.read().rule(uid).map(|entry| entry.rule.terms.deletion_policy);
+        let Some(policy) = policy else { return Ok(false) };
         for cluster in awaited.iter().chain(&away) {
             let removal = PendingRemoval {
                 rule_uid: uid.as_str().to_owned(),
@@ -59,7 +58,7 @@ impl Writer {
     fn answers(&self, uid: &RuleUid, now: Now) -> (BTreeSet<ClusterName>, BTreeSet<ClusterName>) {
         let index = self.shared.index.read();
         let (mut awaited, mut away) = (BTreeSet::new(), BTreeSet::new());
-        for (name, cluster) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
+        for (name, cluster) in index.clusters() {
             match self.answer(uid, name, cluster, now) {
                 Answer::Free => {}
                 Answer::Awaited => _ = awaited.insert(name.clone()),
@@ -74,6 +73,10 @@ impl Writer {
             return Answer::Free;
         }
         let ledger = self.shared.ledger.lock();
+        // One that is shut out may be let in again, and is not waited for.
+        if !cluster.accepted {
+            return if cluster.was_connected { Answer::Away } else { Answer::Free };
+        }
         if let Some(live) = self.shared.sessions.get(name) {
             let holds = ledger.held_rules(name).any(|(held, _)| held == uid);
             return if !holds && live.session.lock().is_free_of(uid) { Answer::Free } else { Answer::Awaited };
@@ -81,7 +84,7 @@ impl Writer {
         if !cluster.was_connected && !ledger.has_connected(name) {
             return Answer::Free;
         }
-        let young = now.instant.saturating_duration_since(self.shared.settings.started) < SETTLING;
+        let young = self.uptime(now) < SETTLING;
         let may_be_back = ledger.session(name, now.instant).is_some() || (young && !ledger.has_connected(name));
         if may_be_back { Answer::Awaited } else { Answer::Away }
     }
@@ -133,7 +136,8 @@ impl Writer {
         let patch = Patch::Merge(patch);
         match unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await {
             Ok(Some(written)) => {
-                self.book.set_member(name.clone(), written);
+                // Before the rule is let go: from then on only this says what becomes of its copies.
+                take_in_member(written, &self.shared, &self.book);
                 Ok(true)
             }
             Ok(None) => Ok(true),

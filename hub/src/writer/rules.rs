@@ -1,16 +1,15 @@
 //! Writes about one rule.
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::runtime::events::{Event, EventType};
 use runnel_proto::model::RuleUid;
 use serde_json::json;
 
-use super::{RuleObject, WriteError, Writer, unless_gone, within};
+use super::{RuleObject, WriteError, Writer, unless_gone};
 use crate::crd::{FINALIZER, RuleStatus};
 use crate::index::{Index, KindState};
-use crate::shared::Settings;
 use crate::status::{Now, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
@@ -18,7 +17,7 @@ pub(super) fn view<'a>(
     index: &'a Index,
     uid: &RuleUid,
     previous: &'a RuleStatus,
-    settings: &Settings,
+    hub_started: Instant,
     overdue: bool,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
@@ -32,7 +31,7 @@ pub(super) fn view<'a>(
         clusters: &entry.clusters,
         unreadable_kinds: unreadable.collect::<BTreeMap<_, _>>(),
         previous,
-        hub_started: settings.started,
+        hub_started,
         overdue,
     })
 }
@@ -95,9 +94,10 @@ impl Writer {
         now: Now,
     ) -> Result<bool, WriteError> {
         let next = {
+            let started = self.shared.serving_since().unwrap_or(now.instant);
             let index = self.shared.index.read();
             let ledger = self.shared.ledger.lock();
-            view(&index, uid, &object.status, &self.shared.settings, overdue).and_then(|view| fold(&view, &ledger, now))
+            view(&index, uid, &object.status, started, overdue).and_then(|view| fold(&view, &ledger, now))
         };
         let Some(status) = next else { return Ok(false) };
         let patch: json_patch::Patch = serde_json::from_value(json!([
@@ -111,24 +111,17 @@ impl Writer {
         let written = unless_gone(api.patch_status(&object.name, &params, &patch)).await?;
         if let Some(written) = written {
             self.book.wrote_rule(uid, status.clone(), written.metadata.resource_version);
-            self.tell(object, &status).await;
+            self.tell(object, &status);
         }
         Ok(true)
     }
 
-    /// Publishes what the change of status is worth as Events; best effort.
-    async fn tell(&self, object: &RuleObject, status: &RuleStatus) {
+    /// Hands on what the change of status is worth as Events. They are best effort: what does not fit is dropped, and
+    /// nothing waits for them.
+    fn tell(&self, object: &RuleObject, status: &RuleStatus) {
         for notice in notices(&object.status, status) {
-            let event = Event {
-                type_: if notice.warning { EventType::Warning } else { EventType::Normal },
-                reason: notice.reason,
-                note: Some(notice.message),
-                action: "Distribute".to_owned(),
-                secondary: None,
-            };
-            let published = within(self.recorder.publish(&event, &object.reference)).await;
-            if let Err(error) = published {
-                tracing::debug!(rule = %object.name, %error, "cannot publish an Event");
+            if self.events.try_send((object.reference.clone(), notice)).is_err() {
+                tracing::debug!(rule = %object.name, "too many Events at once: one is dropped");
             }
         }
     }

@@ -11,6 +11,10 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 /// The environment variable that filters logs, such as `info` or `info,runnel_hub=debug`.
 pub const LOG_FILTER: &str = "RUNNEL_LOG";
 
+/// Parts of libraries that write whole bodies of requests or answers, Secrets among them: they stay silent at every
+/// level.
+const QUIET: &[&str] = &["kube_client::client=off", "h2=info", "hyper=info", "tower=info"];
+
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -50,6 +54,7 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
         Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(text)?,
         _ => EnvFilter::new("info"),
     };
+    let filter = QUIET.iter().filter_map(|quiet| quiet.parse().ok()).fold(filter, EnvFilter::add_directive);
     subscriber(format, filter, || Escaped(io::stderr())).try_init()?;
     Ok(())
 }
