@@ -7,6 +7,7 @@ mod copy;
 mod draft;
 mod events;
 mod metrics;
+mod newcomer;
 mod place;
 mod recorder;
 mod rule;
@@ -20,6 +21,7 @@ pub use copy::{HUB_LABEL, MANAGED_BY, MARKS, RETAINED, RULE, SEAL, SOURCE, is_co
 pub use draft::{Draft, RuleDraft};
 pub use events::Told;
 pub use metrics::Metrics;
+pub use newcomer::Newcomer;
 pub use place::{Id, Place, SOON};
 pub use recorder::{Change, Record, Recorder};
 pub use rule::{condition, entry_of};

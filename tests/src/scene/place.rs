@@ -87,6 +87,12 @@ impl Id {
         Self { namespace: Some(namespace.to_owned()), ..self.clone() }
     }
 
+    /// Of the same kind, in no namespace: to [`Place::list`] it stands for all of them.
+    #[must_use]
+    pub fn everywhere(&self) -> Self {
+        Self { namespace: None, ..self.clone() }
+    }
+
     /// The namespace, if there is one.
     #[must_use]
     pub fn own_namespace(&self) -> Option<&str> {

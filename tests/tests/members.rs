@@ -1,0 +1,248 @@
+//! Member clusters come, change and go: relabelled, joined late, leaving in order, shut out and let in again.
+//!
+//! Each test has a member of its own, as the others would notice.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{
+    Draft, Id, Metrics, Newcomer, Place, RETAINED, Recorder, RuleDraft, SOON, Scene, condition, is_marked,
+};
+use runnel_tests::wait::{eventually, steadily};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+
+async fn fleet() -> Result<&'static Fleet> {
+    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { members: 2, ..FleetOptions::default() })).await
+}
+
+const A_SECOND: Duration = Duration::from_secs(1);
+
+/// Waits until an agent, by where it tells about itself, has no stream to the hub.
+async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
+    eventually("the stream to be cut", within, async || {
+        Ok((Metrics::of(ops_url).await?.sum("runnel_agent_session_connected")? == 0.0).then_some(()))
+    })
+    .await
+}
+
+/// Waits until the condition of a member has this status and reason.
+async fn member_says(hub: &Place, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
+    hub.sees(&format!("{kind}={status}, {reason}"), &Id::member(name), |member| {
+        let told = condition(member, kind)?;
+        ensure!(told["status"] == status && told["reason"] == reason, "it is {told}");
+        ensure!(told["observedGeneration"] == member["metadata"]["generation"], "it is old: {told}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_relabelled_is_followed() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let (hub, member, home) = (&scene.hub, scene.member(1), "relabelled");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    let gold = json!({"selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["gold"]}]}});
+    let chosen = |name| RuleDraft::new(home, name).named(&[name]).with("clusters", gold.clone());
+    let (deletes, retains, steady) = (Id::rule(home, "deletes"), Id::rule(home, "retains"), Id::rule(home, "steady"));
+    hub.make(&chosen("deletes").json()).await?;
+    hub.make(&chosen("retains").with("deletionPolicy", json!("Retain")).json()).await?;
+    hub.make(&RuleDraft::new(home, "steady").named(&["steady"]).to(&["member-1"]).json()).await?;
+    let mut sources = Vec::new();
+    for name in ["deletes", "retains", "steady"] {
+        sources.push(hub.make(&Draft::config_map(home, name).data("k", "v").json()).await?);
+    }
+    let untouched = member.has_copy(&sources[2], home, &steady).await?;
+    hub.says_ready(&deletes, "False", "NoClusters").await?;
+
+    let label = |tier: Value| json!({"metadata": {"labels": {"tier": tier}}});
+    hub.change(&Id::member("member-1"), label(json!("gold"))).await?;
+    member.has_copy(&sources[0], home, &deletes).await?;
+    member.has_copy(&sources[1], home, &retains).await?;
+    for rule in [&deletes, &retains] {
+        hub.all_applied(rule, 1).await?;
+    }
+    hub.change(&Id::member("member-1"), label(json!("silver"))).await?;
+    member.lacks(&Id::of(&sources[0])?).await?;
+    member
+        .sees("retained", &Id::of(&sources[1])?, |object| {
+            ensure!(!is_marked(object) && object["metadata"]["annotations"][RETAINED] == retains.path(), "{object}");
+            Ok(())
+        })
+        .await?;
+    for rule in [&deletes, &retains] {
+        hub.says_ready(rule, "False", "NoClusters").await?;
+    }
+    hub.change(&Id::member("member-1"), label(json!("gold"))).await?;
+    member.has_copy(&sources[0], home, &deletes).await?;
+    member.has_copy(&sources[1], home, &retains).await?;
+    hub.change(&Id::member("member-1"), label(Value::Null)).await?;
+    member.lacks(&Id::of(&sources[0])?).await?;
+    member.is_untouched(&untouched).await
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_shut_out_hears_nothing_and_catches_up_when_it_is_let_in() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let (hub, member, home) = (&scene.hub, scene.member(2), "shut-out");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    let both = |name| RuleDraft::new(home, name).to(&["member-1", "member-2"]);
+    let (rule, ends, stays) = (Id::rule(home, "rule"), Id::rule(home, "ends"), Id::rule(home, "stays"));
+    let most = json!({"resources": ["configmaps"], "names": ["*"], "exclude": ["by-*"]});
+    hub.make(&both("rule").source(most).json()).await?;
+    hub.make(&both("ends").named(&["by-ends"]).json()).await?;
+    hub.make(&both("stays").named(&["by-stays"]).with("deletionPolicy", json!("Retain")).json()).await?;
+    let config = |name| Draft::config_map(home, name).data("k", "before").json();
+    let mut sources = Vec::new();
+    for (name, rule) in
+        [("edited", &rule), ("deleted", &rule), ("tampered", &rule), ("by-ends", &ends), ("by-stays", &stays)]
+    {
+        sources.push(hub.make(&config(name)).await?);
+        scene.arrives(&sources[sources.len() - 1], rule, &[home]).await?;
+    }
+    hub.all_applied(&rule, 6).await?;
+
+    hub.change(&Id::member("member-2"), json!({"spec": {"accepted": false}})).await?;
+    is_cut(&fleet.agent_ops_url(2), A_SECOND).await?;
+    member_says(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
+    let told = hub.all_applied(&rule, 3).await?;
+    ensure!(told["status"]["display"]["clusters"] == "1/1", "{}", told["status"]);
+
+    // Everything changes, and none of it is heard there. A rule that is deleted does not wait for it either.
+    let edited = hub.change(&Id::config_map(home, "edited"), json!({"data": {"k": "after"}})).await?;
+    let added = hub.make(&config("added")).await?;
+    hub.delete(&Id::config_map(home, "deleted")).await?;
+    for rule in [&ends, &stays] {
+        hub.delete(rule).await?;
+        hub.lacks(rule).await?;
+    }
+    let first = scene.member(1);
+    first.has_copy(&edited, home, &rule).await?;
+    first.has_copy(&added, home, &rule).await?;
+    first.lacks(&Id::config_map(home, "deleted")).await?;
+    let mut before = Vec::new();
+    for name in ["edited", "deleted", "by-ends", "by-stays"] {
+        before.push(member.get(&Id::config_map(home, name)).await?);
+    }
+    // Its agent keeps what it has.
+    member.change(&Id::config_map(home, "tampered"), json!({"data": {"k": "mine"}})).await?;
+    member.has_copy(&sources[2], home, &rule).await?;
+    steadily("the copies stay as they were", 2 * A_SECOND, async || {
+        for object in &before {
+            ensure!(object["data"]["k"] == "before");
+            member.is_untouched(object).await?;
+        }
+        ensure!(member.find(&Id::of(&added)?).await?.is_none());
+        Ok(())
+    })
+    .await?;
+    hub.sees("not connected", &Id::member("member-2"), |member| {
+        let told = condition(member, "Connected")?;
+        ensure!(told["status"] != "True", "{told}");
+        Ok(())
+    })
+    .await?;
+
+    hub.change(&Id::member("member-2"), json!({"spec": {"accepted": true}})).await?;
+    member_says(hub, "member-2", "Accepted", "True", "Accepted").await?;
+    member.has_copy(&edited, home, &rule).await?;
+    member.has_copy(&added, home, &rule).await?;
+    member.lacks(&Id::config_map(home, "deleted")).await?;
+    hub.all_applied(&rule, 6).await?;
+    // The rules that were deleted meanwhile: each as it said.
+    member.lacks(&Id::config_map(home, "by-ends")).await?;
+    member
+        .sees("retained", &Id::config_map(home, "by-stays"), |object| {
+            ensure!(!is_marked(object) && object["data"]["k"] == "before", "{}", object["metadata"]);
+            Ok(())
+        })
+        .await?;
+    let told = member_says(hub, "member-2", "Connected", "True", "SessionOpen").await?;
+    ensure!(condition(&told, "Unclaimed").is_err(), "{}", told["status"]);
+    hub.sees("without orders", &Id::member("member-2"), |member| {
+        let pending = &member["status"]["pendingRemovals"];
+        ensure!(pending.is_null() || *pending == json!([]), "{pending}");
+        Ok(())
+    })
+    .await
+    .map(|_| ())
+}
+
+#[tokio::test]
+async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let (hub, home, target) = (&scene.hub, "leaves", "leaves-target");
+    scene.hub_namespaces(&[home, target]).await?;
+    scene.member(1).make(&Draft::namespace(target).json()).await?;
+    let most = json!({"all": true, "exclude": ["member-2"]});
+    let draft = |name| RuleDraft::new(home, name).named(&[name]).with("clusters", most.clone()).into(&[target]);
+    let (deletes, retains) = (Id::rule(home, "deletes"), Id::rule(home, "retains"));
+    hub.make(&draft("deletes").source(json!({"resources": ["configmaps"], "names": ["more"]})).json()).await?;
+    hub.make(&draft("retains").with("deletionPolicy", json!("Retain")).json()).await?;
+    let config = |name| Draft::config_map(home, name).data("k", name).json();
+    let (source, kept) = (hub.make(&config("deletes")).await?, hub.make(&config("retains")).await?);
+    hub.all_applied(&deletes, 1).await?;
+
+    // The newcomer is the hub's own cluster: one more control plane would tell nothing more.
+    let late = Newcomer::join(fleet, "late", fleet.hub(), &FleetOptions::default()).await?;
+    member_says(hub, "late", "Connected", "True", "SessionOpen").await?;
+    hub.has_copy(&source, target, &deletes).await?;
+    let kept_copy = hub.has_copy(&kept, target, &retains).await?;
+    for rule in [&deletes, &retains] {
+        let told = hub.all_applied(rule, 2).await?;
+        ensure!(told["status"]["display"]["clusters"] == "2/2", "{}", told["status"]);
+    }
+
+    let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
+    hub.change(&Id::member("late"), json!({"spec": {"leaving": true}})).await?;
+    let told = member_says(hub, "late", "Accepted", "False", "Left").await?;
+    let message = condition(&told, "Accepted")?["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("can be deleted"), "{message}");
+    // It said so when nothing was left, not earlier.
+    let gone = Id::of(&source)?.within(target);
+    ensure!(hub.find(&gone).await?.is_none(), "a copy is left");
+    let left = hub.get(&Id::of(&kept)?.within(target)).await?;
+    ensure!(!is_marked(&left) && left["metadata"]["uid"] == kept_copy["metadata"]["uid"], "{}", left["metadata"]);
+    hub.all_applied(&deletes, 1).await?;
+    let more = hub.make(&config("more")).await?;
+    scene.member(1).has_copy(&more, target, &deletes).await?;
+    let told = hub.all_applied(&deletes, 2).await?;
+    ensure!(told["status"]["display"]["clusters"] == "1/1", "{}", told["status"]);
+    ensure!(hub.find(&Id::of(&more)?.within(target)).await?.is_none(), "it gets nothing new");
+
+    // It changes its mind: what was retained is taken back.
+    hub.change(&Id::member("late"), json!({"spec": {"leaving": false}})).await?;
+    for source in [&source, &more] {
+        hub.has_copy(source, target, &deletes).await?;
+    }
+    let again = hub.has_copy(&kept, target, &retains).await?;
+    ensure!(again["metadata"]["uid"] == kept_copy["metadata"]["uid"]);
+    member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    hub.all_applied(&deletes, 4).await?;
+    recorder.was_never_missing(target, "deletes")?;
+
+    // To delete a cluster is to shut it out: its copies stay, and no rule waits for it.
+    hub.delete(&Id::member("late")).await?;
+    is_cut(&late.ops_url(), A_SECOND).await?;
+    hub.lacks(&Id::member("late")).await?;
+    hub.all_applied(&deletes, 2).await?;
+    let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "edited"}})).await?;
+    scene.member(1).has_copy(&edited, target, &deletes).await?;
+    steadily("its copies stay as they were", 2 * A_SECOND, async || {
+        let copy = hub.get(&gone).await?;
+        ensure!(copy["data"]["k"] == "deletes" && is_marked(&copy));
+        Ok(())
+    })
+    .await?;
+    late.process().check()?;
+    let log = std::fs::read_to_string(late.process().log())?;
+    ensure!(log.contains("the hub refuses this agent"), "the agent should say why");
+    eventually("the agent to end", SOON, async || Ok(Some(late.process().kill()?))).await
+}
