@@ -1,0 +1,125 @@
+//! What an agent says about itself: what it holds when it connects, its reports, what it refuses.
+use dashmap::mapref::entry::Entry;
+use jiff::Timestamp;
+use runnel_proto::model::{ClusterName, Refusal, RuleState, RuleUid};
+use tonic::Status;
+
+use super::admission;
+use super::session::Running;
+use crate::status::SessionFacts;
+
+/// The longest version or uid that is taken from an agent, as the API takes it.
+const TEXT_LIMIT: usize = 128;
+
+fn short(mut text: String) -> String {
+    let end = (0..=TEXT_LIMIT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    text.truncate(end);
+    text
+}
+
+impl Running {
+    /// The agent has said what it holds: from now on the hub counts it as connected.
+    pub(super) fn register(&mut self) {
+        let Some(hello) = self.hello.clone() else { return };
+        let cluster = self.identity.cluster.clone();
+        if !self.take_place() {
+            return self.end(Status::aborted("another session of this cluster took over"));
+        }
+        // From here on a change of the member wakes the session; what changed before is seen now.
+        if let Err(status) = admission(&self.shared, &self.book, &self.identity) {
+            return self.end(status);
+        }
+        let held = std::mem::take(&mut self.held);
+        tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");
+        let facts = SessionFacts {
+            agent_version: short(hello.agent_version),
+            kubernetes_version: short(hello.kubernetes_version),
+            cluster_uid: short(hello.cluster_uid),
+            certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
+        };
+        {
+            let mut session = self.live.session.lock();
+            session.hello(held.clone());
+            session.hello_done();
+        }
+        self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
+        self.shared.mark_rules_of(&cluster);
+        self.update();
+        self.claim_held();
+    }
+
+    /// Becomes the session of its cluster, unless a later one is there.
+    fn take_place(&mut self) -> bool {
+        match self.shared.sessions.entry(self.identity.cluster.clone()) {
+            Entry::Occupied(present) if present.get().number > self.live.number => return false,
+            Entry::Occupied(mut present) => present.insert(self.live.clone()).wake.notify_one(),
+            Entry::Vacant(place) => drop(place.insert(self.live.clone())),
+        }
+        self.registered = true;
+        self.metrics.connected(1);
+        true
+    }
+
+    /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
+    fn claim_held(&self) {
+        let index = self.shared.index.read();
+        let cluster = &self.identity.cluster;
+        if !index.talks_to(cluster, self.identity.uid()) {
+            return;
+        }
+        let mut session = self.live.session.lock();
+        let held: Vec<_> = session.held_rules().cloned().collect();
+        let unknown = held.iter().filter(|uid| index.rule(uid).is_none());
+        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
+        session.update(claims);
+        let pending = index.cluster(cluster).into_iter().flat_map(|known| known.pending.keys());
+        let done: Vec<_> =
+            pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
+        drop(session);
+        drop(index);
+        self.settle(done);
+    }
+
+    fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
+        if !done.is_empty() {
+            self.shared.settled_removals.add(done);
+            self.shared.dirty_members.add([self.identity.cluster.clone()]);
+        }
+    }
+
+    pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
+        let cluster = self.identity.cluster.clone();
+        let mut changed = Vec::new();
+        for state in rules {
+            let uid = state.uid.clone();
+            if state.gone && self.live.session.lock().gone(&uid) {
+                let ordered = self.shared.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
+                if ordered {
+                    self.settle(vec![(cluster.clone(), uid.clone())]);
+                }
+            }
+            let unknown = self.shared.index.read().rule(&uid).is_none();
+            // A member speaks of what it holds, and of nothing else.
+            let counts = state.gone || self.live.session.lock().holds(&uid);
+            if counts && self.shared.ledger.lock().report(&cluster, self.live.number, state) {
+                changed.push(uid);
+                if unknown {
+                    self.shared.dirty_members.add([cluster.clone()]);
+                }
+            }
+        }
+        let leaving = self.shared.index.read().cluster(&cluster).is_some_and(|cluster| cluster.leaving);
+        if leaving {
+            self.shared.dirty_members.add([cluster]);
+        }
+        self.shared.dirty_rules.add(changed);
+    }
+
+    pub(super) fn refused(&self, refused: &[Refusal]) {
+        for refusal in refused {
+            let Refusal { rule, source, reason, message, .. } = refusal;
+            let cluster = &self.identity.cluster;
+            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), message, "the agent refused an intent");
+        }
+    }
+}
