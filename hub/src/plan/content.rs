@@ -38,11 +38,7 @@ pub enum Refused {
 
 /// Whether an object is never a source, by its name and labels alone: it is made by every cluster itself, it is a copy,
 /// or it is Runnel's own.
-pub fn is_never_a_source(
-    kind: &Kind,
-    name: &str,
-    labels: &BTreeMap<String, String>,
-) -> bool {
+pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let copy = labels.contains_key(HUB_LABEL) && labels.get(MANAGED_BY_LABEL).is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name);
     copy || own || kind.refuses_name(name)

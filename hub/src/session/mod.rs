@@ -385,7 +385,8 @@ fn weight(terms: &Terms) -> usize {
     let choice = terms.namespaces.as_ref();
     let patterns = choice.into_iter().flat_map(|choice| choice.names.iter().chain(&choice.exclude));
     let requirements = choice.and_then(|choice| choice.selector.as_ref()).into_iter().flat_map(|s| &s.requirements);
-    let requirements = requirements.map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
+    let requirements =
+        requirements.map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
     let names = terms.rule.kind.len() + terms.rule.namespace.len() + terms.rule.name.len();
     patterns.map(|pattern| pattern.as_str().len() + 2).sum::<usize>() + requirements.sum::<usize>() + names + 64
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 use runnel_proto::model::ClusterName;
 
-use super::{events, refusal};
+use super::{own_events, refusal};
 use crate::crd::MemberCluster;
 use crate::index::Cluster;
 use crate::shared::Shared;
@@ -15,7 +15,7 @@ use crate::writer::Book;
 
 /// Watches the member clusters for ever. `listed` is called at each complete list.
 pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = std::pin::pin!(events(Api::<MemberCluster>::all(client)));
+    let mut events = std::pin::pin!(own_events::<MemberCluster>(client));
     let mut seen = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {
@@ -35,7 +35,8 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name_any());
                 // A name may have been given to another member already.
-                if book.with_member(&name, |known| known.is_none_or(|known| known.metadata.uid == object.metadata.uid)) {
+                if book.with_member(&name, |known| known.is_none_or(|known| known.metadata.uid == object.metadata.uid))
+                {
                     forget(&name, &shared, &book);
                 }
             }

@@ -10,7 +10,9 @@ mod sources;
 
 use std::time::Duration;
 
-use futures::stream::Stream;
+use futures::{Stream, StreamExt};
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
@@ -36,6 +38,33 @@ where
 {
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
     watcher::watcher(api, config).default_backoff()
+}
+
+/// The events of a kind of Runnel's own. An object that this build cannot read (made by a newer one) is told and left
+/// out, rather than breaking the whole watch.
+fn own_events<K>(client: Client) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    events(Api::<DeserializeGuard<K>>::all(client)).filter_map(|event| async {
+        match event {
+            Ok(Event::Apply(guard)) => readable(guard).map(|object| Ok(Event::Apply(object))),
+            Ok(Event::InitApply(guard)) => readable(guard).map(|object| Ok(Event::InitApply(object))),
+            Ok(Event::Delete(guard)) => readable(guard).map(|object| Ok(Event::Delete(object))),
+            Ok(Event::Init) => Some(Ok(Event::Init)),
+            Ok(Event::InitDone) => Some(Ok(Event::InitDone)),
+            Err(error) => Some(Err(error)),
+        }
+    })
+}
+
+fn readable<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Option<K> {
+    let explain = |invalid: &InvalidObject| {
+        let (namespace, name) = (&invalid.metadata.namespace, &invalid.metadata.name);
+        let kind = K::kind(&());
+        tracing::error!(?namespace, ?name, why = invalid.error, "cannot read a {kind}: upgrade the hub, or correct it");
+    };
+    guard.0.inspect_err(explain).ok()
 }
 
 /// The API server's answer to a watch, if it is a refusal that a person must see to.

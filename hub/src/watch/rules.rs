@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 use serde::de::DeserializeOwned;
 
-use super::{events, refusal};
+use super::{own_events, refusal};
 use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::plan::Rule;
 use crate::shared::Shared;
@@ -48,7 +48,7 @@ impl RuleKind for crd::ClusterDistributionRule {
 /// A rule counts only once it carries the finalizer, so that none of its copies can outlive it unnoticed; the writer
 /// sets it.
 pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = std::pin::pin!(events(Api::<K>::all(client)));
+    let mut events = std::pin::pin!(own_events::<K>(client));
     let mut seen = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {
