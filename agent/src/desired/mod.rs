@@ -133,7 +133,8 @@ impl Desired {
             rule: rule.name(uid),
             digest: rule.digest,
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
-            terms: rule.terms.as_ref().map(|(_, digest)| *digest),
+            // A hub that knows the rule again says its terms anew, and so claims it.
+            terms: rule.terms.as_ref().filter(|_| !rule.unclaimed).map(|(_, digest)| *digest),
         })
     }
 
