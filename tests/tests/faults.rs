@@ -1,0 +1,15 @@
+//! What goes wrong: hubs and agents that are killed, frozen or lost, links that are cut, orders that wait. Whatever
+//! happens, no copy goes without an order, nothing is done twice, and the status tells the truth.
+
+#[path = "faults/away.rs"]
+mod away;
+#[path = "faults/cut.rs"]
+mod cut;
+#[path = "faults/lost.rs"]
+mod lost;
+#[path = "faults/restarts.rs"]
+mod restarts;
+#[path = "faults/silence.rs"]
+mod silence;
+#[path = "faults/stage.rs"]
+mod stage;

@@ -1,0 +1,203 @@
+//! Only an order removes: a hub that lost its rules, all or some, or another hub in its place, removes nothing.
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::fleet::NAMESPACE;
+use runnel_tests::guard::Program;
+use runnel_tests::scene::{Draft, Id, Recorder, RuleDraft, SOON, condition};
+use runnel_tests::wait::{eventually, steadily};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+use super::stage::{MEMBERS, Stage, stage};
+
+/// A rule with three sources, applied everywhere.
+async fn three(stage: &Stage, namespace: &str) -> Result<(Id, Vec<Value>)> {
+    let target = format!("{namespace}-target");
+    stage.places(namespace, &[&target]).await?;
+    let mut sources = Vec::new();
+    for name in ["a", "b", "c"] {
+        sources.push(stage.source(namespace, name, "right").await?);
+    }
+    let rule = stage.rule(namespace, "all", |draft| draft.named(&["a", "b", "c"]).into(&[&target])).await?;
+    stage.scene.hub.all_applied(&rule, MEMBERS * 3).await?;
+    Ok((rule, sources))
+}
+
+async fn recorders(stage: &Stage, target: &str) -> Result<Vec<Recorder>> {
+    let mut all = Vec::new();
+    for member in &stage.scene.members {
+        all.push(Recorder::start(member, &Id::config_map(target, "any")).await?);
+    }
+    Ok(all)
+}
+
+fn nothing_went(recorders: &[Recorder], target: &str) -> Result<()> {
+    for recorder in recorders {
+        for name in ["a", "b", "c"] {
+            recorder.was_never_missing(target, name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes a rule out of the hub's API behind the hub's back.
+async fn strip(stage: &Stage, rule: &Id) -> Result<()> {
+    ensure!(!stage.fleet.hub_process().is_running(), "the hub would see it");
+    stage.scene.hub.delete(rule).await?;
+    stage.scene.hub.change(rule, json!({"metadata": {"finalizers": null}})).await?;
+    stage.scene.hub.lacks(rule).await
+}
+
+async fn says_unclaimed(stage: &Stage, rules: &[&Id]) -> Result<()> {
+    for number in 1..=MEMBERS {
+        let member = Id::member(stage.fleet.member_name(number));
+        stage
+            .scene
+            .hub
+            .sees("holding unclaimed copies", &member, |object| {
+                let unclaimed = condition(object, "Unclaimed")?;
+                ensure!(unclaimed["status"] == "True" && unclaimed["reason"] == "RulesUnknown", "{unclaimed}");
+                let message = unclaimed["message"].as_str().unwrap_or_default();
+                for rule in rules {
+                    ensure!(message.contains(&rule.path()), "{rule} is not named: {message}");
+                }
+                Ok(())
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
+    let stage = stage().await?;
+    let (lost, sources) = three(&stage, "lost").await?;
+    let (kept, _) = three(&stage, "kept").await?;
+    let recorders = recorders(&stage, "lost-target").await?;
+    let marks = stage.calm().await?;
+    stage.fleet.kill_hub()?;
+    strip(&stage, &lost).await?;
+    stage.fleet.start_hub().await?;
+    stage.connected(MEMBERS).await?;
+    says_unclaimed(&stage, &[&lost]).await?;
+    stage.calm().await?;
+    nothing_went(&recorders, "lost-target")?;
+    for number in 1..=MEMBERS {
+        let writes = stage.agent_writes(number, marks[number], &["lost-target", "kept-target"])?;
+        ensure!(writes.is_empty(), "member {number}: {writes:?}");
+    }
+    stage.scene.hub.all_applied(&kept, MEMBERS * 3).await?;
+
+    // Unclaimed copies are kept right, also by an agent that has only heard of it through its own Secret.
+    let copy = Id::config_map("lost-target", "a");
+    stage.scene.member(1).change(&copy, json!({"data": {"value": "tampered"}})).await?;
+    stage.scene.member(1).has_copy(&sources[0], "lost-target", &lost).await?;
+    stage.fleet.kill_agent(1)?;
+    stage.fleet.start_agent(1).await?;
+    stage.connected(MEMBERS).await?;
+    says_unclaimed(&stage, &[&lost]).await?;
+
+    // A new rule that wants the same takes them over, and then nothing is unclaimed any more.
+    let names = |draft: RuleDraft| draft.named(&["a", "b", "c"]).into(&["lost-target"]);
+    let again = stage.rule("lost", "again", names).await?;
+    stage.scene.hub.all_applied(&again, MEMBERS * 3).await?;
+    for source in &sources {
+        stage.scene.arrives(source, &again, &["lost-target"]).await?;
+    }
+    nothing_went(&recorders, "lost-target")
+}
+
+#[tokio::test]
+async fn a_hub_that_lost_every_rule_removes_nothing() -> Result<()> {
+    let stage = stage().await?;
+    let (first, sources) = three(&stage, "empty-1").await?;
+    let (second, _) = three(&stage, "empty-2").await?;
+    let recorders = recorders(&stage, "empty-1-target").await?;
+    let all = stage.scene.hub.list(&Id::rule("empty-1", "any")).await?;
+    stage.fleet.kill_hub()?;
+    for rule in [&first, &second] {
+        strip(&stage, rule).await?;
+    }
+    // Also the sources: an empty list of everything.
+    for source in &sources {
+        stage.scene.hub.delete(&Id::of(source)?).await?;
+    }
+    ensure!(all.len() == 1);
+    stage.fleet.start_hub().await?;
+    stage.connected(MEMBERS).await?;
+    says_unclaimed(&stage, &[&first, &second]).await?;
+    stage.calm().await?;
+    nothing_went(&recorders, "empty-1-target")?;
+    ensure!(stage.metric("runnel_hub_tombstones_sent_total").await? == 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
+    let stage = stage().await?;
+    let (rule, sources) = three(&stage, "impostor").await?;
+    let recorders = recorders(&stage, "impostor-target").await?;
+
+    // A restored copy of the hub's identity, and nothing else, in another cluster.
+    let other = ControlPlane::start("other-hub", Options::default()).await?;
+    other.kubectl(&["create", "namespace", NAMESPACE]).await?;
+    let manifests: Vec<String> = runnel_hub::crd::files().into_iter().map(|(_, text)| text).collect();
+    other.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await?;
+    let place = runnel_tests::scene::Place::new("other hub", other.client().await?);
+    let identity = stage.scene.hub.get(&Id::secret(NAMESPACE, "runnel-hub-identity")).await?;
+    let copy = Draft::secret(NAMESPACE, "runnel-hub-identity").with("data", identity["data"].clone());
+    place.make(&copy.with("type", identity["type"].clone()).json()).await?;
+    for number in 1..=MEMBERS {
+        let member = stage.scene.hub.get(&Id::member(stage.fleet.member_name(number))).await?;
+        let api_version = &member["apiVersion"];
+        let made = json!({"apiVersion": api_version, "kind": "MemberCluster", "metadata": {"name": member["metadata"]["name"]}});
+        let id = Id::of(&place.make(&made).await?)?;
+        let status = json!({"status": {"identity": member["status"]["identity"]}});
+        other
+            .kubectl(&["patch", "member", id.name(), "--subresource=status", "--type=merge", "-p", &status.to_string()])
+            .await?;
+    }
+    let ops = runnel_tests::ports::local(runnel_tests::ports::free()?);
+    let log = other.folder().join("other-hub.log");
+    let program = Program::new(&stage.fleet.binaries().hub, &log).arguments([
+        "run".to_owned(),
+        format!("--kubeconfig={}", other.kubeconfig().display()),
+        format!("--listen={}", stage.fleet.hub_address()),
+        format!("--ops-listen={ops}"),
+    ]);
+    stage.fleet.kill_hub()?;
+    let running = program.start()?;
+    eventually("both agents to be refused", SOON, async || {
+        let said = std::fs::read_to_string(&log)?;
+        let refused = |number: usize| {
+            let name = stage.fleet.member_name(number);
+            said.lines().any(|line| line.contains("a member was refused") && line.contains(name))
+        };
+        Ok((1..=MEMBERS).all(refused).then_some(()))
+    })
+    .await?;
+    for number in 1..=MEMBERS {
+        eventually("the agent to say why", SOON, async || {
+            let said = std::fs::read_to_string(stage.fleet.agent_log(number))?;
+            let line = said.lines().rfind(|line| line.contains("the hub refuses this agent"));
+            ensure!(line.is_some_and(|line| line.contains("join again with a new join string")), "{line:?}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    steadily("the copies stay", Duration::from_secs(2), async || nothing_went(&recorders, "impostor-target")).await?;
+    drop(running);
+    drop(other);
+
+    // An agent that was refused comes back by itself, but slowly: it is helped here.
+    stage.fleet.start_hub().await?;
+    for number in 1..=MEMBERS {
+        stage.fleet.kill_agent(number)?;
+        stage.fleet.start_agent(number).await?;
+    }
+    stage.connected(MEMBERS).await?;
+    stage.scene.hub.all_applied(&rule, MEMBERS * 3).await?;
+    stage.scene.arrives(sources.first().context("a source")?, &rule, &["impostor-target"]).await?;
+    nothing_went(&recorders, "impostor-target")
+}

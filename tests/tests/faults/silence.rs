@@ -1,0 +1,103 @@
+//! Clusters that fall silent, and come back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::condition_of;
+use runnel_tests::scene::{Id, Recorder, RuleDraft};
+use serde_json::Value;
+
+use super::stage::{Stage, stage};
+
+/// By then a silent cluster is told.
+const TOLD: Duration = Duration::from_secs(45);
+
+/// What `Ready` said, change by change.
+fn said(recorder: &Recorder, rule: &Id) -> Result<Vec<(String, Instant)>> {
+    let mut said: Vec<(String, Instant)> = Vec::new();
+    for record in recorder.about(rule.own_namespace().unwrap_or_default(), rule.name())? {
+        let ready = condition_of(&record.object, "Ready");
+        if said.last().is_none_or(|(last, _)| *last != ready) {
+            said.push((ready, record.at));
+        }
+    }
+    Ok(said)
+}
+
+async fn rule_to(stage: &Stage, number: usize) -> Result<Id> {
+    let name = format!("to-{number}");
+    let draft = |draft: RuleDraft| draft.named(&["settings"]).to(&[stage.fleet.member_name(number)]);
+    let rule = stage.rule("silence", &name, |d| draft(d).into(&["silence-target"])).await?;
+    stage.scene.hub.all_applied(&rule, 1).await?;
+    Ok(rule)
+}
+
+#[tokio::test]
+async fn a_cluster_that_falls_silent_is_told_within_45_seconds_and_comes_back() -> Result<()> {
+    let stage = stage().await?;
+    stage.places("silence", &["silence-target"]).await?;
+    stage.source("silence", "settings", "first").await?;
+    let rules = [rule_to(&stage, 1).await?, rule_to(&stage, 2).await?];
+    stage.calm().await?;
+    let recorder = Recorder::start(&stage.scene.hub, &rules[0]).await?;
+
+    // One is gone, and the other one's link is frozen: its connection stays, and nobody answers.
+    let begin = Instant::now();
+    stage.fleet.kill_agent(1)?;
+    stage.fleet.agent_process(2).pause()?;
+    for (number, rule) in (1..).zip(&rules) {
+        let object = stage.scene.hub.says_ready(rule, "Unknown", "ClustersUnreachable").await?;
+        let name = stage.fleet.member_name(number);
+        let message = object["status"]["conditions"].to_string();
+        ensure!(message.contains(name), "{message}");
+        stage.scene.hub.says_of(rule, name, "Unreachable", "SessionLost").await?;
+        let unknown = |member: &Value| {
+            ensure!(condition_of(member, "Connected") == "Unknown", "{}", member["status"]);
+            Ok(())
+        };
+        stage.scene.hub.sees("not connected", &Id::member(name), unknown).await?;
+    }
+    ensure!(begin.elapsed() < TOLD, "told after {:?}", begin.elapsed());
+
+    stage.fleet.start_agent(1).await?;
+    stage.fleet.agent_process(2).resume()?;
+    for (number, rule) in (1..).zip(&rules) {
+        stage.scene.hub.all_applied(rule, 1).await?;
+        stage.fleet.connected(number).await?;
+    }
+    // It said each thing once.
+    for rule in &rules {
+        let words: Vec<String> = said(&recorder, rule)?.into_iter().map(|(word, _)| word).collect();
+        ensure!(words == ["Unknown", "True"], "{rule} said {words:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restart_of_the_hub_flaps_nothing() -> Result<()> {
+    let stage = stage().await?;
+    stage.places("flaps", &["flaps-target"]).await?;
+    stage.source("flaps", "settings", "first").await?;
+    let rule = stage.rule("flaps", "all", |draft| draft.named(&["settings"]).into(&["flaps-target"])).await?;
+    stage.scene.hub.all_applied(&rule, 2).await?;
+    stage.calm().await?;
+    let recorders =
+        [Recorder::start(&stage.scene.hub, &rule).await?, Recorder::start(&stage.scene.hub, &Id::member("any")).await?];
+    // Long enough away that its silence would be told by a hub that was there.
+    stage.fleet.kill_agent(2)?;
+    stage.restart_hub(1).await?;
+    stage.calm().await?;
+    stage.restart_hub(1).await?;
+    stage.calm().await?;
+    for recorder in &recorders {
+        let records = recorder.so_far()?;
+        let what: Vec<&Value> = records.iter().map(|record| &record.object["status"]).collect();
+        ensure!(what.is_empty(), "{what:?}");
+    }
+    stage.fleet.start_agent(2).await?;
+    stage.connected(2).await?;
+    stage.calm().await?;
+    let records = recorders.iter().map(Recorder::so_far).collect::<Result<Vec<_>>>()?.concat();
+    ensure!(records.is_empty(), "{:?}", records.first().context("a record")?.object["status"]);
+    Ok(())
+}
