@@ -12,6 +12,8 @@ async fn the_agent_goes_on_with_the_hub_away_also_after_its_own_restart() -> Res
     let mut alone = Alone::start("away", &["a", "b"]).await?;
     alone.hub.want("r", alone.rule(&["a", "b", "new-*"], &[("one", "1"), ("two", "1")]));
     alone.hub.hears_applied("r", 4).await?;
+    alone.hub.want("q", alone.rule(&["a"], &[("lone", "1")]));
+    alone.hub.hears_applied("q", 1).await?;
     alone.stop_agent().await?;
     alone.hub.stop();
 
@@ -27,6 +29,10 @@ async fn the_agent_goes_on_with_the_hub_away_also_after_its_own_restart() -> Res
     alone.place.delete(&alone.id("b", "one")).await?;
     alone.says(&alone.id("b", "one"), "1").await?;
     assert_eq!(alone.place.get(&alone.id("a", "two")).await?["data"]["text"], "changed");
+
+    // A copy without twin that was intact at the start is put back too.
+    alone.place.change(&alone.id("a", "lone"), json!({"data": {"text": "changed"}})).await?;
+    alone.says(&alone.id("a", "lone"), "1").await?;
 
     // The hub comes back with another wish: what waited is done, and what it no longer wants goes.
     alone.hub.resume().await?;
