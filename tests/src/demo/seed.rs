@@ -59,8 +59,7 @@ impl Story<'_> {
         for member in &self.clusters.members {
             member.show(self.narrator, &COPIES).await?;
         }
-        let columns =
-            "--output=custom-columns=GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
+        let columns = "-ocustom-columns=GREETING:.data.greeting,SOURCE:.metadata.annotations.runnel\\.dev/source";
         self.clusters.members[0].show(self.narrator, &["get", "configmap", SETTINGS, columns]).await?;
         Ok(())
     }
