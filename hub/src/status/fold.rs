@@ -172,22 +172,31 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         return Verdict::new(False, Reason::NoClusters, message);
     }
     let in_state = |state| standings.iter().filter(move |(_, standing)| standing.state == state);
-    let count = |state| in_state(state).count();
+    let count = |state| i64::try_from(in_state(state).count()).unwrap_or(i64::MAX);
     if let Some((cluster, worst)) = in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason)) {
         let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
-        let what = if copies > 0 { format!("{copies} copies failed") } else { "copies cannot be removed".to_owned() };
-        let message = format!("{what} in {clusters} clusters, among them {cluster}: {}", worst.message);
+        let what = match copies {
+            0 => "copies cannot be removed".to_owned(),
+            more => format!("{} failed", counted(more, "copy", "copies")),
+        };
+        let place = match clusters {
+            1 => format!("in {cluster}"),
+            more => format!("in {more} clusters, among them {cluster}"),
+        };
+        let message = format!("{what} {place}: {}", worst.message);
         return Verdict::new(False, worst.reason, message);
     }
     if count(ClusterState::Progressing) > 0 {
-        let message = format!("copies are on their way to {} clusters", count(ClusterState::Progressing));
+        let message =
+            format!("copies are on their way to {}", counted(count(ClusterState::Progressing), "cluster", "clusters"));
         return Verdict::new(False, Reason::Progressing, message);
     }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
         let clusters = count(ClusterState::Waiting);
-        let message = format!("{copies} copies wait in {clusters} clusters for namespaces that do not exist there");
+        let (copies, clusters) = (counted(copies, "copy", "copies"), counted(clusters, "cluster", "clusters"));
+        let message = format!("{copies} in {clusters} waiting for namespaces that do not exist there");
         return Verdict::new(False, Reason::CopiesWaiting, message);
     }
     if count(ClusterState::Unreachable) > 0 {
@@ -206,6 +215,11 @@ fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
         more => format!("{more} clusters are not connected, among them {first}"),
     };
     Verdict::new(ConditionStatus::Unknown, Reason::ClustersUnreachable, message)
+}
+
+/// A number with its noun.
+fn counted(number: i64, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
 }
 
 fn rank(reason: Reason) -> usize {

@@ -68,7 +68,10 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         ClusterState::Failed => worst(account),
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting => {
-            let message = format!("{} copies wait for a namespace that does not exist", counts.waiting);
+            let message = match counts.waiting {
+                1 => "1 copy waits for a namespace that does not exist".to_owned(),
+                more => format!("{more} copies wait for namespaces that do not exist"),
+            };
             (Reason::CopiesWaiting, message)
         }
         ClusterState::Progressing if is_awaited(view, ledger, cluster, now) => {

@@ -103,7 +103,8 @@ async fn relay(hub: Client, members: Vec<Client>) {
 /// Makes or changes an object and says how long the last member took to show it, in milliseconds.
 async fn edit(hub: &Client, namespace: &str, value: &str, seen: &[Seen]) -> Result<f64> {
     let api: Api<ConfigMap> = Api::namespaced(hub.clone(), namespace);
-    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "edited"}, "data": {"value": value}});
+    let object =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "edited"}, "data": {"value": value}});
     let start = Instant::now();
     api.patch("edited", &PatchParams::apply("figures").force(), &Patch::Apply(object)).await?;
     let key = (namespace.to_owned(), "edited".to_owned(), value.to_owned());
@@ -152,7 +153,8 @@ async fn many(hub: &Client, seen: &[Seen]) -> Result<()> {
     let creates = (0..OBJECTS).map(|number| {
         let (api, filler) = (api.clone(), filler.clone());
         async move {
-            let object = json!({"metadata": {"name": format!("many-{number}")}, "data": {"value": "many", "filler": filler}});
+            let object =
+                json!({"metadata": {"name": format!("many-{number}")}, "data": {"value": "many", "filler": filler}});
             api.create(&PostParams::default(), &serde_json::from_value(object)?).await.context("create")
         }
     });
