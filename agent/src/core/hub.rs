@@ -7,7 +7,7 @@ use runnel_proto::model::{
     AgentFrame, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd,
 };
 
-use super::{Core, Session};
+use super::{ASK_AGAIN, Core, Session};
 
 impl Core {
     pub(super) fn connected(&mut self, now: Instant) {
@@ -120,7 +120,7 @@ impl Core {
         }
         if session.begun {
             self.say_gone();
-            self.ask_for_content();
+            self.ask_for_content(now);
             self.say_states(now);
         }
         self.session.as_mut()?.outbox.pop_front()
@@ -139,12 +139,16 @@ impl Core {
         self.send(AgentFrame::Report(states));
     }
 
-    fn ask_for_content(&mut self) {
+    fn ask_for_content(&mut self, now: Instant) {
         let Some(session) = &mut self.session else { return };
+        if session.ask_again.is_none_or(|at| at <= now) {
+            session.ask.clone_from(&self.wanting);
+            session.ask_again = Some(now + ASK_AGAIN);
+        }
         let mut wants: BTreeMap<RuleUid, Vec<_>> = BTreeMap::new();
-        for key in &self.wanting {
-            if session.asked.insert(key.clone()) {
-                wants.entry(key.rule.clone()).or_default().push(key.source.clone());
+        for key in std::mem::take(&mut session.ask) {
+            if self.wanting.contains(&key) {
+                wants.entry(key.rule).or_default().push(key.source);
             }
         }
         for (uid, sources) in wants {

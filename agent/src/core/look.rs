@@ -128,7 +128,11 @@ impl Core {
         {
             self.queue.cancel(&key);
             self.room.leave(copy);
-            self.wanting.insert(wanted.intent.clone());
+            if self.wanting.insert(wanted.intent.clone())
+                && let Some(session) = &mut self.session
+            {
+                session.ask.insert(wanted.intent.clone());
+            }
             let trouble = Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it");
             return self.say(copy, want, Some(Outcome::Failed(trouble)));
         }

@@ -9,7 +9,7 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, KINDS, Refusal, Revision, SourceRef};
 
@@ -23,6 +23,9 @@ use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
 use crate::room::{ROOM_BYTES, Room};
+
+/// Content that was asked for and has not come is asked for again after this: the hub may just have started.
+const ASK_AGAIN: Duration = Duration::from_secs(15);
 
 /// How many runs are under way at once.
 pub const PARALLEL: usize = 8;
@@ -112,7 +115,10 @@ struct Session {
     begun: bool,
     outbox: VecDeque<AgentFrame>,
     acks: VecDeque<AgentFrame>,
-    asked: BTreeSet<IntentKey>,
+    /// Intents whose content is to be asked for.
+    ask: BTreeSet<IntentKey>,
+    /// When what has not come is asked for again.
+    ask_again: Option<Instant>,
 }
 
 /// Counters for metrics, since the start.
@@ -240,8 +246,10 @@ impl Core {
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let begun = self.session.as_ref().is_some_and(|session| session.begun);
         let report = self.report.next_due(now).filter(|_| begun);
+        let ask =
+            self.session.as_ref().filter(|_| begun && !self.wanting.is_empty()).and_then(|session| session.ask_again);
         // What is due already waits for something else: a free run, or a place in the stream.
-        [self.queue.next_due(), report].into_iter().flatten().filter(|due| *due > now).min()
+        [self.queue.next_due(), report, ask].into_iter().flatten().filter(|due| *due > now).min()
     }
 
     /// The terms to store, once after each change.

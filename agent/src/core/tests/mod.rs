@@ -76,6 +76,25 @@ fn what_was_damaged_without_a_twin_waits_for_the_hub_and_is_asked_for() {
 }
 
 #[test]
+fn content_that_does_not_come_is_asked_for_again_but_not_in_a_loop() {
+    let mut world = applied();
+    for namespace in ["a", "b"] {
+        world.edit(&copy(namespace, "s0"), |object| object.live.intact = false);
+    }
+    world.restart();
+    world.connect();
+    world.settle_now();
+    let asked = |world: &World| world.sent.iter().filter(|frame| matches!(frame, AgentFrame::Want(..))).count();
+    assert_eq!(asked(&world), 1);
+    for _ in 0..29 {
+        world.now += Duration::from_secs(1);
+        world.settle_now();
+    }
+    assert_eq!(asked(&world), 2);
+    assert!(world.core.next_due(world.now).is_some());
+}
+
+#[test]
 fn nothing_is_decided_before_every_list_is_complete() {
     let mut world = applied();
     world.objects.remove(&copy("a", "s0"));
