@@ -30,6 +30,15 @@ async fn scene_with(home: &str) -> Result<Scene> {
     Ok(scene)
 }
 
+/// How long a source is missing when it is made anew.
+const GAP: Duration = Duration::from_millis(700);
+
+fn never_missing(recorders: &[(Recorder, Id)]) -> Result<()> {
+    recorders.iter().try_for_each(|(recorder, copy)| {
+        recorder.was_never_missing(copy.own_namespace().unwrap_or_default(), copy.name())
+    })
+}
+
 #[tokio::test]
 async fn a_source_that_is_deleted_and_made_anew_within_a_second_is_an_edit() -> Result<()> {
     let home = "anew";
@@ -44,8 +53,8 @@ async fn a_source_that_is_deleted_and_made_anew_within_a_second_is_an_edit() -> 
     }
     let mut recorders = Vec::new();
     for member in &scene.members {
-        for like in [Id::config_map(home, ""), Id::secret(home, "")] {
-            recorders.push((like.kind().to_owned(), Recorder::start(member, &like).await?));
+        for name in [Id::config_map(home, "settings"), Id::secret(home, "login")] {
+            recorders.push((Recorder::start(member, &name).await?, name));
         }
     }
 
@@ -53,22 +62,18 @@ async fn a_source_that_is_deleted_and_made_anew_within_a_second_is_an_edit() -> 
     for text in ["1", "2", "2"] {
         for draft in [config(text), secret(text)] {
             scene.hub.delete(&Id::of(&draft)?).await?;
+        }
+        steadily("there is no source, and its copies stay", GAP, async || never_missing(&recorders)).await?;
+        for draft in [config(text), secret(text)] {
             let source = scene.hub.make(&draft).await?;
             scene.arrives(&source, &rule, &[home]).await?;
         }
     }
     // The grace of the last deletion passes, and nothing comes of it.
-    steadily("the copies stay", Duration::from_secs(6), async || {
-        for (kind, recorder) in &recorders {
-            recorder.was_never_missing(home, if kind == "Secret" { "login" } else { "settings" })?;
-        }
-        Ok(())
-    })
-    .await?;
-    for (kind, recorder) in &recorders {
-        let name = if kind == "Secret" { "login" } else { "settings" };
-        let writes = recorder.about(home, name)?.len();
-        ensure!(writes == 2, "{kind}: two of three times the content changed, and there were {writes} writes");
+    steadily("the copies stay", Duration::from_secs(6), async || never_missing(&recorders)).await?;
+    for (recorder, copy) in &recorders {
+        let writes = recorder.about(home, copy.name())?.len();
+        ensure!(writes == 2, "{copy}: two of three times the content changed, and there were {writes} writes");
     }
     scene.hub.all_applied(&rule, 4).await.map(|_| ())
 }
