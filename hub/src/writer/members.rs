@@ -52,7 +52,8 @@ impl Writer {
             generation: member.metadata.generation.unwrap_or_default(),
             accepted: cluster.accepted,
             leaving: cluster.leaving,
-            session: ledger.session(name, now.instant),
+            // A session that was cut on purpose does not come back by itself, so its end is told at once.
+            session: ledger.session(name, now.instant).filter(|_| cluster.accepted),
             held: ledger.held_rules(name).count(),
             unclaimed,
             awaited: young && !ledger.has_connected(name),
