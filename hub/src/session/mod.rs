@@ -282,7 +282,10 @@ impl Session {
         let Some(held) = self.rules.get_mut(uid) else { return };
         match &held.items {
             Items::Asked(_) => {}
-            Items::Digest { digest, .. } if *digest == plan.digest => held.items = Items::exactly(plan.clone()),
+            Items::Digest { digest, .. } if *digest == plan.digest => {
+                held.items = Items::exactly(plan.clone());
+                self.serve_wants(uid);
+            }
             // An account that matches nothing yet: the plan may still be growing.
             Items::Digest { .. } if !plan.unread.is_empty() => {}
             Items::Digest { .. } | Items::Uncertain => {

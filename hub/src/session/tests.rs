@@ -257,6 +257,19 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
 }
 
 #[test]
+fn what_an_agent_wants_before_the_hub_knows_its_rule_is_sent_once_it_does() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    let mut again = agent.connect();
+    again.want(&"r".into(), vec![source(1)]);
+    again.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut again);
+    assert_eq!(agent.upserts, 2);
+}
+
+#[test]
 fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
