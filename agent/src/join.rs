@@ -45,9 +45,7 @@ pub enum JoinFileError {
 
 /// The hub has refused the join for good.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the hub refused to let cluster {cluster} join: {message}: make a new join string with `runnel-hub token create {cluster}`"
-)]
+#[error("the hub refused to let cluster {cluster} join: {message}")]
 pub struct Refused {
     cluster: String,
     message: String,

@@ -1,5 +1,6 @@
 //! Puts the hub together: binds first, then spawns; every task stands in one set, and one that ends early ends the
 //! process.
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -89,9 +90,9 @@ async fn supervise(tasks: &mut Tasks, shutdown: &CancellationToken) -> anyhow::R
 pub async fn client(access: &Access) -> anyhow::Result<Client> {
     let mut config = match &access.kubeconfig {
         Some(path) => {
-            let cure = || format!("cannot use the kubeconfig {}: give --kubeconfig a readable file", path.display());
-            let file = Kubeconfig::read_from(path).with_context(cure)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.with_context(cure)?
+            let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;
+            let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+            config.map_err(|error| unusable(path, &error))?
         }
         None => Config::incluster()
             .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
@@ -102,6 +103,13 @@ pub async fn client(access: &Access) -> anyhow::Result<Client> {
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
     Client::try_from(config).context("cannot make a client from the kubeconfig: check its certificates")
+}
+
+/// Why a kubeconfig cannot be used. Of the cause only the first line: the others quote the file, which holds
+/// credentials.
+fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
+    let cause = cause.to_string().lines().next().unwrap_or_default().to_owned();
+    anyhow!("the kubeconfig {} cannot be used ({cause}): check --kubeconfig", path.display())
 }
 
 /// The hub's identity and the hub cluster's uid; waits for an API server that is away.
