@@ -13,8 +13,7 @@ use super::stage::{MEMBERS, Stage, stage};
 
 const SOURCES: usize = 40;
 /// Bytes from the hub after which the link breaks: in the handshake, between frames, and anywhere in a snapshot.
-const CUTS: [u64; 14] =
-    [0, 1_000, 2_000, 2_600, 3_000, 3_500, 4_500, 6_000, 9_000, 14_000, 25_000, 40_000, 60_000, 85_000];
+const CUTS: [u64; 12] = [0, 1_000, 2_000, 2_600, 3_000, 3_500, 4_500, 6_000, 9_000, 14_000, 30_000, 55_000];
 
 fn noise() -> Result<String> {
     let mut noise = [0; 1500];
@@ -34,6 +33,13 @@ async fn lead(stage: &Stage, address: &str) -> Result<()> {
 #[tokio::test]
 async fn a_snapshot_that_is_cut_anywhere_removes_nothing() -> Result<()> {
     let stage = stage().await?;
+    let result = cut_everywhere(&stage).await;
+    // Whatever came of it, the next test has a whole link.
+    lead(&stage, &stage.fleet.hub_address()).await?;
+    result
+}
+
+async fn cut_everywhere(stage: &Stage) -> Result<()> {
     stage.places("cut", &["cut-target"]).await?;
     let mut sources = Vec::new();
     for number in 0..SOURCES {
@@ -56,7 +62,7 @@ async fn a_snapshot_that_is_cut_anywhere_removes_nothing() -> Result<()> {
         }
         proxy.cut_after(Some(bytes));
         let before = proxy.cuts();
-        lead(&stage, &proxy.address()).await?;
+        lead(stage, &proxy.address()).await?;
         eventually(&format!("the cut after {bytes} bytes"), SOON, async || Ok((proxy.cuts() > before).then_some(())))
             .await?;
         for number in 0..SOURCES {
@@ -64,15 +70,13 @@ async fn a_snapshot_that_is_cut_anywhere_removes_nothing() -> Result<()> {
         }
     }
     proxy.cut_after(None);
-    lead(&stage, &proxy.address()).await?;
+    lead(stage, &proxy.address()).await?;
     for source in &sources {
         stage.scene.member(1).has_copy(source, "cut-target", &rule).await?;
     }
     for number in 0..SOURCES {
         recorder.was_never_missing("cut-target", &format!("source-{number}"))?;
     }
-    lead(&stage, &stage.fleet.hub_address()).await?;
-    stage.connected(MEMBERS).await?;
     stage.scene.hub.all_applied(&rule, MEMBERS * SOURCES).await?;
     ensure!(proxy.cuts() >= CUTS.len());
     Ok(())

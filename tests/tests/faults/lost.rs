@@ -150,8 +150,10 @@ async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Resu
     place.make(&copy.with("type", identity["type"].clone()).json()).await?;
     for number in 1..=MEMBERS {
         let member = stage.scene.hub.get(&Id::member(stage.fleet.member_name(number))).await?;
-        let api_version = &member["apiVersion"];
-        let made = json!({"apiVersion": api_version, "kind": "MemberCluster", "metadata": {"name": member["metadata"]["name"]}});
+        let metadata = json!({"name": member["metadata"]["name"]});
+        let made = json!({
+            "apiVersion": member["apiVersion"], "kind": "MemberCluster", "metadata": metadata, "spec": {},
+        });
         let id = Id::of(&place.make(&made).await?)?;
         let status = json!({"status": {"identity": member["status"]["identity"]}});
         other

@@ -1,0 +1,128 @@
+//! What can pass by itself: an API server that is away, definitions that are missing, rights that are not given, a hub
+//! that is away. One process goes through all of it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::ports;
+use runnel_tests::scene::{Draft, Id, Place, RuleDraft, condition};
+use serde_json::json;
+
+use super::stage::{Stage, Which};
+
+async fn account(stage: &Stage, name: &str) -> Result<std::path::PathBuf> {
+    stage.cluster.kubectl(&["create", "serviceaccount", name, "-n", "runnel-system"]).await?;
+    stage.cluster.token_kubeconfig("runnel-system", name).await
+}
+
+async fn grant(stage: &Stage, name: &str) -> Result<()> {
+    let account = format!("--serviceaccount=runnel-system:{name}");
+    stage.cluster.kubectl(&["create", "clusterrolebinding", name, "--clusterrole=cluster-admin", &account]).await?;
+    Ok(())
+}
+
+fn hub_arguments(kubeconfig: &Path, address: &str) -> Vec<String> {
+    let kubeconfig = kubeconfig.display();
+    vec![
+        "run".to_owned(),
+        format!("--kubeconfig={kubeconfig}"),
+        format!("--listen={address}"),
+        format!("--advertise={address}"),
+    ]
+}
+
+fn agent_arguments(kubeconfig: &Path, join: &Path) -> Vec<String> {
+    let (kubeconfig, join) = (kubeconfig.display(), join.display());
+    vec!["run".to_owned(), format!("--kubeconfig={kubeconfig}"), format!("--join-string-file={join}")]
+}
+
+#[tokio::test]
+async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Result<()> {
+    let stage = Stage::new("patience").await?;
+    let place = Place::new("patience", stage.cluster.client().await?);
+    stage.cluster.kubectl(&["create", "namespace", "runnel-system"]).await?;
+    let (hub_account, agent_account) = (account(&stage, "hub").await?, account(&stage, "agent").await?);
+    let address = ports::local(ports::free()?).to_string();
+
+    // The hub: no API server, then no rights, then no definitions.
+    stage.cluster.stop_api_server()?;
+    let hub = stage.start(Which::Hub, "hub", &hub_arguments(&hub_account, &address))?;
+    hub.complains(&["cannot get the hub's identity", "trying again"]).await?;
+    stage.cluster.start_api_server().await?;
+    hub.complains(&["forbidden", "the hub needs to get, create and update Secrets in its own namespace"]).await?;
+    grant(&stage, "hub").await?;
+    hub.complains(&["cannot watch", "install the CRDs with `runnel-hub crds | kubectl apply"]).await?;
+    let kubeconfig = format!("--kubeconfig={}", stage.cluster.kubeconfig().display());
+    let early = stage.fails(Which::Hub, &["token", "create", "eu-1", &kubeconfig]).await?;
+    ensure!(early.contains("not installed in this cluster: install the hub first"), "{early}");
+    stage.install().await?;
+    hub.recovers().await?;
+
+    // The agent: no API server, then no rights.
+    let join = stage.prints(Which::Hub, &["token", "create", "eu-1", &kubeconfig]).await?;
+    let file = stage.file("join-string", &join)?;
+    stage.cluster.stop_api_server()?;
+    let agent = stage.start(Which::Agent, "agent", &agent_arguments(&agent_account, &file))?;
+    agent.complains(&["waiting for this cluster's API server", "is it running"]).await?;
+    stage.cluster.start_api_server().await?;
+    agent.complains(&["waiting for this cluster's API server", "grant the agent the rights"]).await?;
+    grant(&stage, "agent").await?;
+    agent.recovers().await?;
+    let connected = |member: &serde_json::Value| {
+        ensure!(condition(member, "Connected")?["status"] == "True", "{}", member["status"]);
+        Ok(())
+    };
+    place.sees("connected", &Id::member("eu-1"), connected).await?;
+
+    // Both together work, also after one more time without an API server.
+    stage.cluster.restart_api_server().await?;
+    for name in ["source", "target"] {
+        place.make(&Draft::namespace(name).json()).await?;
+    }
+    let source = place.make(&Draft::config_map("source", "settings").data("key", "value").json()).await?;
+    let rule = RuleDraft::new("source", "all").named(&["settings"]).everywhere().into(&["target"]);
+    let rule = Id::of(&place.make(&rule.json()).await?)?;
+    place.has_copy(&source, "target", &rule).await?;
+    place.all_applied(&rule, 1).await?;
+    hub.recovers().await?;
+    agent.recovers().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_join_waits_for_its_hub_and_ends_with_a_sentence_when_it_is_refused() -> Result<()> {
+    let stage = Stage::new("joins").await?;
+    stage.install().await?;
+    stage.cluster.kubectl(&["create", "namespace", "runnel-system"]).await?;
+    let own = stage.cluster.kubeconfig().to_owned();
+    let address = ports::local(ports::free()?).to_string();
+    let kubeconfig = format!("--kubeconfig={}", own.display());
+    let create = ["token", "create", "eu-1", &kubeconfig, &format!("--advertise={address}")];
+    let spent = stage.file("spent", &stage.prints(Which::Hub, &create).await?)?;
+
+    // No hub is there yet.
+    let agent = stage.start(Which::Agent, "agent", &agent_arguments(&own, &spent))?;
+    agent.complains(&["joining the hub failed", &address]).await?;
+    let hub = stage.start(Which::Hub, "hub", &hub_arguments(&own, &address))?;
+    hub.recovers().await?;
+    agent.recovers().await?;
+    drop(agent);
+
+    // Other clusters with the same string, with a wrong one and with one that has expired.
+    let refused = async |name: &str, join: &Path, words: &str| {
+        stage.cluster.kubectl(&["create", "namespace", name]).await?;
+        let (join, namespace) = (format!("--join-string-file={}", join.display()), format!("--namespace={name}"));
+        let arguments = ["run", &kubeconfig, &join, &namespace, "--ops-listen=127.0.0.1:0"];
+        let said = stage.fails(Which::Agent, &arguments).await?;
+        let last = said.lines().last().context("nothing was said")?;
+        ensure!(last.starts_with("runnel-agent: ") && last.contains(words), "{name}: {said}");
+        ensure!(last.matches("runnel-hub token create eu-1").count() == 1, "{name} names the cure not once: {last}");
+        anyhow::Ok(())
+    };
+    refused("spent", &spent, "already used").await?;
+    let next = stage.file("next", &stage.prints(Which::Hub, &create).await?)?;
+    refused("wrong", &spent, "is wrong").await?;
+    let past = json!({"spec": {"join": {"expiresAt": "2020-01-01T00:00:00Z"}}}).to_string();
+    stage.cluster.kubectl(&["patch", "member", "eu-1", "--type=merge", "-p", &past]).await?;
+    refused("expired", &next, "expired").await
+}
