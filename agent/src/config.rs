@@ -10,6 +10,9 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_proto::ops::LogFormat;
 
+/// When a silent connection to the API server is given up.
+const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(300);
+
 /// The Runnel agent: keeps a member cluster's copies as its hub says.
 #[derive(Debug, Parser)]
 #[command(name = "runnel-agent", version)]
@@ -67,6 +70,8 @@ pub async fn client(options: &Options) -> anyhow::Result<Client> {
     };
     // The agent's own queue backs off; a client that retries would hold a run for minutes.
     config.default_retry = false;
+    // Longer than a quiet watch lasts, which the server itself ends: what says nothing for so long is dead.
+    config.read_timeout = Some(READ_TIMEOUT);
     // Who reads the API server's audit log shall see who it was.
     let name = HeaderValue::from_static(concat!("runnel-agent/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));

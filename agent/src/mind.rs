@@ -78,8 +78,10 @@ impl Mind {
         let mut turn =
             Turn { frames: None, frame: None, job: None, totals: Totals::default(), store_at: None, saving: None };
         while !self.drain.is_cancelled() {
-            self.give_out(&mut turn);
-            let due = self.core.next_due(Instant::now());
+            // One moment for both: what becomes due in between must not be lost.
+            let now = Instant::now();
+            self.give_out(&mut turn, now);
+            let due = self.core.next_due(now);
             let room = self.core.has_room();
             let heard = tokio::select! {
                 () = self.drain.cancelled() => break,
@@ -139,8 +141,7 @@ impl Mind {
     }
 
     /// Takes from the core what it wants done.
-    fn give_out(&mut self, turn: &mut Turn) {
-        let now = Instant::now();
+    fn give_out(&mut self, turn: &mut Turn, now: Instant) {
         loop {
             if turn.job.is_none() {
                 turn.job = self.core.next_job(now);

@@ -1,8 +1,9 @@
 //! Watches: copies by kind (those with our hub's label), and namespaces. Each object is reduced here; of its content
 //! only what a list shows of intact copies goes further, into the bounded cache.
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::stream::StreamExt;
+use futures::stream::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::{Api, DynamicObject};
@@ -21,31 +22,56 @@ use crate::seal::Sealer;
 /// Whole objects come in pages of this many, so that a list of large Secrets fits into little memory.
 const PAGE: u32 = 100;
 
+/// How long to wait before a refused watch is tried again.
+const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+
 /// Watches the copies of a kind until the receiver is gone.
 pub async fn copies(client: Client, kind: &'static Kind, sealer: Sealer, events: mpsc::Sender<Event>) {
     let api: Api<DynamicObject> = Api::all_with(client, &resource(kind));
     let config = watcher::Config::default().labels(&format!("{HUB_LABEL}={}", sealer.hub())).page_size(PAGE);
-    let mut stream = std::pin::pin!(watcher(api, config).default_backoff());
+    loop {
+        let stream = watcher(api.clone(), config.clone()).default_backoff();
+        if follow_copies(stream, kind, &sealer, &events).await == Followed::ToTheEnd {
+            return;
+        }
+        // Begun anew, with a list: a watch that was refused would go on where it stopped without saying that it is back.
+        tokio::time::sleep(AFTER_REFUSAL).await;
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Followed {
+    ToTheEnd,
+    Refused,
+}
+
+async fn follow_copies(
+    stream: impl Stream<Item = Result<watcher::Event<DynamicObject>, watcher::Error>>,
+    kind: &'static Kind,
+    sealer: &Sealer,
+    events: &mpsc::Sender<Event>,
+) -> Followed {
+    let mut stream = std::pin::pin!(stream);
     while let Some(next) = stream.next().await {
         let event = match next {
             Ok(watcher::Event::Init) => Some(Event::CopiesListed(kind.resource)),
             Ok(watcher::Event::InitDone) => Some(Event::CopiesComplete(kind.resource)),
             Ok(watcher::Event::InitApply(object)) => {
-                let reduced = live::reduce(kind, &object, &sealer);
+                let reduced = live::reduce(kind, &object, sealer);
                 // After a restart this may be the only place where the content is, as long as the hub is away.
                 let seen = reduced.as_ref().and_then(|(_, live)| live::learn(kind, &object, live));
                 if let Some(seen) = seen
                     && events.send(Event::Content(seen)).await.is_err()
                 {
-                    return;
+                    return Followed::ToTheEnd;
                 }
                 reduced.map(|(copy, live)| Event::Copy(copy, live))
             }
             Ok(watcher::Event::Apply(object)) => {
-                live::reduce(kind, &object, &sealer).map(|(copy, live)| Event::Copy(copy, live))
+                live::reduce(kind, &object, sealer).map(|(copy, live)| Event::Copy(copy, live))
             }
             Ok(watcher::Event::Delete(object)) => {
-                live::reduce(kind, &object, &sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
+                live::reduce(kind, &object, sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
             }
             Err(error) => {
                 let code = code(&error);
@@ -58,12 +84,17 @@ pub async fn copies(client: Client, kind: &'static Kind, sealer: Sealer, events:
                 (code == 403).then_some(Event::CopiesForbidden(kind.resource))
             }
         };
+        let refused = matches!(event, Some(Event::CopiesForbidden(_)));
         if let Some(event) = event
             && events.send(event).await.is_err()
         {
-            return;
+            return Followed::ToTheEnd;
+        }
+        if refused {
+            return Followed::Refused;
         }
     }
+    Followed::ToTheEnd
 }
 
 /// Watches namespaces until the receiver is gone.

@@ -47,7 +47,7 @@ impl Core {
                 }
             }
             HubFrame::Batch(batch) => self.batch(batch, refused, now),
-            HubFrame::SnapshotEnd(end) => self.end(end),
+            HubFrame::SnapshotEnd(end) => self.end(end, now),
             // The connection is the link's affair.
             HubFrame::Drain(_) => {}
         }
@@ -67,7 +67,10 @@ impl Core {
         }
     }
 
-    fn end(&self, end: SnapshotEnd) {
+    fn end(&mut self, end: SnapshotEnd, now: Instant) {
+        for copy in self.desired.confirm(&self.records) {
+            self.look_afresh(&copy, now);
+        }
         let (intents, digest) = self.desired.sum();
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
         if (intents, digest) != (end.intents, end.digest) {
@@ -127,6 +130,10 @@ impl Core {
     }
 
     fn say_gone(&mut self) {
+        // What the agent cannot see may still hold copies of the rule.
+        if self.kinds.values().any(|kind| !kind.complete) {
+            return;
+        }
         let gone = self.desired.take_gone();
         let states: Vec<_> = gone
             .into_iter()

@@ -77,6 +77,7 @@ impl Core {
             let message = format!("the agent may not list and watch {} in this cluster", copy.resource);
             let trouble = Trouble::new(Reason::Forbidden, message);
             self.queue.cancel(&Self::key(copy));
+            self.room.leave(copy);
             self.say(
                 copy,
                 want,
@@ -88,6 +89,7 @@ impl Core {
             return None;
         }
         if kind.is_some_and(|kind| !kind.complete) {
+            self.room.leave(copy);
             self.say(copy, want, Some(Outcome::UnderWay));
             return None;
         }

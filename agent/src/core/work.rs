@@ -1,4 +1,5 @@
 //! Work: what to do next, and what came of it.
+use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{Reason, SourceRef};
@@ -6,7 +7,7 @@ use runnel_proto::model::{Reason, SourceRef};
 use super::look::about;
 use super::{Core, Failed, Notice, PARALLEL, Run};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
-use crate::decide::{Action, Outcome, Trouble, Verdict, Want, WantedCopy, decide};
+use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::job::{Body, Done, Job, Origin, Work};
 use crate::queue::Key;
 use crate::records::Sight;
@@ -17,15 +18,37 @@ impl Core {
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
         while let Some(key) = self.queue.pop(now, PARALLEL) {
             let work = match &key {
-                Key::Namespace(name) => (!self.desired.has_namespace(name)).then_some(Work::CreateNamespace),
+                Key::Namespace(name) => self.namespace_work(name),
                 Key::Copy(copy) => self.work(copy),
             };
             if let Some(work) = work {
                 return Some(Job { key, work });
             }
             self.queue.done(&key);
+            // What it was queued for is no more, its content perhaps: that decides what comes next.
+            if let Key::Copy(copy) = &key {
+                self.look(copy, now);
+            }
         }
         None
+    }
+
+    /// A namespace is created while some rule still asks for it.
+    fn namespace_work(&mut self, name: &Arc<str>) -> Option<Work> {
+        let asks = |copy: &SourceRef| match self.want(copy) {
+            Want::Copy(wanted) => {
+                matches!(wanted.place, Place::ToCreate(_))
+                    && !wanted.suspend
+                    && !wanted.hold
+                    && wanted.revision.is_some()
+            }
+            Want::Nothing | Want::Gone(..) => false,
+        };
+        let asked = !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
+        if !asked {
+            self.namespace_failed.remove(name);
+        }
+        asked.then_some(Work::CreateNamespace)
     }
 
     /// What there is to do about a copy now.
@@ -105,6 +128,9 @@ impl Core {
                 self.reread.insert(copy.clone());
             }
             self.records.shown(copy, sight, done.passed);
+        } else if done.trouble.is_some() && *self.records.sight(copy) == Sight::Absent {
+            // The request may have done its work all the same: what is there is not known any more.
+            self.records.forget(copy);
         }
         match done.trouble {
             Some(trouble) => {

@@ -45,6 +45,8 @@ impl Held {
 struct Rule {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     unclaimed: bool,
+    /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
+    unconfirmed: bool,
     /// The hub has ordered the removal of the whole rule.
     leaving: bool,
     intents: BTreeMap<SourceRef, Held>,

@@ -83,7 +83,7 @@ impl Desired {
     }
 
     /// Orders away a copy in a namespace that the terms of its rule no longer name, unless the rule is suspended or
-    /// unknown to the hub.
+    /// unknown to the hub, or its terms are only remembered.
     pub(super) fn order_stray(&mut self, key: &IntentKey, copy: &SourceRef, records: &Records) {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
@@ -91,7 +91,7 @@ impl Desired {
             live.sealed.as_ref().is_some_and(|sealed| sealed.rule != key.rule || sealed.source != key.source)
         };
         let theirs = records.live(copy).is_some_and(other);
-        if !terms.suspend && !rule.unclaimed && !theirs {
+        if !terms.suspend && !rule.unclaimed && !rule.unconfirmed && !theirs {
             self.order(key, copy, terms.deletion_policy);
         }
     }

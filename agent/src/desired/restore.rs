@@ -67,8 +67,25 @@ impl Desired {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
-            self.rules.insert(uid, Rule { terms, unclaimed, targets, ..Rule::default() });
+            self.rules.insert(uid, Rule { terms, unclaimed, unconfirmed: true, targets, ..Rule::default() });
         }
+    }
+
+    /// The hub has said everything: the terms that it did not say anew are in force. Returns the copies to look at.
+    pub fn confirm(&mut self, records: &Records) -> BTreeSet<SourceRef> {
+        let confirmed = self.rules.iter_mut().filter(|(_, rule)| rule.unconfirmed && !rule.unclaimed);
+        let confirmed: Vec<_> = confirmed
+            .map(|(uid, rule)| {
+                rule.unconfirmed = false;
+                uid.clone()
+            })
+            .collect();
+        let mut looks = BTreeSet::new();
+        for uid in confirmed {
+            self.order_strays(&uid, records);
+            looks.extend(self.rules.get(&uid).into_iter().flat_map(|rule| rule.orders.iter().cloned()));
+        }
+        looks
     }
 
     /// Takes in the intents of a kind that live copies say they hold, unless the hub has spoken of them already, and

@@ -73,6 +73,7 @@ impl Desired {
         let rule = self.rules.entry(uid.clone()).or_default();
         if terms.is_some() || !upserts.is_empty() {
             rule.leaving = false;
+            self.gone.retain(|(gone, _)| *gone != uid);
         }
         if rule.unclaimed != unclaimed {
             rule.unclaimed = unclaimed;
@@ -106,6 +107,7 @@ impl Desired {
         }
         if let Some(rule) = self.rules.get_mut(uid) {
             rule.terms = Some((Arc::new(terms), digest));
+            rule.unconfirmed = false;
             rule.targets = targets;
         }
         for (source, before) in sources.into_iter().zip(before) {
