@@ -62,14 +62,21 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let booted = tokio::select! {
         booted = boot(settings, ready) => booted?,
         () = drain.cancelled() => return Ok(()),
-        Some(ended) = tasks.join_next() => return early(ended),
+        Some(ended) = tasks.join_next() => match ended {
+            Ok((_, Ok(()))) if drain.is_cancelled() => return Ok(()),
+            ended => return early(ended),
+        },
     };
     for (name, task) in booted {
         tasks.spawn(async move { (name, task.await) });
     }
     tokio::select! {
         () = drain.cancelled() => {}
-        Some(ended) = tasks.join_next() => return early(ended),
+        // A part may hear of the drain before this does.
+        Some(ended) = tasks.join_next() => match ended {
+            Ok((_, Ok(()))) if drain.is_cancelled() => {}
+            ended => return early(ended),
+        },
     }
     let drained = async {
         // The signals' own task ends only with a second signal.
