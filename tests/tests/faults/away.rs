@@ -59,6 +59,9 @@ async fn drift_is_corrected_and_new_namespaces_are_filled_without_the_hub() -> R
     stage.fleet.start_agent(1).await?;
     stage.scene.member(1).has_copy(&twice, "no-hub-1", &many).await?;
     stage.fleet.start_hub().await?;
+    // The other one has waited in vain for so long that it would take its time.
+    stage.fleet.kill_agent(2)?;
+    stage.fleet.start_agent(2).await?;
     stage.connected(MEMBERS).await?;
     stage.scene.member(1).has_copy(&once, "lonely", &lone).await?;
     stage.scene.hub.all_applied(&lone, MEMBERS).await?;

@@ -31,11 +31,10 @@ pub async fn stage() -> Result<Stage> {
     if !fleet.hub_process().is_running() {
         fleet.start_hub().await?;
     }
+    // Agents that have failed a while ago wait longer and longer: they begin anew.
     for number in 1..=MEMBERS {
-        match fleet.agent_process(number).is_running() {
-            true => fleet.agent_process(number).resume()?,
-            false => fleet.start_agent(number).await?,
-        }
+        fleet.kill_agent(number)?;
+        fleet.start_agent(number).await?;
     }
     let stage = Stage { fleet, scene: Scene::of(fleet).await?, _turn: turn };
     stage.connected(MEMBERS).await?;

@@ -7,14 +7,16 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use runnel_proto::identity::{Authority, JoinString, MemberKey, Token};
 use runnel_proto::tls::{ServerTls, handshake};
+use runnel_tests::guard::Program;
 use runnel_tests::ports::local;
 use runnel_tests::simulated::{Credentials, Line};
+use runnel_tests::wait::eventually;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use super::stage::shared;
+use super::stage::{SOON, shared};
 
 #[tokio::test]
 async fn a_token_that_is_wrong_spent_or_expired_says_so_and_what_to_do() -> Result<()> {
@@ -91,6 +93,27 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
     // Another hub of the same authority is no better.
     let (heard, joined) = tokio::join!(impostor(&real, "another", &listener), Credentials::join(&join));
     ensure!(heard?.is_empty() && joined.is_err());
+
+    // The real agent is as careful.
+    let stage = shared("pinned").await?;
+    let file = stage.fleet.hub().folder().join("pinned-join-string");
+    std::fs::write(&file, join.encode())?;
+    let log = stage.fleet.hub().folder().join("pinned-agent.log");
+    let agent = Program::new(&stage.fleet.binaries().agent, &log).arguments([
+        "run".to_owned(),
+        format!("--kubeconfig={}", stage.fleet.hub().kubeconfig().display()),
+        format!("--join-string-file={}", file.display()),
+        "--namespace=pinned".to_owned(),
+        "--ops-listen=127.0.0.1:0".to_owned(),
+    ]);
+    let running = agent.start()?;
+    let heard = impostor(&fake, "ahub", &listener).await?;
+    ensure!(heard.is_empty(), "the impostor heard {} bytes of the agent", heard.len());
+    eventually("the agent to say why", SOON, async || {
+        Ok(std::fs::read_to_string(&log)?.contains("this is not the hub of the join string").then_some(()))
+    })
+    .await?;
+    drop(running);
 
     // The one that is pinned hears something: the test would notice.
     let join_again = async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
