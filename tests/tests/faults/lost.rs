@@ -110,6 +110,26 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_rule_torn_out_of_a_running_hub_removes_nothing() -> Result<()> {
+    let stage = stage().await?;
+    stage.restart_hub(MEMBERS).await?;
+    let (torn, _) = three(&stage, "torn").await?;
+    let recorders = recorders(&stage, "torn-target").await?;
+    stage.calm().await?;
+    // Frozen, so that it cannot put its finalizer back in between.
+    stage.fleet.hub_process().pause()?;
+    stage.scene.hub.change(&torn, json!({"metadata": {"finalizers": null}})).await?;
+    stage.scene.hub.delete(&torn).await?;
+    stage.scene.hub.lacks(&torn).await?;
+    stage.fleet.hub_process().resume()?;
+    says_unclaimed(&stage, &[&torn]).await?;
+    stage.calm().await?;
+    nothing_went(&recorders, "torn-target")?;
+    ensure!(stage.metric("runnel_hub_tombstones_sent_total").await? == 0.0);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_hub_that_lost_every_rule_removes_nothing() -> Result<()> {
     let stage = stage().await?;
     let (first, sources) = three(&stage, "empty-1").await?;
