@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Reason, Revision, SourceRef};
 
 use super::{Core, Notice};
-use crate::backoff::{COPY, RECHECK};
+use crate::backoff::{FIGHT, RECHECK};
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
@@ -187,18 +187,18 @@ impl Core {
     /// When a copy that somebody fights for is put back; `None` is at once.
     fn patience(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
         let (times, last) = self.corrected.get(copy).filter(|_| self.drifted.contains(copy))?;
-        let later = *last + COPY.ceiling(times.checked_sub(PATIENCE)?);
+        let later = *last + FIGHT.ceiling(times.checked_sub(PATIENCE)?);
         (later > now).then_some(later)
     }
 
     /// Notes that a copy was put back.
     pub(super) fn note_corrected(&mut self, copy: &SourceRef, now: Instant) {
         let (times, last) = self.corrected.get(copy).copied().unwrap_or((0, now));
-        let calm = CALM + COPY.ceiling(times.saturating_sub(PATIENCE)) * 2;
+        let calm = CALM + FIGHT.ceiling(times.saturating_sub(PATIENCE)) * 2;
         let times = if now.saturating_duration_since(last) > calm { 1 } else { times.saturating_add(1) };
         self.corrected.insert(copy.clone(), (times, now));
         if self.corrected.len() > 10_000 {
-            self.corrected.retain(|_, (_, last)| now.saturating_duration_since(*last) < COPY.limit * 2);
+            self.corrected.retain(|_, (_, last)| now.saturating_duration_since(*last) < FIGHT.limit * 4);
         }
     }
 
