@@ -202,7 +202,7 @@ impl Core {
         }
     }
 
-    fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
+    pub(super) fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
         !self.cache.has(intent, revision) && self.twin(copy, intent, revision).is_none()
     }
 

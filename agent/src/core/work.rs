@@ -25,12 +25,24 @@ impl Core {
                 return Some(Job { key, work });
             }
             self.queue.done(&key);
-            // What it was queued for is no more, its content perhaps: that decides what comes next.
-            if let Key::Copy(copy) = &key {
+            // Its content has gone since it was queued: it is asked for again.
+            if let Key::Copy(copy) = &key
+                && self.has_lost_content(copy)
+            {
                 self.look(copy, now);
             }
         }
         None
+    }
+
+    fn has_lost_content(&self, copy: &SourceRef) -> bool {
+        let watched = self.kinds.get(&*copy.resource).is_some_and(|kind| kind.complete && !kind.forbidden);
+        match self.want(copy) {
+            Want::Copy(WantedCopy { intent, revision: Some(revision), .. }) if watched => {
+                self.lacks_content(copy, &intent, &revision)
+            }
+            _ => false,
+        }
     }
 
     /// A namespace is created while some rule still asks for it.
