@@ -339,7 +339,9 @@ impl Runnel for Service {
     async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         let request = request.into_inner();
         if request.token != self.shared.token.expose() {
-            return Err(Status::unauthenticated("the token is wrong"));
+            return Err(Status::unauthenticated(
+                "the token is wrong for cluster alone: make a new join string with `runnel-hub token create alone`",
+            ));
         }
         if self.shared.state.lock().key.is_some() {
             return Err(Status::failed_precondition("the token is spent"));
