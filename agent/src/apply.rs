@@ -158,6 +158,21 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What stands there now, shown; `None` if nothing does.
+    async fn present(&mut self) -> Result<Option<DynamicObject>, Trouble> {
+        match self.member.get(self.kind, self.copy).await {
+            Ok(object) => {
+                self.show(&object);
+                Ok(Some(object))
+            }
+            Err(error) if error.is_absent() => {
+                self.done.sight = Some(Sight::Absent);
+                Ok(None)
+            }
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+
     fn show(&mut self, object: &DynamicObject) {
         if let Some((_, live)) = live::reduce(self.kind, object, &self.member.sealer) {
             self.done.sight = Some(Sight::Live(live));
@@ -249,15 +264,7 @@ impl Run<'_> {
 
     async fn adopt(&mut self, target: Target, body: Body) -> Result<(), Trouble> {
         let content = self.content(&body).await?;
-        let object = match self.member.get(self.kind, self.copy).await {
-            Ok(object) => object,
-            Err(error) if error.is_absent() => {
-                self.done.sight = Some(Sight::Absent);
-                return Ok(());
-            }
-            Err(error) => return Err(trouble(&error)),
-        };
-        self.show(&object);
+        let Some(object) = self.present().await? else { return Ok(()) };
         let same = self.seen().as_ref() == Some(&target);
         match &self.done.sight {
             Some(Sight::Live(live)) if same && live.ownership == Ownership::Retained => {}
@@ -296,15 +303,7 @@ impl Run<'_> {
     }
 
     async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
-        let object = match self.member.get(self.kind, self.copy).await {
-            Ok(object) => object,
-            Err(error) if error.is_absent() => {
-                self.done.sight = Some(Sight::Absent);
-                return Ok(());
-            }
-            Err(error) => return Err(trouble(&error)),
-        };
-        self.show(&object);
+        let Some(object) = self.present().await? else { return Ok(()) };
         if self.seen().as_ref() != Some(&target) {
             return Ok(());
         }

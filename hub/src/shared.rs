@@ -189,3 +189,11 @@ impl Shared {
         self.mark_members();
     }
 }
+
+/// Completes at a moment; never, if there is none.
+pub(crate) async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}

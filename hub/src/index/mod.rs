@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, RuleName, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::plan::{Rule, RulePlan, Source};
 pub use clusters::Cluster;
@@ -163,11 +163,6 @@ impl Index {
         let changed = self.changes.range(newer).chain(self.forgotten.range(newer));
         let claims = changed.map(|(_, uid)| (uid.clone(), self.claim(uid, cluster))).collect();
         (claims, self.version)
-    }
-
-    /// The name of the rule, if the hub knows it.
-    pub fn rule_name(&self, uid: &RuleUid) -> Option<&RuleName> {
-        self.rules.get(uid).map(|entry| &entry.rule.terms.rule)
     }
 
     /// Marks a rule as changed for every session.

@@ -13,7 +13,7 @@ use super::READ_LIMIT;
 use super::sources::api_resource;
 use crate::index::version_number;
 use crate::plan::{Body, Refused, SourceContent, content_of, is_never_a_source};
-use crate::shared::Shared;
+use crate::shared::{Shared, until};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -47,13 +47,6 @@ pub async fn read_sources(client: Client, shared: Arc<Shared>) {
             }
             () = until(next_try) => {}
         }
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 pub use book::{Book, RuleObject};
 pub use events::{WAITING, publish_events};
 
-use crate::shared::Shared;
+use crate::shared::{Shared, until};
 use crate::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.
@@ -195,13 +195,6 @@ impl Writer {
 
 fn wall_now() -> Now {
     Now { instant: Instant::now(), wall: jiff::Timestamp::now() }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Why a write failed.
