@@ -97,7 +97,7 @@ impl Assets {
     }
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
@@ -127,7 +127,7 @@ fn built(places: &Places) -> Result<Assets> {
         return Ok(assets);
     }
     fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
-    let _turn = wait_for_turn(&places.cache)?;
+    let _turn = wait_for_turn(&places.cache, BINARY, "the control plane")?;
     // Whoever had the turn before may have built it.
     if !assets.folder.is_dir() {
         build(&places.go, &assets.folder)?;
@@ -145,11 +145,12 @@ fn fingerprint() -> Result<String> {
     Ok(HEXLOWER.encode(&content.finish().as_ref()[..16]))
 }
 
-fn wait_for_turn(cache: &Path) -> Result<File> {
-    let path = cache.join(format!("{BINARY}.lock"));
+/// Locks `name` in the cache folder, so that one test run at a time builds `what`.
+pub(crate) fn wait_for_turn(cache: &Path, name: &str, what: &str) -> Result<File> {
+    let path = cache.join(format!("{name}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     if file.try_lock().is_err() {
-        let _progress = Progress::start("waiting for another test run that builds the control plane");
+        let _progress = Progress::start(&format!("waiting for another test run that builds {what}"));
         file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     }
     Ok(file)

@@ -11,6 +11,7 @@ pub mod control_plane;
 pub mod demo;
 pub mod fleet;
 pub mod guard;
+pub mod helm;
 pub mod ports;
 pub mod progress;
 pub mod restartable;

@@ -38,6 +38,27 @@ pub fn files() -> Vec<(String, String)> {
         .collect()
 }
 
+/// The same for the chart, whose upgrades upgrade them and whose removal, by Helm or Argo CD, keeps them: with them would
+/// go every rule, and with the rules the copies.
+pub fn chart_files() -> Vec<(String, String)> {
+    let annotations =
+        [("argocd.argoproj.io/sync-options", "Prune=false,Delete=false"), ("helm.sh/resource-policy", "keep")];
+    let labels = [("app.kubernetes.io/component", "definitions"), ("app.kubernetes.io/part-of", "runnel")];
+    let owned = |pairs: [(&str, &str); 2]| Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let keep = |mut definition: CustomResourceDefinition| {
+        definition.metadata.annotations = owned(annotations);
+        definition.metadata.labels = owned(labels);
+        definition
+    };
+    definitions()
+        .into_iter()
+        .map(|definition| {
+            let name = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
+            (name, format!("# Written with deploy/crds; do not edit.\n{}", text(&keep(definition))))
+        })
+        .collect()
+}
+
 /// All definitions as one stream of YAML documents, for `kubectl apply -f -`.
 pub fn yaml() -> String {
     definitions().iter().map(|definition| format!("---\n{}", text(definition))).collect()
@@ -155,16 +176,20 @@ mod tests {
 
     #[test]
     fn the_deployed_files_are_what_the_types_say() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/crds");
-        for (name, text) in files() {
-            let path = folder.join(&name);
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+        let plain = files().into_iter().map(|(name, text)| (format!("crds/{name}"), text));
+        // As files that the chart quotes, not as templates: what is in braces there stays as it is.
+        let charted =
+            chart_files().into_iter().map(|(name, text)| (format!("charts/runnel-hub/files/crds/{name}"), text));
+        for (name, text) in plain.chain(charted) {
+            let path = deploy.join(&name);
             if std::env::var_os("RUNNEL_UPDATE").is_some() {
                 std::fs::write(&path, &text).unwrap();
             }
             let deployed = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 deployed == text,
-                "deploy/crds/{name} is not what the types say; write it anew with\n  \
+                "deploy/{name} is not what the types say; write it anew with\n  \
                  RUNNEL_UPDATE=1 cargo test -p runnel-hub crd"
             );
         }

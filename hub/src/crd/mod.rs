@@ -11,7 +11,7 @@ mod rule_status;
 mod schema;
 mod selector;
 
-pub use generate::{definitions, files, yaml};
+pub use generate::{chart_files, definitions, files, yaml};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
     RedeemedJoin,

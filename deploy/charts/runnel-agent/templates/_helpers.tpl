@@ -1,0 +1,68 @@
+{{- define "runnel-agent.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "runnel-agent.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else if contains (include "runnel-agent.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "runnel-agent.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "runnel-agent.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "runnel-agent.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "runnel-agent.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{ include "runnel-agent.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: agent
+app.kubernetes.io/part-of: runnel
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "runnel-agent.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "runnel-agent.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name: with serviceAccount.create=false, name the ServiceAccount to use" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* registry/repository:tag@digest; the digest decides where both are given. */}}
+{{- define "runnel-agent.image" -}}
+{{- $image := .Values.image -}}
+{{- with $image.registry }}{{ . }}/{{ end -}}
+{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
+{{- with $image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "runnel-agent.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "runnel-agent.serviceAccount" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
+
+{{/* "true" where the allowed namespaces are names alone: then the agent's rights are Roles in these. */}}
+{{- define "runnel-agent.limited" -}}
+{{- if not (contains "*" (join "" .Values.policy.namespaces)) }}true{{ end -}}
+{{- end -}}
+
+{{/* What the agent does with copies, and the Events beside them. */}}
+{{- define "runnel-agent.copyRules" -}}
+- apiGroups: [""]
+  resources: {{ uniq .Values.policy.kinds | sortAlpha | toJson }}
+  verbs: [create, delete, get, list, patch, watch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{- define "runnel-agent.joinSecret" -}}
+{{- default (printf "%s-join" (include "runnel-agent.fullname" .)) .Values.join.existingSecret -}}
+{{- end -}}
