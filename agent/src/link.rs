@@ -37,6 +37,8 @@ pub enum LinkEvent {
     Frame(HubFrame, Vec<Refusal>),
     /// The stream has ended.
     Closed,
+    /// The hub has revoked this cluster: it says so on the stream, or refuses a new one for this reason.
+    Revoked,
 }
 
 /// Where an agent's stream goes, and what it needs on the way.

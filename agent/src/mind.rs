@@ -137,6 +137,7 @@ impl Mind {
                 (turn.frames, turn.frame) = (None, None);
                 self.core.hear(Event::HubLost, now);
             }
+            LinkEvent::Revoked => self.core.hear(Event::Revoked, now),
         }
     }
 

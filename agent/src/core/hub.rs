@@ -40,6 +40,8 @@ impl Core {
     pub(super) fn frame(&mut self, frame: HubFrame, refused: Vec<Refusal>, now: Instant) {
         match frame {
             HubFrame::SnapshotBegin(begin) => self.begin(&begin, now),
+            // A hub that has revoked this cluster gives no orders before it accepts it again.
+            _ if self.revoked => {}
             HubFrame::WantDetail(uids) => {
                 for uid in uids {
                     let pairs = self.desired.pairs(&uid);
@@ -57,13 +59,11 @@ impl Core {
         if let Some(session) = &mut self.session {
             session.begun = true;
         }
-        if self.desired.set_hub_cluster(&begin.hub_cluster_uid) {
-            self.store_due = true;
-            let all: Vec<_> =
-                self.desired.all_copies().chain(self.records.intents().flat_map(|(_, c)| c)).cloned().collect();
-            for copy in all {
-                self.look(&copy, now);
-            }
+        let accepted = std::mem::take(&mut self.revoked);
+        let moved = self.desired.set_hub_cluster(&begin.hub_cluster_uid);
+        self.store_due |= moved;
+        if accepted || moved {
+            self.look_at_everything(now);
         }
     }
 

@@ -2,6 +2,7 @@
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
 mod hub;
 mod look;
+mod revoke;
 #[cfg(test)]
 mod tests;
 mod watched;
@@ -58,6 +59,8 @@ pub enum Event {
     Hub(HubFrame, Vec<Refusal>),
     /// The stream has ended.
     HubLost,
+    /// The hub has revoked this cluster.
+    Revoked,
     /// A piece of work is done.
     Done(Done),
 }
@@ -164,6 +167,8 @@ pub struct Core {
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
+    /// The hub has revoked this cluster, and has not begun a session with it since.
+    revoked: bool,
     store_due: bool,
     notices: Vec<Notice>,
     totals: Totals,
@@ -199,6 +204,7 @@ impl Core {
             corrected: BTreeMap::new(),
             wanting: BTreeSet::new(),
             session: None,
+            revoked: false,
             store_due: false,
             notices: vec![],
             totals: Totals::default(),
@@ -228,6 +234,7 @@ impl Core {
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
             Event::HubLost => self.session = None,
+            Event::Revoked => self.revoked(),
             Event::Done(done) => self.done(done, now),
         }
     }

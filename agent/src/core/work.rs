@@ -56,7 +56,8 @@ impl Core {
             }
             Want::Nothing | Want::Gone(..) => false,
         };
-        let asked = !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
+        let asked =
+            !self.is_frozen() && !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
         if !asked {
             self.namespace_failed.remove(name);
         }
@@ -66,7 +67,7 @@ impl Core {
     /// What there is to do about a copy now.
     fn work(&mut self, copy: &SourceRef) -> Option<Work> {
         let kind = self.kinds.get(&*copy.resource)?;
-        if kind.forbidden || !kind.complete {
+        if kind.forbidden || !kind.complete || self.is_frozen() {
             return None;
         }
         let want = self.want(copy);

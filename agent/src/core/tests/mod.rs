@@ -1,4 +1,5 @@
 mod histories;
+mod revoke;
 mod world;
 
 use super::*;
