@@ -26,13 +26,14 @@ pub struct Program {
     path: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
+    inherits: bool,
     log: PathBuf,
 }
 
 impl Program {
     /// The program at `path`, whose output is appended to the file `log`.
     pub fn new(path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), arguments: Vec::new(), environment: Vec::new(), log: log.into() }
+        Self { path: path.into(), arguments: Vec::new(), environment: Vec::new(), inherits: true, log: log.into() }
     }
 
     /// The same with more arguments.
@@ -47,6 +48,13 @@ impl Program {
     #[must_use]
     pub fn environment(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// The same with no other environment than what is given here.
+    #[must_use]
+    pub fn without_inheritance(mut self) -> Self {
+        self.inherits = false;
         self
     }
 
@@ -77,6 +85,9 @@ impl Program {
         let log = open_log(&self.log)?;
         let mut command = Command::new("sh");
         command.arg("-c").arg(WAITS_FOR_A_WORD).arg("sh").arg(&self.path).args(&self.arguments);
+        if !self.inherits {
+            command.env_clear();
+        }
         command.env_remove("KUBECONFIG").envs(self.environment.iter().cloned());
         command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
         // In a group of its own: Ctrl-C ends the test run, and that ends this.

@@ -12,6 +12,7 @@ pub mod demo;
 pub mod fleet;
 pub mod guard;
 pub mod helm;
+pub mod pod;
 pub mod ports;
 pub mod progress;
 pub mod restartable;

@@ -1,6 +1,6 @@
 //! A guarded program that a test stops, kills and starts again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,14 +12,21 @@ use crate::guard::{Guarded, Program, last_lines};
 #[derive(Debug)]
 pub struct Restartable {
     name: String,
-    program: Program,
+    program: Mutex<Program>,
+    log: PathBuf,
     running: Mutex<Option<Guarded>>,
 }
 
 impl Restartable {
     /// `program`, not started yet, called `name` in messages.
     pub fn new(name: impl Into<String>, program: Program) -> Self {
-        Self { name: name.into(), program, running: Mutex::new(None) }
+        let log = program.log().to_owned();
+        Self { name: name.into(), program: Mutex::new(program), log, running: Mutex::new(None) }
+    }
+
+    /// Changes what is started the next time; the log stays the one it was.
+    pub fn set_program(&self, program: Program) {
+        *self.program.lock() = program;
     }
 
     /// Starts the program, with the same arguments each time and the same log.
@@ -33,7 +40,7 @@ impl Restartable {
         {
             bail!("{} runs already", self.name);
         }
-        *running = Some(self.program.start()?);
+        *running = Some(self.program.lock().start()?);
         Ok(())
     }
 
@@ -97,7 +104,7 @@ impl Restartable {
     /// The file to which the program writes.
     #[must_use]
     pub fn log(&self) -> &Path {
-        self.program.log()
+        &self.log
     }
 
     /// Says that the program has not ended by itself.
