@@ -13,13 +13,14 @@ use runnel_hub::crd::definitions;
 
 use super::cluster::Cluster;
 use super::narrate::Narrator;
-use super::stage::{Clusters, Stage};
+use super::stage::{Clusters, Stage, options};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, SETTINGS};
 use super::undo::undo;
 use super::{Ended, seed, unless_interrupted, with_logs};
 use crate::assets::Assets;
 use crate::binaries;
-use crate::fleet::NAMESPACE as SYSTEM;
+use crate::fleet::{AGENT, HUB, NAMESPACE as SYSTEM, rendered};
+use crate::helm::Helm;
 use crate::scratch::Scratch;
 
 const ANSWERS: Duration = Duration::from_secs(15);
@@ -44,7 +45,7 @@ pub async fn run(narrator: &mut Narrator, hub: &Path, members: &[(String, PathBu
     let told = with_logs(unless_interrupted(tell(narrator, &clusters, folder.path())).await);
     narrator.pause();
     narrator.say("Removing what was made:");
-    let removed = unless_interrupted(undo(narrator, &clusters)).await;
+    let removed = unless_interrupted(undo(narrator, &clusters, folder.path())).await;
     match (told, removed) {
         (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::Told(totals)),
         (Ok(None), Ok(Some(()))) => Ok(Ended::Interrupted),
@@ -69,8 +70,10 @@ fn plan(narrator: &Narrator, clusters: &Clusters) {
     narrator.pause();
     narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {NAMESPACE},", clusters.hub.name));
     narrator.say(&format!("  {:<12} the custom resource definitions {}", "", definition_names().join(", ")));
+    narrator.say(&format!("  {:<12} what the chart {HUB} installs: a ServiceAccount, its rights, a Service, ...", ""));
     for member in &clusters.members {
         narrator.say(&format!("  {:<12} the namespaces {SYSTEM} and {LATE},", member.name));
+        narrator.say(&format!("  {:<12} what the chart {AGENT} installs: a ServiceAccount, its rights, ...", ""));
         narrator.say(&format!("  {:<12} {SETTINGS}, {LOGIN} and {LIMITS} in the namespace {DEFAULT}", ""));
     }
     narrator.pause();
@@ -106,6 +109,10 @@ async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result
     let mut standing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
     for member in &clusters.members {
         standing.extend(answers(member, standing_on_member(member)).await?);
+    }
+    let helm = Helm::find().await?;
+    for (index, cluster) in clusters.all().enumerate() {
+        standing.extend(installed(&helm, cluster, if index == 0 { HUB } else { AGENT }).await?);
     }
     if !standing.is_empty() {
         bail!("the demo would make what is already there, so it does nothing: {}", standing.join(", "));
@@ -163,6 +170,14 @@ async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
         }
     }
     Ok(standing)
+}
+
+/// What stands already of what a chart would install. Namespaces and definitions are looked at by themselves.
+async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Result<Vec<String>> {
+    let manifests = rendered(helm, chart, &options()).await?;
+    let found = cluster.kubectl(&["get", "--ignore-not-found", "-o", "name", "-f", "-"], &manifests).await?;
+    let found = found.lines().filter(|name| !name.starts_with("customresourcedefinition") && name.contains('/'));
+    Ok(found.map(|name| format!("{name} in {}", cluster.name)).collect())
 }
 
 /// Whoever has clusters has a `kubectl` for them; otherwise the one of the control planes, which may have to be built.

@@ -1,19 +1,20 @@
-//! What the demo runs on clusters, whoever they belong to: the custom resources, a hub, agents that join by token.
+//! What the demo runs on clusters, whoever they belong to: the charts, a hub, agents that join by token.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::future::try_join_all;
-use serde_json::Value;
+use futures::future::{try_join, try_join_all};
+use kube::config::Kubeconfig;
+use serde_json::{Value, json};
 
 use super::cluster::Cluster;
 use super::narrate::Narrator;
 use crate::binaries::Binaries;
 use crate::control_plane::write_private;
-use crate::fleet::{FleetOptions, NAMESPACE, arguments, condition_of, listens, output};
-use crate::guard::Program;
-use crate::ports::{self, local};
+use crate::fleet::{AGENT, Agent, FleetOptions, HUB, Hub, condition_of};
+use crate::helm::Helm;
+use crate::pod::Site;
 use crate::restartable::Restartable;
 use crate::wait::eventually;
 
@@ -35,34 +36,59 @@ impl Clusters {
     }
 }
 
+/// What a fleet of the demo is made of. Where clusters have nodes, none of them takes the charts' pods: hub and agents run
+/// as processes of this machine.
+#[must_use]
+pub fn options() -> FleetOptions {
+    let nowhere = json!({"nodeSelector": {"runnel.dev/demo": "runs-as-processes"}});
+    FleetOptions {
+        log: "runnel=info,warn".to_owned(),
+        hub_values: nowhere.clone(),
+        agent_values: nowhere,
+        ..FleetOptions::default()
+    }
+}
+
+/// The cluster as `helm` and the processes of this machine see it, with a folder of its own below `folder`.
+///
+/// # Errors
+/// When the kubeconfig cannot be read, or the folder not written.
+pub fn site(cluster: &Cluster, folder: &Path) -> Result<Site> {
+    let folder = folder.join(&cluster.name);
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // A copy: helm keeps what it learns beside the kubeconfig.
+    let kubeconfig = folder.join("kubeconfig");
+    let unusable = || format!("the kubeconfig {} of {} cannot be used", cluster.kubeconfig.display(), cluster.name);
+    let read = Kubeconfig::read_from(&cluster.kubeconfig).with_context(unusable)?;
+    write_private(&kubeconfig, &serde_json::to_string(&read)?)?;
+    Ok(Site { name: cluster.name.clone(), kubeconfig, folder })
+}
+
 /// A hub and the agents of its members, as processes of this machine; dropping it ends them.
 #[derive(Debug)]
 pub struct Stage {
     // Dropped in this order.
-    agents: Vec<Restartable>,
-    hub: Restartable,
-    hub_port: u16,
-    options: FleetOptions,
+    agents: Vec<Agent>,
+    hub: Hub,
 }
 
 impl Stage {
-    /// Installs the custom resources, starts the hub, lets every member join, and returns when all are connected.
+    /// Installs the charts, starts the hub, lets every member join, and returns when all are connected.
     ///
     /// # Errors
     /// When anything of that fails; with the end of the log that tells why.
     pub async fn start(clusters: &Clusters, binaries: &Binaries, folder: &Path, narrator: &Narrator) -> Result<Self> {
+        let helm = Helm::find().await?;
+        let stage = Self::install(&helm, clusters, binaries, folder, narrator).await?;
         let begin = Instant::now();
-        install(clusters, binaries).await?;
-        narrator.took("the custom resources are installed in the hub's cluster", begin.elapsed());
-        let mut stage = Self::with_hub(clusters, binaries, folder, narrator).await?;
-        for member in &clusters.members {
-            stage.join(&clusters.hub, member, binaries, folder).await?;
-        }
+        stage.hub.start().await?;
+        narrator.took(&format!("runnel-hub listens on {}", stage.hub.addresses().join(", ")), begin.elapsed());
         let begin = Instant::now();
-        try_join_all(clusters.members.iter().zip(&stage.agents).map(|(member, agent)| async {
-            agent.start()?;
-            connected(&clusters.hub, &member.name, agent).await?;
-            narrator.took(&format!("{} has joined with its token and is connected", member.name), begin.elapsed());
+        try_join_all(stage.agents.iter().map(|agent| async {
+            agent.hand_over(&stage.hub.join_string(agent.member(), binaries, &options()).await?).await?;
+            agent.pod().start().await?;
+            connected(&clusters.hub, agent.member(), agent.process()).await?;
+            narrator.took(&format!("{} has joined with its token and is connected", agent.member()), begin.elapsed());
             anyhow::Ok(())
         }))
         .await?;
@@ -74,46 +100,28 @@ impl Stage {
     /// # Errors
     /// When one has ended by itself; with its last words.
     pub fn check(&self) -> Result<()> {
-        self.agents.iter().chain([&self.hub]).try_for_each(Restartable::check)
+        let hub = self.hub.replicas().iter().map(|replica| replica.process());
+        self.agents.iter().map(Agent::process).chain(hub).try_for_each(Restartable::check)
     }
 
-    async fn with_hub(clusters: &Clusters, binaries: &Binaries, folder: &Path, narrator: &Narrator) -> Result<Self> {
+    async fn install(
+        helm: &Helm,
+        clusters: &Clusters,
+        binaries: &Binaries,
+        folder: &Path,
+        narrator: &Narrator,
+    ) -> Result<Self> {
         let begin = Instant::now();
-        let options = FleetOptions { log: "runnel=info,warn".to_owned(), ..FleetOptions::default() };
-        let (hub_port, ops_port) = (ports::free()?, ports::free()?);
-        let program = Program::new(&binaries.hub, folder.join("runnel-hub.log"))
-            .arguments(arguments::hub(&clusters.hub.kubeconfig, hub_port, ops_port, &options))
-            .environment("RUNNEL_LOG", &options.log);
-        let hub = Restartable::new("runnel-hub", program);
-        hub.start()?;
-        listens(&hub, ops_port).await?;
-        narrator.took(&format!("runnel-hub listens on {}", local(hub_port)), begin.elapsed());
-        Ok(Self { agents: Vec::new(), hub, hub_port, options })
+        let options = options();
+        let hub = site(&clusters.hub, folder)?;
+        let members = clusters.members.iter().map(|member| site(member, folder)).collect::<Result<Vec<_>>>()?;
+        let agents = members
+            .iter()
+            .map(|member| Agent::install(helm, (member, &member.name), binaries, &options, "runnel-agent.log"));
+        let (hub, agents) = try_join(Hub::install(helm, &hub, binaries, &options), try_join_all(agents)).await?;
+        narrator.took(&format!("helm has installed {HUB} in the hub, {AGENT} in its members"), begin.elapsed());
+        Ok(Self { agents, hub })
     }
-
-    async fn join(&mut self, hub: &Cluster, member: &Cluster, binaries: &Binaries, folder: &Path) -> Result<()> {
-        let token = arguments::token(&member.name, &hub.kubeconfig, self.hub_port, &self.options);
-        let join_string = output(&binaries.hub, &token).await?;
-        let path = folder.join(format!("{}.join", member.name));
-        write_private(&path, join_string.trim())?;
-        let arguments = arguments::agent(&path, &member.kubeconfig, ports::free()?, &self.options);
-        let program = Program::new(&binaries.agent, folder.join(format!("runnel-agent.{}.log", member.name)))
-            .arguments(arguments)
-            .environment("RUNNEL_LOG", &self.options.log);
-        self.agents.push(Restartable::new(format!("the agent of {}", member.name), program));
-        Ok(())
-    }
-}
-
-async fn install(clusters: &Clusters, binaries: &Binaries) -> Result<()> {
-    try_join_all(
-        clusters.all().map(|cluster| async { cluster.kubectl(&["create", "namespace", NAMESPACE], "").await }),
-    )
-    .await?;
-    let definitions = output(&binaries.hub, &arguments::crds()).await?;
-    clusters.hub.kubectl(&["apply", "--server-side", "-f", "-"], &definitions).await?;
-    let established = ["wait", "--for=condition=Established", "--timeout=30s", "-f", "-"];
-    clusters.hub.kubectl(&established, &definitions).await.map(|_| ())
 }
 
 async fn connected(hub: &Cluster, member: &str, agent: &Restartable) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Removes from the user's clusters what the demo has made there.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -7,9 +8,10 @@ use anyhow::{Result, bail};
 use super::cluster::Cluster;
 use super::existing::definition_names;
 use super::narrate::Narrator;
-use super::stage::Clusters;
+use super::stage::{Clusters, site};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS};
-use crate::fleet::NAMESPACE as SYSTEM;
+use crate::fleet::{AGENT, HUB, NAMESPACE as SYSTEM};
+use crate::helm::Helm;
 
 const QUIETLY: [&str; 2] = ["--ignore-not-found", "--timeout=90s"];
 
@@ -17,11 +19,13 @@ const QUIETLY: [&str; 2] = ["--ignore-not-found", "--timeout=90s"];
 ///
 /// # Errors
 /// When something could not be removed; with what and why.
-pub async fn undo(narrator: &Narrator, clusters: &Clusters) -> Result<()> {
+pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Result<()> {
     let mut left = Vec::new();
+    let helm = Helm::find().await?;
     release(&clusters.hub).await;
     for member in &clusters.members {
         let begin = Instant::now();
+        left.extend(uninstall(&helm, member, AGENT, folder).await.err());
         let config_maps = ["-n", DEFAULT, "delete", "configmaps", SETTINGS, LIMITS];
         let secrets = ["-n", DEFAULT, "delete", "secrets", LOGIN];
         let namespaces = ["delete", "namespaces", SYSTEM, LATE];
@@ -31,6 +35,7 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters) -> Result<()> {
         narrator.took(&format!("{}: copies and namespaces are removed", member.name), begin.elapsed());
     }
     let begin = Instant::now();
+    left.extend(uninstall(&helm, &clusters.hub, HUB, folder).await.err());
     left.extend(delete(&clusters.hub, &["delete", "namespaces", NAMESPACE, SYSTEM]).await.err());
     let definitions = definition_names();
     let arguments: Vec<&str> = ["delete", "crds"].into_iter().chain(definitions.iter().map(String::as_str)).collect();
@@ -47,6 +52,13 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters) -> Result<()> {
 async fn release(hub: &Cluster) {
     let patch = r#"{"metadata":{"finalizers":null}}"#;
     let _ = hub.kubectl(&["-n", NAMESPACE, "patch", "drule", RULE, "--type=merge", "-p", patch], "").await;
+}
+
+// With it go the rights in the whole cluster; the definitions stay, as they would for a user.
+async fn uninstall(helm: &Helm, cluster: &Cluster, release: &str, folder: &Path) -> Result<()> {
+    let kubeconfig = site(cluster, folder)?.kubeconfig;
+    let arguments = ["uninstall", release, "--namespace", SYSTEM, "--ignore-not-found"];
+    helm.on(&kubeconfig, &arguments).await.map(|_| ())
 }
 
 async fn delete(cluster: &Cluster, what: &[&str]) -> Result<()> {

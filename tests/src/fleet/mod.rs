@@ -1,31 +1,35 @@
-//! A hub and its member clusters, as a user would have them: real control planes, real binaries.
+//! A hub and its member clusters, as a user would have them: real control planes, the charts installed by the real
+//! `helm`, and the real binaries with what the charts give them, as [`crate::pod`] says. Nothing of Runnel's runs with an
+//! administrator's rights.
 
 pub(crate) mod arguments;
 mod options;
+mod party;
+mod release;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::future::try_join_all;
+use futures::future::{try_join, try_join_all};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::binaries::{self, Binaries};
-use crate::control_plane::{ControlPlane, Options, write_private};
-use crate::guard::Program;
-use crate::ports::{self, local};
+use crate::control_plane::{ControlPlane, Options};
+use crate::helm::Helm;
+use crate::pod::Site;
 use crate::restartable::Restartable;
 use crate::wait::eventually;
 pub use options::FleetOptions;
+pub use party::{Agent, Hub, Replica};
+pub use release::{AGENT, HUB, Release, rendered};
 
 /// The namespace of hub and agents.
 pub const NAMESPACE: &str = "runnel-system";
 
-const LISTENS: Duration = Duration::from_secs(30);
 const CONNECTS: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(15);
 
@@ -37,39 +41,33 @@ const GRACE: Duration = Duration::from_secs(15);
 pub struct Fleet {
     // Declared, and so dropped, in the order in which they have to end.
     agents: Vec<Agent>,
-    hub: Restartable,
+    hub: Hub,
     members: Vec<ControlPlane>,
     cluster: ControlPlane,
-    hub_port: u16,
-    hub_ops_port: u16,
     binaries: Binaries,
 }
 
-#[derive(Debug)]
-struct Agent {
-    member: String,
-    run: Restartable,
-    ops_port: u16,
-}
-
 impl Fleet {
-    /// Starts all control planes at once, the hub, and the agents, and returns when every agent is
-    /// connected.
+    /// Starts all control planes at once, installs the charts, starts the hub and the agents, and returns when every
+    /// agent is connected.
     ///
     /// # Errors
     /// When anything of that fails; with the end of the log that tells why.
     pub async fn start(options: FleetOptions) -> Result<Self> {
-        let built = tokio::task::spawn_blocking(binaries::build).await??;
+        let binaries = tokio::task::spawn_blocking(binaries::build).await??;
+        let helm = Helm::find().await?;
         let (cluster, members) = control_planes(&options).await?;
-        let (hub_port, hub_ops_port) = (ports::free()?, ports::free()?);
-        let hub = Program::new(&built.hub, cluster.folder().join("runnel-hub.log"))
-            .arguments(arguments::hub(cluster.kubeconfig(), hub_port, hub_ops_port, &options))
-            .environment("RUNNEL_LOG", &options.log);
-        let hub = Restartable::new("runnel-hub", hub);
-        let mut fleet = Self { agents: Vec::new(), hub, members, cluster, hub_port, hub_ops_port, binaries: built };
-        fleet.prepare_clusters().await?;
+        let site = Site::from(&cluster);
+        let mut sites: Vec<Site> = members.iter().map(Site::from).collect();
+        if options.hub_is_member {
+            sites.push(site.clone());
+        }
+        let agents =
+            sites.iter().map(|site| Agent::install(&helm, (site, &site.name), &binaries, &options, "runnel-agent.log"));
+        let (hub, agents) = try_join(Hub::install(&helm, &site, &binaries, &options), try_join_all(agents)).await?;
+        let fleet = Self { agents, hub, members, cluster, binaries };
         fleet.start_hub().await?;
-        fleet.add_agents(&options).await?;
+        fleet.start_agents(&options).await?;
         Ok(fleet)
     }
 
@@ -94,19 +92,37 @@ impl Fleet {
     /// The name of a member's `MemberCluster`, from 1.
     #[must_use]
     pub fn member_name(&self, number: usize) -> &str {
-        &self.agents[number - 1].member
+        self.agent(number).member()
     }
 
-    /// The hub's process, to kill, stop or freeze it.
+    /// The hub's process, to kill, stop or freeze it; the first one where there are several.
     #[must_use]
     pub fn hub_process(&self) -> &Restartable {
+        self.hub_replica(1).process()
+    }
+
+    /// One of the hub's processes, from 1.
+    #[must_use]
+    pub fn hub_replica(&self, number: usize) -> &Replica {
+        &self.hub.replicas()[number - 1]
+    }
+
+    /// The hub as it is installed.
+    #[must_use]
+    pub fn hub_release(&self) -> &Hub {
         &self.hub
+    }
+
+    /// A member's agent as it is installed, from 1.
+    #[must_use]
+    pub fn agent(&self, number: usize) -> &Agent {
+        &self.agents[number - 1]
     }
 
     /// The process of a member's agent, from 1, to kill, stop or freeze it.
     #[must_use]
     pub fn agent_process(&self, number: usize) -> &Restartable {
-        &self.agents[number - 1].run
+        self.agent(number).process()
     }
 
     /// The binaries that run here; the `kubectl` plugin is in the same folder.
@@ -115,28 +131,28 @@ impl Fleet {
         &self.binaries
     }
 
-    /// Where agents reach the hub, as `127.0.0.1:16500`.
+    /// Where agents reach the hub's first process, as `127.0.0.1:16500`.
     #[must_use]
     pub fn hub_address(&self) -> String {
-        local(self.hub_port).to_string()
+        self.hub_replica(1).address().to_owned()
     }
 
     /// Where the hub tells its operator about itself, as `http://127.0.0.1:16501`.
     #[must_use]
     pub fn hub_ops_url(&self) -> String {
-        format!("http://{}", local(self.hub_ops_port))
+        self.hub_replica(1).ops_url().to_owned()
     }
 
     /// Where a member's agent, from 1, tells its operator about itself.
     #[must_use]
     pub fn agent_ops_url(&self, number: usize) -> String {
-        format!("http://{}", local(self.agents[number - 1].ops_port))
+        self.agent(number).ops_url().to_owned()
     }
 
     /// The hub's log: one JSON object per line.
     #[must_use]
     pub fn hub_log(&self) -> &Path {
-        self.hub.log()
+        self.hub_process().log()
     }
 
     /// The log of a member's agent, from 1: one JSON object per line.
@@ -145,30 +161,29 @@ impl Fleet {
         self.agent_process(number).log()
     }
 
-    /// Kills the hub with `kill -9`.
+    /// Kills the hub, all of its processes, with `kill -9`.
     ///
     /// # Errors
     /// When the operating system refuses.
     pub fn kill_hub(&self) -> Result<()> {
-        self.hub.kill()
+        self.hub.replicas().iter().try_for_each(|replica| replica.process().kill())
     }
 
-    /// Asks the hub to end and returns its exit code.
+    /// Asks the hub to end, all of its processes, and returns the exit code, the worst one of several.
     ///
     /// # Errors
-    /// When it did not run, or did not end within 15 s.
+    /// When one did not run, or did not end within 15 s.
     pub async fn stop_hub(&self) -> Result<i32> {
-        self.hub.terminate(GRACE).await
+        let ends = self.hub.replicas().iter().map(|replica| replica.process().terminate(GRACE));
+        Ok(try_join_all(ends).await?.into_iter().max().unwrap_or_default())
     }
 
-    /// Starts the hub, on the same ports, and returns when it listens.
+    /// Starts every process of the hub that does not run, on the same ports, and returns when they listen.
     ///
     /// # Errors
     /// When it runs already, ends at once, or does not listen within 30 s.
     pub async fn start_hub(&self) -> Result<()> {
-        self.hub.start()?;
-        // Not the agents' port: a visitor without a certificate would be in the hub's log.
-        listens(&self.hub, self.hub_ops_port).await
+        self.hub.start().await
     }
 
     /// Kills a member's agent, from 1, with `kill -9`.
@@ -193,9 +208,7 @@ impl Fleet {
     /// # Errors
     /// When it runs already, ends at once, or does not listen within 30 s.
     pub async fn start_agent(&self, number: usize) -> Result<()> {
-        let agent = &self.agents[number - 1];
-        agent.run.start()?;
-        listens(&agent.run, agent.ops_port).await
+        self.agent(number).pod().start().await
     }
 
     /// Waits until the hub says that a member, from 1, is connected.
@@ -211,63 +224,26 @@ impl Fleet {
     /// # Errors
     /// When it is not within 60 s, or the agent has ended by itself.
     pub async fn condition(&self, number: usize, kind: &str, status: &str) -> Result<()> {
-        let agent = &self.agents[number - 1];
+        let agent = self.agent(number);
         let members = member_clusters(self.cluster.client().await?);
-        let what = format!("{kind}={status} of MemberCluster/{}", agent.member);
+        let what = format!("{kind}={status} of MemberCluster/{}", agent.member());
         let seen = eventually(&what, CONNECTS, async || {
-            agent.run.check()?;
-            let seen = condition_of(&members.get(&agent.member).await?.data, kind);
+            agent.process().check()?;
+            let seen = condition_of(&members.get(agent.member()).await?.data, kind);
             ensure!(seen == status, "it is {seen:?}");
             Ok(Some(()))
         });
-        seen.await.with_context(|| agent.run.last_words())
+        seen.await.with_context(|| agent.process().last_words())
     }
 
-    async fn prepare_clusters(&self) -> Result<()> {
-        let hub = std::iter::once(&self.cluster);
-        for cluster in hub.chain(&self.members) {
-            cluster.kubectl(&["create", "namespace", NAMESPACE]).await?;
-        }
-        let crds = output(&self.binaries.hub, &arguments::crds()).await?;
-        self.cluster.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &crds).await?;
-        let established = ["wait", "--for=condition=Established", "--timeout=30s", "-f", "-"];
-        self.cluster.kubectl_stdin(&established, &crds).await.map(|_| ())
-    }
-
-    async fn add_agents(&mut self, options: &FleetOptions) -> Result<()> {
-        let mut agents = Vec::new();
-        for member in &self.members {
-            agents.push(self.new_agent(member.name(), member, options).await?);
-        }
-        if options.hub_is_member {
-            agents.push(self.new_agent("hub", &self.cluster, options).await?);
-        }
-        self.agents = agents;
-        for agent in &self.agents {
-            agent.run.start()?;
-        }
-        try_join_all((1..=self.size()).map(|number| self.connected(number))).await.map(|_| ())
-    }
-
-    async fn new_agent(&self, member: &str, cluster: &ControlPlane, options: &FleetOptions) -> Result<Agent> {
-        let join = self.join_file(member, cluster, options).await?;
-        let ops_port = ports::free()?;
-        let program = Program::new(&self.binaries.agent, cluster.folder().join("runnel-agent.log"))
-            .arguments(arguments::agent(&join, cluster.kubeconfig(), ops_port, options))
-            .environment("RUNNEL_LOG", &options.log);
-        Ok(Agent {
-            member: member.to_owned(),
-            run: Restartable::new(format!("the agent of {member}"), program),
-            ops_port,
-        })
-    }
-
-    async fn join_file(&self, member: &str, cluster: &ControlPlane, options: &FleetOptions) -> Result<PathBuf> {
-        let arguments = arguments::token(member, self.cluster.kubeconfig(), self.hub_port, options);
-        let join = output(&self.binaries.hub, &arguments).await?;
-        let path = cluster.folder().join("join-string");
-        write_private(&path, join.trim())?;
-        Ok(path)
+    async fn start_agents(&self, options: &FleetOptions) -> Result<()> {
+        let starts = self.agents.iter().enumerate().map(|(index, agent)| async move {
+            let join_string = self.hub.join_string(agent.member(), &self.binaries, options).await?;
+            agent.hand_over(&join_string).await?;
+            agent.pod().start().await?;
+            self.connected(index + 1).await
+        });
+        try_join_all(starts).await.map(drop)
     }
 }
 
@@ -280,18 +256,6 @@ async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<Con
     });
     let mut started = try_join_all(starts).await?;
     Ok((started.remove(0), started))
-}
-
-pub(crate) async fn listens(run: &Restartable, port: u16) -> Result<()> {
-    let what = format!("a listener on {}", local(port));
-    let seen = eventually(&what, LISTENS, async || {
-        if let Err(ended) = run.check() {
-            return Ok(Some(Err(ended)));
-        }
-        TcpStream::connect(local(port)).await?;
-        Ok(Some(Ok(())))
-    });
-    seen.await.with_context(|| run.last_words())?
 }
 
 pub(crate) async fn output(program: &Path, arguments: &[String]) -> Result<String> {

@@ -1,5 +1,7 @@
 //! What the author of a test may choose.
 
+use serde_json::Value;
+
 use crate::control_plane::Options;
 
 /// What a fleet is made of.
@@ -9,28 +11,37 @@ pub struct FleetOptions {
     pub members: usize,
     /// Whether the hub's cluster is a member as well; it is the last one and called `hub`.
     pub hub_is_member: bool,
+    /// How many hub processes run: the pods of the one Deployment, each with an address of its own.
+    pub hub_replicas: usize,
     /// The labels of every `MemberCluster`.
     pub labels: Vec<(String, String)>,
-    /// What the binaries log (`RUNNEL_LOG`).
+    /// What the binaries log (the charts' `log.level`).
     pub log: String,
-    /// More arguments for `runnel-hub run`.
+    /// More arguments for `runnel-hub run` (its chart's `extraArgs`).
     pub hub_arguments: Vec<String>,
-    /// More arguments for `runnel-agent run`.
+    /// More arguments for `runnel-agent run` (its chart's `extraArgs`).
     pub agent_arguments: Vec<String>,
+    /// Values of the hub's chart, over those that a fleet has by itself.
+    pub hub_values: Value,
+    /// Values of the agents' chart, over those that a fleet has by itself: every namespace, also new ones.
+    pub agent_values: Value,
     /// How each control plane differs from the usual one; a folder here is ignored.
     pub control_plane: Options,
 }
 
 impl Default for FleetOptions {
-    /// One member cluster with the label `env=prod`.
+    /// One member cluster with the label `env=prod`, and one hub process.
     fn default() -> Self {
         Self {
             members: 1,
             hub_is_member: false,
+            hub_replicas: 1,
             labels: vec![("env".to_owned(), "prod".to_owned())],
             log: "runnel=debug".to_owned(),
             hub_arguments: Vec::new(),
             agent_arguments: Vec::new(),
+            hub_values: Value::Null,
+            agent_values: Value::Null,
             control_plane: Options::default(),
         }
     }

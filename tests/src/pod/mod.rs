@@ -11,6 +11,7 @@
 
 mod account;
 mod container;
+mod launch;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -20,11 +21,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, EnvVar, EnvVarSource, PodSpec, PodTemplateSpec, Secret, ServiceAccount,
-};
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::config::Kubeconfig;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -33,13 +31,10 @@ use crate::control_plane::{ControlPlane, client_of};
 use crate::guard::Program;
 use crate::restartable::Restartable;
 use crate::wait::eventually;
-use container::{Places, Value, environment, expand};
 use volumes::{Asker, Files, publish};
 
 const LISTENS: Duration = Duration::from_secs(30);
 const REFRESH: Duration = Duration::from_secs(3);
-/// What a container runtime sets for an image that says nothing about it.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A cluster, as whoever installs something in it reaches it, and a folder for the files of its pods.
 #[derive(Clone, Debug)]
@@ -269,107 +264,6 @@ impl Pod {
         let path = self.folder.join("kubeconfig");
         account::write_kubeconfig(&self.site.kubeconfig, &token, &path)?;
         Ok(path)
-    }
-
-    async fn program(&self, client: &Client, template: &PodTemplateSpec) -> Result<Program> {
-        let (spec, container) = (spec_of(template)?, container_of(template)?);
-        let image = container.image.as_deref().unwrap_or_default();
-        let repository = image.split('@').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
-        let started = self.wanted.binary.file_name().unwrap_or_default().to_string_lossy();
-        ensure!(
-            repository.split(':').next() == Some(&*started) && container.command.is_none(),
-            "the image {image} with the command {:?} does not start {started}",
-            container.command,
-        );
-        let mut declared = Vec::new();
-        for variable in container.env.iter().flatten() {
-            if let Some(value) = self.value(client, template, variable).await? {
-                declared.push((variable.name.clone(), value));
-            }
-        }
-        let known = environment(&self.given()?, declared);
-        let places = self.places(spec)?;
-        let arguments = container.args.iter().flatten().map(|text| places.here(&expand(text, &known)));
-        let mut program = Program::new(&self.wanted.binary, self.run.log()).arguments(arguments).without_inheritance();
-        for (name, value) in &known {
-            program = program.environment(name, places.here(value));
-        }
-        Ok(program)
-    }
-
-    /// What every container finds in its environment.
-    fn given(&self) -> Result<Vec<(String, String)>> {
-        let read = Kubeconfig::read_from(&self.site.kubeconfig)?;
-        let server = read.clusters.first().and_then(|named| named.cluster.as_ref()).and_then(|one| one.server.as_ref());
-        let server: http::Uri = server.context("a kubeconfig without a server")?.parse()?;
-        let given = [
-            ("PATH", PATH.to_owned()),
-            ("HOSTNAME", self.wanted.name.clone()),
-            ("KUBERNETES_SERVICE_HOST", server.host().unwrap_or_default().to_owned()),
-            ("KUBERNETES_SERVICE_PORT", server.port_u16().unwrap_or(443).to_string()),
-        ];
-        Ok(given.map(|(name, value)| (name.to_owned(), value)).into())
-    }
-
-    async fn value(&self, client: &Client, template: &PodTemplateSpec, variable: &EnvVar) -> Result<Option<Value>> {
-        let Some(source) = &variable.value_from else {
-            return Ok(Some(Value::Written(variable.value.clone().unwrap_or_default())));
-        };
-        let found = self.found(client, template, source).await;
-        let found = found.with_context(|| format!("the variable {}", variable.name))?;
-        Ok(found.map(Value::Found))
-    }
-
-    async fn found(
-        &self,
-        client: &Client,
-        template: &PodTemplateSpec,
-        source: &EnvVarSource,
-    ) -> Result<Option<String>> {
-        let namespace = &self.wanted.namespace;
-        let (found, optional) = if let Some(field) = &source.field_ref {
-            return self.field(template, &field.field_path).map(Some);
-        } else if let Some(wanted) = &source.secret_key_ref {
-            let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-            let data = secrets.get_opt(&wanted.name).await?.and_then(|secret| secret.data).unwrap_or_default();
-            let text = data.get(&wanted.key).map(|value| String::from_utf8(value.0.clone())).transpose()?;
-            (text, wanted.optional)
-        } else if let Some(wanted) = &source.config_map_key_ref {
-            let configs: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-            let data = configs.get_opt(&wanted.name).await?.and_then(|config| config.data).unwrap_or_default();
-            (data.get(&wanted.key).cloned(), wanted.optional)
-        } else {
-            bail!("the harness does not know the source {source:?}");
-        };
-        ensure!(found.is_some() || optional == Some(true), "its Secret, ConfigMap or key is missing");
-        Ok(found)
-    }
-
-    fn field(&self, template: &PodTemplateSpec, path: &str) -> Result<String> {
-        let metadata = template.metadata.clone().unwrap_or_default();
-        let keyed = |kind: &str| path.strip_prefix(kind).and_then(|rest| rest.strip_suffix("']"));
-        Ok(match path {
-            "metadata.name" => self.wanted.name.clone(),
-            "metadata.namespace" => self.wanted.namespace.clone(),
-            "metadata.uid" => format!("uid-of-{}", self.wanted.name),
-            "spec.nodeName" => "no-node".to_owned(),
-            "spec.serviceAccountName" => account_of(spec_of(template)?).to_owned(),
-            "status.podIP" | "status.podIPs" => self.wanted.address.to_string(),
-            "status.hostIP" | "status.hostIPs" => Ipv4Addr::LOCALHOST.to_string(),
-            _ => match (keyed("metadata.labels['"), keyed("metadata.annotations['")) {
-                (Some(key), _) => metadata.labels.unwrap_or_default().remove(key).unwrap_or_default(),
-                (_, Some(key)) => metadata.annotations.unwrap_or_default().remove(key).unwrap_or_default(),
-                _ => bail!("the harness does not know the field {path}"),
-            },
-        })
-    }
-
-    fn places(&self, spec: &PodSpec) -> Result<Places> {
-        let mut places = Vec::new();
-        for volume in spec.volumes.iter().flatten() {
-            places.extend(mounts(spec, &volume.name)?.into_iter().map(|mount| (mount.clone(), self.place(&mount))));
-        }
-        Ok(Places::new(places))
     }
 
     fn place(&self, mount: &str) -> PathBuf {

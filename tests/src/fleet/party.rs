@@ -1,0 +1,210 @@
+//! The hub and the agents of a fleet: what `helm install` makes of their charts, and the processes.
+
+use std::path::Path;
+
+use anyhow::Result;
+use futures::future::try_join_all;
+use serde_json::Value;
+
+use super::release::{AGENT, HUB, Release, agent_values, hand_over, hub_pod_address, hub_values, kinds_are_served};
+use super::{FleetOptions, GRACE, arguments, output};
+use crate::binaries::Binaries;
+use crate::helm::Helm;
+use crate::pod::{Pod, Site};
+use crate::restartable::Restartable;
+
+/// The hub: one chart, and one process or several.
+#[derive(Debug)]
+pub struct Hub {
+    release: Release,
+    site: Site,
+    addresses: Vec<String>,
+    replicas: Vec<Replica>,
+}
+
+/// One process of the hub.
+#[derive(Debug)]
+pub struct Replica {
+    pod: Pod,
+    address: String,
+    ops_url: String,
+}
+
+impl Hub {
+    /// Installs the chart and makes the pods; none is started yet.
+    ///
+    /// # Errors
+    /// When helm or the API server refuses, or the Deployment asks for something that the harness does not know.
+    pub async fn install(helm: &Helm, site: &Site, binaries: &Binaries, options: &FleetOptions) -> Result<Self> {
+        let release = Release::install(helm, site, HUB, hub_values(options)?).await?;
+        kinds_are_served(site).await?;
+        let advertised = release.values()["advertise"].as_array().cloned().unwrap_or_default();
+        let addresses = advertised.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect();
+        let mut replicas = Vec::new();
+        for number in 1..=options.hub_replicas {
+            let log = if number == 1 { format!("{HUB}.log") } else { format!("{HUB}-{number}.log") };
+            let name = format!("{HUB}-{number}");
+            let pod = release.pod(&name, hub_pod_address(number), &binaries.hub, &log).await?;
+            let (address, ops_url) = (pod.port("grpc")?, format!("http://{}", pod.port("ops")?));
+            replicas.push(Replica { pod, address, ops_url });
+        }
+        Ok(Self { release, site: site.clone(), addresses, replicas })
+    }
+
+    /// Makes the join string of a member, as a person with an administrator's rights does.
+    ///
+    /// # Errors
+    /// When `runnel-hub token create` fails.
+    pub async fn join_string(&self, member: &str, binaries: &Binaries, options: &FleetOptions) -> Result<String> {
+        let token = arguments::token(member, &self.site.kubeconfig, &self.addresses, options);
+        output(&binaries.hub, &token).await.map(|said| said.trim().to_owned())
+    }
+
+    /// Where agents are told to reach the hub.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The processes.
+    #[must_use]
+    pub fn replicas(&self) -> &[Replica] {
+        &self.replicas
+    }
+
+    /// Starts every process that does not run, and returns when all listen.
+    ///
+    /// # Errors
+    /// When all run already, or one ends at once or does not listen within 30 s.
+    pub async fn start(&self) -> Result<()> {
+        let mut down: Vec<&Replica> = self.replicas.iter().filter(|one| !one.process().is_running()).collect();
+        if down.is_empty() {
+            down.extend(self.replicas.first());
+        }
+        try_join_all(down.into_iter().map(|replica| replica.pod.start())).await.map(drop)
+    }
+
+    /// Upgrades the release with more values; where the Deployment's pods have changed, one process after the other is
+    /// ended and started again.
+    ///
+    /// # Errors
+    /// When helm or the API server refuses, or a process does not end or start.
+    pub async fn upgrade(&self, more: &Value) -> Result<()> {
+        self.release.upgrade(more).await?;
+        for replica in &self.replicas {
+            roll(&replica.pod).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Replica {
+    /// The process, to kill, stop or freeze it.
+    #[must_use]
+    pub fn process(&self) -> &Restartable {
+        self.pod.process()
+    }
+
+    /// The pod.
+    #[must_use]
+    pub fn pod(&self) -> &Pod {
+        &self.pod
+    }
+
+    /// Where agents reach it, as `127.0.0.1:16500`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Where it tells its operator about itself, as `http://127.0.0.1:16501`.
+    #[must_use]
+    pub fn ops_url(&self) -> &str {
+        &self.ops_url
+    }
+
+    /// Its log: one JSON object per line.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        self.process().log()
+    }
+}
+
+/// The agent of a member.
+#[derive(Debug)]
+pub struct Agent {
+    release: Release,
+    site: Site,
+    member: String,
+    pod: Pod,
+    ops_url: String,
+}
+
+impl Agent {
+    /// Installs the chart and makes the pod, which is not started yet. `log` is the name of its log.
+    ///
+    /// # Errors
+    /// When helm or the API server refuses, or the Deployment asks for something that the harness does not know.
+    pub async fn install(
+        helm: &Helm,
+        (site, member): (&Site, &str),
+        binaries: &Binaries,
+        options: &FleetOptions,
+        log: &str,
+    ) -> Result<Self> {
+        let release = Release::install(helm, site, AGENT, agent_values(options)?).await?;
+        let pod = release.pod(&format!("{AGENT}-1"), hub_pod_address(1), &binaries.agent, log).await?;
+        let ops_url = format!("http://{}", pod.port("ops")?);
+        Ok(Self { release, site: site.clone(), member: member.to_owned(), pod, ops_url })
+    }
+
+    /// Gives the agent its join string, in a Secret beside it.
+    ///
+    /// # Errors
+    /// When the API server refuses.
+    pub async fn hand_over(&self, join_string: &str) -> Result<()> {
+        hand_over(&self.site, join_string).await
+    }
+
+    /// The name of its `MemberCluster`.
+    #[must_use]
+    pub fn member(&self) -> &str {
+        &self.member
+    }
+
+    /// The process, to kill, stop or freeze it.
+    #[must_use]
+    pub fn process(&self) -> &Restartable {
+        self.pod.process()
+    }
+
+    /// The pod.
+    #[must_use]
+    pub fn pod(&self) -> &Pod {
+        &self.pod
+    }
+
+    /// Where it tells its operator about itself.
+    #[must_use]
+    pub fn ops_url(&self) -> &str {
+        &self.ops_url
+    }
+
+    /// Upgrades the release with more values; where the Deployment's pod has changed, the agent is ended and started
+    /// again, and where only a mounted file has, it finds the new one.
+    ///
+    /// # Errors
+    /// When helm or the API server refuses, or the process does not end or start.
+    pub async fn upgrade(&self, more: &Value) -> Result<()> {
+        self.release.upgrade(more).await?;
+        roll(&self.pod).await
+    }
+}
+
+async fn roll(pod: &Pod) -> Result<()> {
+    if pod.take_over().await? && pod.process().is_running() {
+        pod.process().terminate(GRACE).await?;
+        pod.start().await?;
+    }
+    Ok(())
+}
