@@ -17,13 +17,26 @@ app.kubernetes.io/name: {{ include "runnel-agent.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "runnel-agent.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{/* Of pods: without what changes while the pod need not. */}}
+{{- define "runnel-agent.podLabels" -}}
 {{ include "runnel-agent.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: agent
 app.kubernetes.io/part-of: runnel
+{{- end -}}
+
+{{- define "runnel-agent.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{ include "runnel-agent.podLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "runnel-agent.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+{{- default (include "runnel-agent.fullname" .) .Values.priorityClassName -}}
+{{- else -}}
+{{- .Values.priorityClassName -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "runnel-agent.serviceAccount" -}}

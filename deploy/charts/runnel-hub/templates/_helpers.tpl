@@ -17,13 +17,26 @@ app.kubernetes.io/name: {{ include "runnel-hub.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "runnel-hub.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{/* Of pods: without what changes while the pod need not. */}}
+{{- define "runnel-hub.podLabels" -}}
 {{ include "runnel-hub.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: hub
 app.kubernetes.io/part-of: runnel
+{{- end -}}
+
+{{- define "runnel-hub.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{ include "runnel-hub.podLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "runnel-hub.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+{{- default (include "runnel-hub.fullname" .) .Values.priorityClassName -}}
+{{- else -}}
+{{- .Values.priorityClassName -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "runnel-hub.serviceAccount" -}}
