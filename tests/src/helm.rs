@@ -85,9 +85,17 @@ impl Helm {
     /// # Errors
     /// As [`Helm::run`]; values that the schema refuses are such an error.
     pub async fn template(&self, name: &str, values: &str) -> Result<String> {
+        self.template_as(name, name, values).await
+    }
+
+    /// The same for a release of another name than the chart's.
+    ///
+    /// # Errors
+    /// As [`Helm::template`].
+    pub async fn template_as(&self, release: &str, name: &str, values: &str) -> Result<String> {
         let folder = chart(name);
         let folder = folder.to_str().context("a path that is not text")?;
-        self.call(None, &["template", name, folder, "--namespace=runnel-system", "--values=-"], values).await
+        self.call(None, &["template", release, folder, "--namespace=runnel-system", "--values=-"], values).await
     }
 
     async fn call(&self, kubeconfig: Option<&Path>, arguments: &[&str], input: &str) -> Result<String> {

@@ -1,0 +1,238 @@
+//! The charts, by the real helm: the rights that they give, the values that they refuse, what they render, and their life
+//! on a real control plane.
+
+#[path = "charts/live.rs"]
+mod live;
+#[path = "charts/refused.rs"]
+mod refused;
+#[path = "charts/render.rs"]
+mod render;
+#[path = "charts/rights.rs"]
+mod rights;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::helm::{Helm, chart};
+use serde_json::Value;
+
+use render::{CHARTS, container, documents, one, tried};
+use rights::{in_words, is_about_content, is_modest, rights, writes};
+
+/// What each golden file is rendered from.
+const RIGHTS: [(&str, &str, &str); 6] = [
+    ("hub", "runnel-hub", "{}"),
+    ("hub-of-two-namespaces", "runnel-hub", "{sourceNamespaces: [team-a, team-b]}"),
+    ("agent", "runnel-agent", "{}"),
+    ("agent-that-creates-namespaces", "runnel-agent", "{policy: {createNamespaces: true}}"),
+    ("agent-of-two-namespaces", "runnel-agent", "{policy: {namespaces: [team-a, team-b]}}"),
+    (
+        "agent-of-two-namespaces-without-roles",
+        "runnel-agent",
+        "{policy: {namespaces: [team-a, team-b], createRoles: false}}",
+    ),
+];
+
+#[tokio::test]
+async fn the_rights_are_these_and_no_others() -> Result<()> {
+    let helm = Helm::find().await?;
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/charts/golden");
+    for (name, chart, values) in RIGHTS {
+        let given = in_words(&documents(&helm, chart, values).await?)?;
+        let path = golden.join(format!("{name}.txt"));
+        if std::env::var_os("RUNNEL_UPDATE").is_some() {
+            std::fs::write(&path, &given)?;
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        ensure!(
+            given == expected,
+            "{} is not what {chart} gives with {values}; when that is meant, write it anew with\n  \
+             RUNNEL_UPDATE=1 cargo test -p runnel-tests --test charts rights\nexpected:\n{expected}\ngiven:\n{given}",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whatever_the_values_nobody_gets_a_star_a_pod_or_a_role() -> Result<()> {
+    let helm = Helm::find().await?;
+    for chart in CHARTS {
+        for (about, values) in tried(chart) {
+            let given = rights(&documents(&helm, chart, values).await?)?;
+            ensure!(given.len() >= 2, "{chart} with {about}: {given:?}");
+            given.iter().try_for_each(is_modest).with_context(|| format!("{chart} with {about}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
+    let helm = Helm::find().await?;
+    let hub = rights(&documents(&helm, "runnel-hub", "{}").await?)?;
+    let limited = rights(&documents(&helm, "runnel-hub", "{sourceNamespaces: [team-a]}").await?)?;
+    for right in hub.iter().chain(&limited).filter(|right| is_about_content(right)) {
+        // The hub writes nothing but Secrets of its own namespace.
+        let own = right.role == "Role runnel-system/runnel-hub" && right.resources == ["secrets"];
+        ensure!(own || !writes(right), "{right:?}");
+        ensure!(own || right.names.is_empty());
+    }
+    ensure!(!limited.iter().any(|right| right.cluster_wide && is_about_content(right)), "{limited:?}");
+
+    for roles in [true, false] {
+        let values = format!("{{policy: {{namespaces: [team-a, team-b], createRoles: {roles}}}}}");
+        let agent = rights(&documents(&helm, "runnel-agent", &values).await?)?;
+        ensure!(!agent.iter().any(|right| right.cluster_wide && is_about_content(right)), "{agent:?}");
+        ensure!(!agent.iter().any(|right| right.cluster_wide && writes(right)), "{agent:?}");
+        let own = agent.iter().filter(|right| right.role == "Role runnel-system/runnel-agent-own");
+        ensure!(own.clone().count() == 1 && own.clone().all(|right| !right.names.is_empty()), "{agent:?}");
+        ensure!(agent.iter().any(|right| right.role == "Role team-b/runnel-agent") == roles, "{agent:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn values_that_cannot_be_meant_are_refused_by_name() -> Result<()> {
+    let helm = Helm::find().await?;
+    for (chart, values, field) in refused::REFUSED {
+        match helm.template(chart, values).await {
+            Ok(_) => anyhow::bail!("{chart} takes {values}"),
+            Err(error) => ensure!(format!("{error:#}").contains(field), "{chart} with {values}: {error:#}"),
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_repeat_a_join_string() -> Result<()> {
+    let helm = Helm::find().await?;
+    for values in
+        ["{join: {string: s3cr3t, existingSecret: b}}", "{join: {string: s3cr3t, other: 1}}", "{join: [s3cr3t]}"]
+    {
+        let error = helm.template("runnel-agent", values).await.err().with_context(|| format!("it takes {values}"))?;
+        ensure!(!format!("{error:#}").contains("s3cr3t"), "{error:#}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn helm_finds_nothing_to_complain_about() -> Result<()> {
+    let helm = Helm::find().await?;
+    for name in CHARTS {
+        let folder = chart(name);
+        helm.run(&["lint", "--strict", folder.to_str().context("a path that is not text")?]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_object_says_whose_it_is() -> Result<()> {
+    let helm = Helm::find().await?;
+    for chart in CHARTS {
+        for (about, values) in tried(chart) {
+            for document in documents(&helm, chart, values).await? {
+                check_object(chart, &document).with_context(|| format!("{chart} with {about}: {document}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_object(chart: &str, document: &Value) -> Result<()> {
+    let labels = &document["metadata"]["labels"];
+    ensure!(labels["app.kubernetes.io/part-of"] == "runnel", "part-of");
+    if document["kind"] == "CustomResourceDefinition" {
+        let annotations = &document["metadata"]["annotations"];
+        ensure!(annotations["helm.sh/resource-policy"] == "keep", "a definition that helm removes");
+        let argo = annotations["argocd.argoproj.io/sync-options"].as_str().unwrap_or_default();
+        ensure!(argo.contains("Prune=false") && argo.contains("Delete=false"), "a definition that Argo CD removes");
+        return Ok(());
+    }
+    ensure!(labels["app.kubernetes.io/name"] == chart && labels["app.kubernetes.io/instance"] == chart, "name");
+    ensure!(labels["app.kubernetes.io/managed-by"] == "Helm", "managed-by");
+    ensure!(labels["app.kubernetes.io/version"].is_string() && labels["helm.sh/chart"].is_string(), "version");
+    let cluster_wide = ["ClusterRole", "ClusterRoleBinding", "PriorityClass"];
+    let kind = document["kind"].as_str().unwrap_or_default();
+    ensure!(document["metadata"]["namespace"].is_string() != cluster_wide.contains(&kind), "namespace");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_image_is_exact() -> Result<()> {
+    let helm = Helm::find().await?;
+    let digest = format!("sha256:{}", "0a".repeat(32));
+    for chart in CHARTS {
+        let cases = [
+            ("{}".to_owned(), format!("{chart}:0.1.0")),
+            ("{image: {tag: v9}}".to_owned(), format!("{chart}:v9")),
+            (
+                "{image: {registry: 'r.example.com:5000', repository: a/b}}".to_owned(),
+                "r.example.com:5000/a/b:0.1.0".to_owned(),
+            ),
+            (format!("{{image: {{digest: '{digest}'}}}}"), format!("{chart}:0.1.0@{digest}")),
+        ];
+        for (values, image) in cases {
+            let documents = documents(&helm, chart, &values).await?;
+            ensure!(container(&documents)?["image"] == image.as_str(), "{values}: {}", container(&documents)?["image"]);
+        }
+    }
+    Ok(())
+}
+
+/// A value that is not in values.yaml has no default to read about, and one that is not in the schema cannot be set.
+#[tokio::test]
+async fn values_and_schema_speak_of_the_same() -> Result<()> {
+    for name in CHARTS {
+        let values: Value = serde_saphyr::from_str(&std::fs::read_to_string(chart(name).join("values.yaml"))?)?;
+        let schema: Value = serde_json::from_str(&std::fs::read_to_string(chart(name).join("values.schema.json"))?)?;
+        same(&values, &schema, name)?;
+    }
+    Ok(())
+}
+
+fn same(values: &Value, schema: &Value, path: &str) -> Result<()> {
+    ensure!(schema["description"].is_string() || schema["title"].is_string(), "{path} is not described");
+    let Some(properties) = schema["properties"].as_object() else { return Ok(()) };
+    ensure!(schema["additionalProperties"] == false, "{path} takes anything");
+    for (name, schema) in properties.iter().filter(|(name, _)| *name != "global") {
+        let value = values.get(name).with_context(|| format!("{path}.{name} is not in values.yaml"))?;
+        same(value, schema, &format!("{path}.{name}"))?;
+    }
+    for name in values.as_object().into_iter().flatten().map(|(name, _)| name) {
+        ensure!(properties.contains_key(name), "{path}.{name} is not in the schema");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_proxy_is_never_between_the_agent_and_its_own_api_server() -> Result<()> {
+    let helm = Helm::find().await?;
+    let values = "{proxy: {httpsProxy: 'http://proxy.example.com:3128', noProxy: [.corp.example.com]}}";
+    let documents = documents(&helm, "runnel-agent", values).await?;
+    let env = &container(&documents)?["env"];
+    let value = |name: &str| env.as_array().into_iter().flatten().find(|variable| variable["name"] == name);
+    let value = |name: &str| value(name).and_then(|variable| variable["value"].as_str()).unwrap_or_default().to_owned();
+    ensure!(value("HTTPS_PROXY") == "http://proxy.example.com:3128");
+    let without = value("NO_PROXY");
+    for host in ["$(KUBERNETES_SERVICE_HOST)", ".svc", ".corp.example.com"] {
+        ensure!(without.split(',').any(|part| part == host), "{without}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_changes_restarts_nothing() -> Result<()> {
+    let helm = Helm::find().await?;
+    let before = documents(&helm, "runnel-agent", "{policy: {namespaces: [a]}}").await?;
+    let after = documents(&helm, "runnel-agent", "{policy: {namespaces: [b], onRevoke: Purge}}").await?;
+    let template = |documents: &[Value]| -> Result<Value> {
+        Ok(one(documents, "Deployment", "runnel-agent")?["spec"]["template"].clone())
+    };
+    ensure!(template(&before)? == template(&after)?);
+    let policy = |documents: &[Value]| -> Result<Value> {
+        Ok(one(documents, "ConfigMap", "runnel-agent-policy")?["data"]["policy.yaml"].clone())
+    };
+    ensure!(policy(&before)? != policy(&after)?);
+    Ok(())
+}
