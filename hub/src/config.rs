@@ -57,6 +57,16 @@ pub struct Run {
     /// Where health, readiness and metrics are served.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_name = "ADDRESS:PORT")]
     pub ops_listen: SocketAddr,
+    /// Look for sources in these namespaces only; they must exist and the hub must have the right to read there. Without
+    /// it, sources are looked for in the whole cluster.
+    #[arg(
+        long,
+        env = "RUNNEL_SOURCE_NAMESPACES",
+        value_delimiter = ',',
+        value_parser = namespace,
+        value_name = "NAMESPACE"
+    )]
+    pub source_namespaces: Vec<String>,
     /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
@@ -98,6 +108,19 @@ fn address(text: &str) -> Result<String, String> {
     }
 }
 
+/// A name as namespaces have it: lower case letters, digits and dashes.
+fn is_namespace(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    match is_namespace(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write the names of namespaces, such as team-a,team-b; globs are not possible here".to_owned()),
+    }
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration = text.parse().map_err(|_| "write a duration such as 5s or 1m".to_owned())?;
     let parsed = Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())?;
@@ -120,6 +143,8 @@ mod tests {
     #[test]
     fn durations_say_what_they_want() {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(namespace("team-a"), Ok("team-a".to_owned()));
+        assert!(["team-*", "", "-a", "A"].iter().all(|wrong| namespace(wrong).is_err()));
         assert!(duration("-5s").is_err() && duration("25h").is_err() && duration("soon").is_err());
     }
 }

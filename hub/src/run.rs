@@ -13,9 +13,10 @@ use parking_lot::Mutex;
 use runnel_hub::authority::{self, AuthorityError, HubIdentity, Serving};
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
-use runnel_hub::index::KindState;
+use runnel_hub::index::PlaceState;
 use runnel_hub::join::Registrar;
 use runnel_hub::metrics::{HubMetrics, StateCollector};
+use runnel_hub::plan::Scope;
 use runnel_hub::server::Server;
 use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
@@ -149,6 +150,7 @@ async fn start(
         namespace: options.access.namespace.clone(),
         hub_id: identity.hub_id.clone(),
         cluster_uid,
+        scope: Scope::new(options.source_namespaces.iter().cloned()),
         source_gone_grace: options.source_gone_grace,
         revision_key: identity.revision_key.clone(),
     };
@@ -189,7 +191,10 @@ async fn start(
         watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
     forever(tasks, stop(), "watch of cluster rules", watched);
     for kind in KINDS {
-        forever(tasks, stop(), "watch of sources", watch::watch_sources(client.clone(), shared.clone(), kind));
+        for place in shared.settings.scope.places(kind.resource) {
+            let watch = watch::watch_sources(client.clone(), shared.clone(), kind, place);
+            forever(tasks, stop(), "watch of sources", watch);
+        }
     }
     forever(tasks, stop(), "reader", watch::read_sources(client.clone(), shared.clone()));
     forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(shared.clone()));
@@ -226,7 +231,7 @@ async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaite
     let known = || {
         let listed = readiness.awaited().len() <= 1;
         let index = shared.index.read();
-        listed && index.needed_resources().iter().all(|resource| index.kind(resource) != &KindState::Unwatched)
+        listed && index.needed_places().iter().all(|place| index.place(place) != PlaceState::Unwatched)
     };
     while !known() {
         shared.progress.notified().await;

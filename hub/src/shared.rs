@@ -13,6 +13,7 @@ use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::index::{Effect, Index};
+use crate::plan::{Place, Scope};
 use crate::session::Session;
 use crate::status::Ledger;
 
@@ -78,6 +79,8 @@ pub struct Settings {
     pub hub_id: String,
     /// Uid of the hub cluster's `kube-system` namespace.
     pub cluster_uid: String,
+    /// Where sources are looked for.
+    pub scope: Scope,
     /// How long a vanished source counts as being there.
     pub source_gone_grace: Duration,
     /// The key for revisions.
@@ -102,8 +105,8 @@ pub struct Shared {
     pub dirty_members: Pending<ClusterName>,
     /// Orders that a cluster was given while it was away, and has carried out.
     pub settled_removals: Pending<(ClusterName, RuleUid)>,
-    /// Kinds that some rule needs.
-    pub needed: watch::Sender<BTreeSet<&'static str>>,
+    /// Places in which some rule looks for sources.
+    pub needed: watch::Sender<BTreeSet<Place>>,
     /// Since when the hub knows enough to serve.
     pub ready: watch::Sender<Option<Instant>>,
     /// Woken when a source vanished.
@@ -116,8 +119,8 @@ impl Shared {
     /// A hub that knows nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
+            index: RwLock::new(Index::of(settings.scope.clone())),
             settings,
-            index: RwLock::default(),
             ledger: Mutex::default(),
             sessions: DashMap::new(),
             to_read: Pending::default(),
@@ -150,11 +153,11 @@ impl Shared {
         self.dirty_rules.add(effect.rules);
     }
 
-    /// Some rule needs these kinds from now on.
-    pub fn need(&self, resources: impl Iterator<Item = &'static str>) {
+    /// Some rule looks for sources in these places from now on.
+    pub fn need(&self, places: BTreeSet<Place>) {
         self.needed.send_if_modified(|known| {
             let before = known.len();
-            known.extend(resources);
+            known.extend(places);
             known.len() > before
         });
     }

@@ -1,12 +1,13 @@
 //! Everything the hub knows, and the plans that follow from it: pure, behind one lock with short sections.
 //!
-//! An event (a rule, a source, a cluster, a kind whose watch came or went) re-plans only the rules that it touches and
+//! An event (a rule, a source, a cluster, a place whose watch came or went) re-plans only the rules that it touches and
 //! names in its [`Effect`] the clusters whose desired set changed and the sources whose content must be read. After any
 //! sequence of events every plan equals [`crate::plan::plan`] of the final state.
 //!
 //! Sessions do not get desired sets pushed: they ask for the [`Claim`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
 mod clusters;
+mod places;
 mod rules;
 mod sightings;
 mod sources;
@@ -19,10 +20,10 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Rule, RulePlan, Source};
+use crate::plan::{Place, Rule, RulePlan, Scope, Source};
 pub use clusters::Cluster;
+pub use places::PlaceState;
 pub use sightings::version_number;
-pub use sources::KindState;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
 const FORGOTTEN_LIMIT: usize = 1024;
@@ -80,7 +81,9 @@ pub struct Index {
     sightings: BTreeMap<SourceRef, sightings::Sighting>,
     /// Sources that vanished, and when: they count as being there until the grace is over.
     vanished: BTreeMap<SourceRef, Instant>,
-    kinds: BTreeMap<&'static str, KindState>,
+    /// Where sources are looked for.
+    scope: Scope,
+    places: BTreeMap<Place, PlaceState>,
     clusters: BTreeMap<ClusterName, Cluster>,
     /// Rules that select a source now.
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
@@ -120,9 +123,14 @@ impl Index {
         self.clusters.iter()
     }
 
-    /// The state of a kind's watch.
-    pub fn kind(&self, resource: &str) -> &KindState {
-        self.kinds.get(resource).unwrap_or(&KindState::Unwatched)
+    /// An index of a hub that looks for sources in these namespaces.
+    pub fn of(scope: Scope) -> Self {
+        Self { scope, ..Self::default() }
+    }
+
+    /// Where the hub looks for sources.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
     }
 
     /// Whether the hub talks to this cluster at all: it is there, with this uid, and accepted. To any other it says

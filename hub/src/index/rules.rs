@@ -91,7 +91,7 @@ impl Index {
     }
 
     fn plan_of(&self, rule: &Rule) -> RulePlan {
-        plan(rule, self.candidates(rule), &self.unknown_resources())
+        plan(rule, self.candidates(rule), &self.scope, |place| self.is_known(place))
     }
 
     pub(super) fn chosen(&self, rule: &Rule) -> BTreeSet<ClusterName> {

@@ -1,23 +1,11 @@
-//! Sources come, change, vanish, and kinds become known or unknown.
+//! Sources come, change and vanish.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{KINDS, RuleUid, SourceRef};
+use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
-use crate::plan::{Body, Source};
-
-/// What the hub can tell about a kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum KindState {
-    /// No rule has needed it yet.
-    #[default]
-    Unwatched,
-    /// Its watch has delivered a complete list.
-    Known,
-    /// It cannot be watched, for the reason given to people.
-    Unreadable(String),
-}
+use crate::plan::{Body, Place, Source};
 
 impl Index {
     /// Whether any rule selects an object with these labels: whether its content is needed.
@@ -67,11 +55,11 @@ impl Index {
         }
     }
 
-    /// These are all the objects of a kind that there are: the others vanish.
-    pub fn retain_sources(&mut self, resource: &str, listed: &BTreeSet<SourceRef>, now: Instant) {
-        let from = SourceRef::new(resource, "", "");
-        let of_kind = self.sources.range(from..).take_while(|(key, _)| &*key.resource == resource);
-        let gone: Vec<_> = of_kind.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();
+    /// These are all the objects that there are in a place: the others vanish.
+    pub fn retain_sources(&mut self, place: &Place, listed: &BTreeSet<SourceRef>, now: Instant) {
+        let from = SourceRef::new(place.resource, place.namespace.as_deref().unwrap_or_default(), "");
+        let here = self.sources.range(from..).take_while(|(key, _)| place.holds(key));
+        let gone: Vec<_> = here.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();
         for source in gone {
             self.vanish_source(&source, now);
         }
@@ -95,32 +83,6 @@ impl Index {
     /// When the next grace is over, if a source has vanished.
     pub fn next_burial(&self, grace: Duration) -> Option<Instant> {
         self.vanished.values().min().and_then(|since| since.checked_add(grace))
-    }
-
-    /// A kind became known or unknown. Plans that need it follow.
-    pub fn set_kind(&mut self, resource: &'static str, state: KindState) -> Effect {
-        let mut effect = Effect::default();
-        if self.kind(resource) == &state {
-            return effect;
-        }
-        self.kinds.insert(resource, state);
-        let needs = |entry: &super::RuleEntry| entry.rule.resources().any(|needed| needed == resource);
-        let needing: Vec<RuleUid> =
-            self.rules.iter().filter(|(_, entry)| needs(entry)).map(|(uid, _)| uid.clone()).collect();
-        for uid in needing {
-            self.replan(&uid, &mut effect);
-            effect.rules.insert(uid);
-        }
-        effect
-    }
-
-    /// Kinds that some rule needs.
-    pub fn needed_resources(&self) -> BTreeSet<&'static str> {
-        self.rules.values().flat_map(|entry| entry.rule.resources()).collect()
-    }
-
-    pub(super) fn unknown_resources(&self) -> BTreeSet<&'static str> {
-        KINDS.iter().map(|kind| kind.resource).filter(|resource| self.kind(resource) != &KindState::Known).collect()
     }
 
     /// Rules that read the source's namespace.

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Claim, Cluster, Index, KindState};
+use super::{Claim, Cluster, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Rule, Source, SourceContent, plan};
+use crate::plan::{Body, Place, Rule, Scope, Source, SourceContent, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -46,8 +46,8 @@ fn labelled(value: &str) -> BTreeMap<String, String> {
 
 fn known_index() -> Index {
     let mut index = Index::new();
-    index.set_kind("configmaps", KindState::Known);
-    index.set_kind("secrets", KindState::Known);
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
     index
 }
 
@@ -127,10 +127,90 @@ fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    let effect = index.set_kind("configmaps", KindState::Unreadable("forbidden".into()));
+    let effect = index.set_place(Place::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
     assert_eq!(effect.rules.len(), 1);
     let Claim::Wanted(plan) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(plan.is_unknown(&source("a", "anything")));
+}
+
+fn limited_index() -> Index {
+    let mut index = Index::of(Scope::new(["a".to_owned(), "b".to_owned()]));
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.set_rule(rule("r2", "b", "x", json!({"all": true}), false));
+    index.set_rule(rule("r3", "c", "x", json!({"all": true}), false));
+    index
+}
+
+fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
+    match index.claim(&RuleUid::from(uid), &"one".into()) {
+        Claim::Wanted(plan) => plan,
+        _ => panic!("{uid} is not wanted"),
+    }
+}
+
+#[test]
+fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
+    let mut index = limited_index();
+    let places = [Place::within("configmaps", "a"), Place::within("configmaps", "b"), Place::within("configmaps", "c")];
+    assert_eq!(index.needed_places().into_iter().collect::<Vec<_>>(), places);
+    let effect = index.set_place(places[0].clone(), PlaceState::Known);
+    assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
+    index.set_place(places[1].clone(), PlaceState::Unreadable("forbidden".into()));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+
+    let (open, shut) = (plan_in_one(&index, "r1"), plan_in_one(&index, "r2"));
+    assert_eq!((open.intents.len(), open.is_unknown(&source("a", "gone"))), (1, false));
+    assert!(shut.is_unknown(&source("b", "held")));
+    let why = |uid: &str| index.unreadable_places(&index.rule(&uid.into()).unwrap().rule);
+    assert!(why("r1").is_empty());
+    assert_eq!(why("r2"), BTreeMap::from([(places[1].clone(), "forbidden".to_owned())]));
+
+    // The right comes: the rule goes on.
+    assert_eq!(index.set_place(places[1].clone(), PlaceState::Known).rules, BTreeSet::from(["r2".into()]));
+    assert!(!plan_in_one(&index, "r2").is_unknown(&source("b", "held")));
+}
+
+#[test]
+fn a_rule_outside_the_namespaces_of_the_hub_is_told_the_cure_and_loses_nothing() {
+    let index = limited_index();
+    assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
+    let why = index.unreadable_places(&index.rule(&"r3".into()).unwrap().rule);
+    let (place, cure) = why.first_key_value().unwrap();
+    assert_eq!(place.to_string(), "configmaps of the namespace c");
+    assert!(cure.contains("add c to `sourceNamespaces`"), "{cure}");
+}
+
+#[test]
+fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_tell() {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+        "metadata": {"name": "r", "uid": "r", "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "names": ["*"], "namespaces": ["te*"]}],
+            "clusters": {"all": true},
+        },
+    });
+    let object: crd::ClusterDistributionRule = serde_json::from_value(object).unwrap();
+    let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
+    let scope = Scope::new(["team".to_owned(), "other".to_owned()]);
+    assert_eq!(rule.places(&scope), BTreeSet::from([Place::within("configmaps", "team")]));
+    let none: [(&SourceRef, &Source); 0] = [];
+    let planned = plan(&rule, none, &scope, |_| true);
+    assert!(planned.is_unknown(&source("test", "held")) && !planned.is_unknown(&source("team", "gone")));
+}
+
+#[test]
+fn what_a_list_of_one_namespace_does_not_show_vanishes_there_and_nowhere_else() {
+    let mut index = limited_index();
+    for namespace in ["a", "b"] {
+        index.set_place(Place::within("configmaps", namespace), PlaceState::Known);
+        index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
+    }
+    let now = Instant::now();
+    index.retain_sources(&Place::within("configmaps", "a"), &BTreeSet::new(), now);
+    index.bury(now + GRACE, GRACE);
+    assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
 }
 
 #[test]
@@ -254,8 +334,8 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
         }
         Step::Kind(known) => {
             naive.configmaps_known = *known;
-            let state = if *known { KindState::Known } else { KindState::Unreadable("no".into()) };
-            index.set_kind("configmaps", state);
+            let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".into()) };
+            index.set_place(Place::everywhere("configmaps"), state);
         }
     }
 }
@@ -277,13 +357,10 @@ proptest! {
             let body = index.source(key).map_or(Body::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
-        let mut unknown = BTreeSet::from(["secrets"]);
-        if !naive.configmaps_known {
-            unknown.insert("configmaps");
-        }
+        let is_known = |place: &Place| naive.configmaps_known && place.resource == "configmaps";
         for (uid, rule) in &naive.rules {
             let entry = index.rule(uid).unwrap();
-            let expected = plan(rule, bodies.iter().rev(), &unknown);
+            let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
             prop_assert!(entry.plan.says_the_same(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
             prop_assert_eq!(entry.clusters.iter().cloned().collect::<Vec<_>>(), chosen);

@@ -6,6 +6,7 @@
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
+mod place;
 mod rule;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
 
 pub use content::{Refused, content_of, is_never_a_source};
+pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
@@ -67,8 +69,10 @@ pub struct RulePlan {
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, Refused>,
-    /// Kinds (`plural[.group]`) that the rule needs and the hub does not know now.
-    pub unknown_resources: BTreeSet<&'static str>,
+    /// Where the rule looks for sources and the hub does not know now what is there.
+    pub unknown: BTreeSet<Place>,
+    /// Where the hub looks at all.
+    pub scope: Scope,
     /// The digest before the last change, and the source that it touched: a session that holds the former plan finds
     /// its delta without comparing whole sets.
     pub change: Option<(SetDigest, SourceRef)>,
@@ -86,7 +90,8 @@ impl RulePlan {
             unread: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
-            unknown_resources: BTreeSet::new(),
+            unknown: BTreeSet::new(),
+            scope: Scope::default(),
             change: None,
         }
     }
@@ -95,7 +100,8 @@ impl RulePlan {
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         self.unread.contains(source)
             || self.unreadable.contains(source)
-            || self.unknown_resources.contains(&*source.resource)
+            || !self.scope.reads(&source.namespace)
+            || self.unknown.iter().any(|place| place.holds(source))
     }
 
     /// Objects that the rule selects and that may be distributed, those that cannot be read now included.
@@ -163,22 +169,24 @@ impl RulePlan {
             && self.unread == other.unread
             && self.unreadable == other.unreadable
             && self.refused == other.refused
-            && self.unknown_resources == other.unknown_resources
+            && self.unknown == other.unknown
+            && self.scope == other.scope
             && self.intents.len() == other.intents.len()
     }
 }
 
 /// Plans a rule from scratch. The order of `sources` does not matter.
 ///
-/// `unknown` are the kinds that the hub does not know now: a watch that has not delivered its first complete list, or
-/// is forbidden.
+/// `is_known` tells the places that the hub knows now: its watch has delivered a complete list and is not forbidden.
 pub fn plan<'a>(
     rule: &Rule,
     sources: impl IntoIterator<Item = (&'a SourceRef, &'a Source)>,
-    unknown: &BTreeSet<&'static str>,
+    scope: &Scope,
+    is_known: impl Fn(&Place) -> bool,
 ) -> RulePlan {
     let mut plan = RulePlan::empty(rule);
-    plan.unknown_resources = rule.resources().filter(|resource| unknown.contains(resource)).collect();
+    plan.unknown = rule.places(scope).into_iter().filter(|place| !is_known(place)).collect();
+    plan.scope = scope.clone();
     for (reference, source) in sources {
         if rule.selects(reference, &source.labels) {
             plan.set(reference, Some(&source.body));

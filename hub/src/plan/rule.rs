@@ -1,5 +1,5 @@
 //! A rule as the planner sees it, whichever of the two CRDs it came from.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -8,6 +8,7 @@ use runnel_proto::model::{
     ClusterName, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest, matches_any,
 };
 
+use super::{Place, Scope};
 use crate::crd;
 
 /// One entry of a rule's `sources`.
@@ -80,6 +81,27 @@ impl Rule {
             .iter()
             .filter(|kind| self.sources.iter().any(|entry| entry.kinds.contains(kind)))
             .map(|kind| kind.resource)
+    }
+
+    /// Where it looks for sources. A namespace that it names exactly is among them even where the hub does not look; a
+    /// glob means those of the namespaces in which the hub looks.
+    pub fn places(&self, scope: &Scope) -> BTreeSet<Place> {
+        let of_entry = |entry: &SourceChoice| -> BTreeSet<Place> {
+            let names: Vec<&str> = match scope {
+                Scope::Everywhere => vec![""],
+                Scope::Only(read) => {
+                    let named = entry.namespaces.iter().filter(|pattern| pattern.is_literal()).map(Pattern::as_str);
+                    let globbed = read.iter().map(String::as_str);
+                    named.chain(globbed.filter(|name| entry.reads(name, &self.runnel_namespace))).collect()
+                }
+            };
+            let of_kind = |kind: &&'static Kind| {
+                let resource = kind.resource;
+                names.iter().map(|name| scope.place(resource, name)).collect::<Vec<_>>()
+            };
+            entry.kinds.iter().flat_map(of_kind).collect()
+        };
+        self.sources.iter().flat_map(of_entry).collect()
     }
 
     /// Whether it selects an object.

@@ -11,7 +11,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::plan::{Refused, Rule, RulePlan};
+use crate::plan::{Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -21,8 +21,8 @@ pub struct View<'a> {
     pub plan: &'a RulePlan,
     /// The clusters that it goes to.
     pub clusters: &'a BTreeSet<ClusterName>,
-    /// Why kinds that it needs cannot be read, by `plural[.group]`.
-    pub unreadable_kinds: BTreeMap<&'static str, String>,
+    /// The places that it needs and that cannot be read, and why.
+    pub unreadable: BTreeMap<Place, String>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
@@ -143,8 +143,15 @@ fn suspended(view: &View<'_>) -> Option<Verdict> {
 }
 
 fn stalled(view: &View<'_>) -> Option<Verdict> {
-    let message = if let Some((resource, why)) = view.unreadable_kinds.first_key_value() {
-        format!("{resource} cannot be read on the hub ({why}); their copies stay as they are")
+    let message = if let Some((place, why)) = view.unreadable.first_key_value() {
+        let more = match view.unreadable.len() {
+            1 => String::new(),
+            all => format!(
+                " Nor can {}.",
+                counted(i64::try_from(all - 1).unwrap_or(i64::MAX), "other place", "other places")
+            ),
+        };
+        format!("{place} cannot be read on the hub ({why}); their copies stay as they are.{more}")
     } else {
         let source = view.plan.unreadable.first()?;
         format!("{source} cannot be read on the hub; its copies stay as they are")

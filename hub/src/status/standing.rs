@@ -30,8 +30,8 @@ pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
 /// for the first time. What the agents say of so little is not the whole truth.
 pub(super) fn is_reading(view: &View<'_>) -> bool {
-    let not_listed = |kind| !view.unreadable_kinds.contains_key(kind);
-    !view.plan.unread.is_empty() || view.plan.unknown_resources.iter().any(not_listed)
+    let not_listed = |place| !view.unreadable.contains_key(place);
+    !view.plan.unread.is_empty() || view.plan.unknown.iter().any(not_listed)
 }
 
 /// Whether the hub has not been up for long enough to take the cluster's silence for an answer.
@@ -128,6 +128,6 @@ fn worst(account: Option<&Account>) -> (Reason, String) {
 fn holds_the_plan(view: &View<'_>, account: &Account) -> bool {
     let plan = view.plan;
     let same_terms = account.terms_digest == Some(plan.terms_digest);
-    let comparable = plan.unreadable.is_empty() && plan.unknown_resources.is_empty();
+    let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty();
     same_terms && (!comparable || account.intents_digest == plan.digest)
 }

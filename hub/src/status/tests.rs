@@ -11,7 +11,7 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, Place, Rule, RulePlan, SourceContent};
 
 struct World {
     rule: Rule,
@@ -71,7 +71,7 @@ impl World {
             rule: &self.rule,
             plan: &self.plan,
             clusters: &self.clusters,
-            unreadable_kinds: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             previous,
             hub_started: self.started,
             overdue: self.overdue,
@@ -157,13 +157,13 @@ fn an_edit_that_has_arrived_changes_the_revision() {
 fn a_rule_whose_kinds_are_not_all_listed_is_not_ready_whatever_the_agents_say() {
     let mut world = World::new(&["eu-1"]);
     world.applied("eu-1");
-    world.plan.unknown_resources.insert("secrets");
+    world.plan.unknown.insert(Place::everywhere("secrets"));
     let view = world.view(&world.status);
     assert!(!is_settled(&view, &world.ledger, world.now().instant));
     world.fold();
     assert_eq!((world.ready(), &world.status.revision), (pair("False", "Progressing"), &None));
 
-    world.plan.unknown_resources.clear();
+    world.plan.unknown.clear();
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
 }

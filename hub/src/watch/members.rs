@@ -40,7 +40,7 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                     forget(&name, &shared, &book);
                 }
             }
-            Err(error) => match refusal(&error) {
+            Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(
                     "cannot watch memberclusters: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
                 ),

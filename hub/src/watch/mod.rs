@@ -67,8 +67,9 @@ fn readable<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Option
     guard.0.inspect_err(explain).ok()
 }
 
-/// The API server's answer to a watch, if it is a refusal that a person must see to.
-fn refusal(error: &watcher::Error) -> Option<String> {
+/// The API server's answer to a watch, if it is a refusal that a person must see to. `what` is the right that is
+/// missing, if it is one.
+fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
@@ -78,7 +79,7 @@ fn refusal(error: &watcher::Error) -> Option<String> {
     };
     match status.code {
         401 => Some("the API server does not accept the hub's credentials".to_owned()),
-        403 => Some("forbidden: give the hub get, list and watch on it".to_owned()),
+        403 => Some(format!("forbidden: {what}")),
         404 => Some("the API server does not know it".to_owned()),
         _ => None,
     }

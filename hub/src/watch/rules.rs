@@ -76,7 +76,7 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
 
 fn complain<K: RuleKind>(error: &kube::runtime::watcher::Error) {
     let resource = K::plural(&());
-    match refusal(error) {
+    match refusal(error, "give the hub get, list and watch on it") {
         Some(why) => tracing::error!(
             resource = %resource,
             "cannot watch {resource}: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
@@ -94,7 +94,8 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     // Most events of a rule are our own writes of its status, and change nothing that it says.
     let news = known != Some((rule.generation, rule.deleting));
     if (has_finalizer || known.is_some()) && news {
-        shared.need(rule.resources());
+        let places = rule.places(shared.index.read().scope());
+        shared.need(places);
         shared.change(|index| index.set_rule(rule));
     }
     if !has_finalizer {

@@ -10,8 +10,8 @@ use kube::{Api, Client, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
 
 use super::{events, refusal};
-use crate::index::{KindState, version_number};
-use crate::plan::is_never_a_source;
+use crate::index::{PlaceState, version_number};
+use crate::plan::{Place, is_never_a_source};
 use crate::shared::Shared;
 
 /// How long to wait before a refused watch is tried again.
@@ -24,14 +24,17 @@ pub(super) fn api_resource(kind: &Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
 }
 
-/// Watches the metadata of one kind for ever, from the moment that some rule needs it.
-pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static Kind) {
+/// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
+pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static Kind, place: Place) {
     let mut needed = shared.needed.subscribe();
-    if needed.wait_for(|needed| needed.contains(kind.resource)).await.is_err() {
+    if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
         return;
     }
-    let api: Api<Metadata> = Api::all_with(client, &api_resource(kind));
-    let mut watch = SourceWatch { shared, kind, seen: BTreeSet::new() };
+    let api: Api<Metadata> = match &place.namespace {
+        Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
+        None => Api::all_with(client, &api_resource(kind)),
+    };
+    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new() };
     loop {
         let mut events = std::pin::pin!(events(api.clone()));
         // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
@@ -44,6 +47,19 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
     }
 }
 
+/// The right that a refused watch needs, and where to give it.
+fn missing_right(place: &Place) -> String {
+    let resource = place.resource;
+    match &place.namespace {
+        Some(namespace) => {
+            format!(
+                "give the hub's ServiceAccount get, list and watch on {resource} by a Role in the namespace {namespace}"
+            )
+        }
+        None => format!("give the hub's ServiceAccount get, list and watch on {resource} by a ClusterRole"),
+    }
+}
+
 #[derive(PartialEq, Eq)]
 enum Heard {
     Something,
@@ -53,6 +69,7 @@ enum Heard {
 struct SourceWatch {
     shared: Arc<Shared>,
     kind: &'static Kind,
+    place: Place,
     seen: BTreeSet<SourceRef>,
 }
 
@@ -67,9 +84,9 @@ impl SourceWatch {
             }
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
-                self.shared.index.write().retain_sources(self.kind.resource, &seen, Instant::now());
+                self.shared.index.write().retain_sources(&self.place, &seen, Instant::now());
                 self.shared.vanished.notify_one();
-                self.shared.change(|index| index.set_kind(self.kind.resource, KindState::Known));
+                self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
                 self.shared.progress.notify_one();
             }
             Ok(Event::Apply(object)) => {
@@ -109,18 +126,19 @@ impl SourceWatch {
 
     fn complain(&self, error: &kube::runtime::watcher::Error) -> Heard {
         let resource = self.kind.resource;
-        match refusal(error) {
+        match refusal(error, &missing_right(&self.place)) {
             Some(why) => {
                 tracing::error!(
                     resource,
-                    "cannot watch {resource}: {why}; the rules that need it are stalled, their copies stay"
+                    "cannot watch {}: {why}; the rules that need it are stalled, their copies stay",
+                    self.place
                 );
-                self.shared.change(|index| index.set_kind(resource, KindState::Unreadable(why)));
+                self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Unreadable(why)));
                 self.shared.progress.notify_one();
                 Heard::Refusal
             }
             None => {
-                tracing::warn!(resource, %error, "the watch of sources broke; trying again");
+                tracing::warn!(resource, namespace = self.place.namespace.as_deref(), %error, "the watch of sources broke; trying again");
                 Heard::Something
             }
         }

@@ -1,5 +1,4 @@
 //! Writes about one rule.
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use kube::Api;
@@ -9,7 +8,7 @@ use serde_json::json;
 
 use super::{RuleObject, WriteError, Writer, unless_gone};
 use crate::crd::{FINALIZER, RuleStatus};
-use crate::index::{Index, KindState};
+use crate::index::Index;
 use crate::status::{Now, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
@@ -21,15 +20,11 @@ pub(super) fn view<'a>(
     overdue: bool,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
-    let unreadable = entry.rule.resources().filter_map(|resource| match index.kind(resource) {
-        KindState::Unreadable(why) => Some((resource, why.clone())),
-        _ => None,
-    });
     Some(View {
         rule: &entry.rule,
         plan: &entry.plan,
         clusters: &entry.clusters,
-        unreadable_kinds: unreadable.collect::<BTreeMap<_, _>>(),
+        unreadable: index.unreadable_places(&entry.rule),
         previous,
         hub_started,
         overdue,

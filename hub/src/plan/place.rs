@@ -1,0 +1,87 @@
+//! Where the hub looks for sources: in the whole cluster, or only in the namespaces that it was told.
+//!
+//! A place is what one watch watches: a kind, in one namespace or in all of them. Whether the hub knows what is there
+//! is a question of the place, never of the kind alone: what is forbidden in one namespace concerns nobody else.
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use runnel_proto::model::SourceRef;
+
+/// A kind in one namespace of the hub, or in all of them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The kind, as `plural[.group]`.
+    pub resource: &'static str,
+    /// The namespace; `None`: the whole cluster.
+    pub namespace: Option<Arc<str>>,
+}
+
+impl Place {
+    /// A kind in the whole cluster.
+    pub fn everywhere(resource: &'static str) -> Self {
+        Self { resource, namespace: None }
+    }
+
+    /// A kind in one namespace.
+    pub fn within(resource: &'static str, namespace: &str) -> Self {
+        Self { resource, namespace: Some(namespace.into()) }
+    }
+
+    /// Whether the source lies here.
+    pub fn holds(&self, source: &SourceRef) -> bool {
+        self.resource == &*source.resource
+            && self.namespace.as_deref().is_none_or(|namespace| namespace == &*source.namespace)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(out, "{} of the namespace {namespace}", self.resource),
+            None => out.write_str(self.resource),
+        }
+    }
+}
+
+/// The namespaces of the hub in which sources are looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// All of them.
+    #[default]
+    Everywhere,
+    /// These and no others.
+    Only(Arc<BTreeSet<String>>),
+}
+
+impl Scope {
+    /// These namespaces; none named: the whole cluster.
+    pub fn new(namespaces: impl IntoIterator<Item = String>) -> Self {
+        let names: BTreeSet<_> = namespaces.into_iter().collect();
+        if names.is_empty() { Self::Everywhere } else { Self::Only(names.into()) }
+    }
+
+    /// Whether sources of this namespace are looked for. Of others the hub cannot tell what is there.
+    pub fn reads(&self, namespace: &str) -> bool {
+        match self {
+            Self::Everywhere => true,
+            Self::Only(names) => names.contains(namespace),
+        }
+    }
+
+    /// The place that a watch of this kind sees this namespace from.
+    pub fn place(&self, resource: &'static str, namespace: &str) -> Place {
+        match self {
+            Self::Everywhere => Place::everywhere(resource),
+            Self::Only(_) => Place::within(resource, namespace),
+        }
+    }
+
+    /// Every place in which a kind may be watched.
+    pub fn places(&self, resource: &'static str) -> Vec<Place> {
+        match self {
+            Self::Everywhere => vec![Place::everywhere(resource)],
+            Self::Only(names) => names.iter().map(|name| Place::within(resource, name)).collect(),
+        }
+    }
+}
