@@ -7,8 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::Client;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use runnel_proto::ops::LogFormat;
+use runnel_proto::ops::{LogFormat, WatchTimes};
 
 /// When a silent connection to the API server is given up.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(300);
@@ -49,11 +50,11 @@ pub struct Options {
     pub log_format: LogFormat,
 }
 
-/// A client for the member's API server. Nothing is asked of it yet.
+/// A client for the member's API server. Nothing is asked of it yet. `watches` tells when its watches last said something.
 ///
 /// # Errors
 /// One sentence with the cure, when the settings are unusable.
-pub async fn client(options: &Options) -> anyhow::Result<Client> {
+pub async fn client(options: &Options, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &options.kubeconfig {
         Some(path) => {
             // Of the cause only the first line: the others quote the file, which holds credentials.
@@ -62,8 +63,12 @@ pub async fn client(options: &Options) -> anyhow::Result<Client> {
                 anyhow!("the kubeconfig {} cannot be used ({cause}): check --kubeconfig", path.display())
             };
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+            let own_proxy = proxy_of(&kubeconfig);
             let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-            config.map_err(|error| unusable(&error))?
+            let mut config = config.map_err(|error| unusable(&error))?;
+            // A proxy of the environment is for the way to the hub.
+            config.proxy_url = config.proxy_url.filter(|_| own_proxy);
+            config
         }
         None => kube::Config::incluster()
             .context("this does not run in a cluster's pod with a ServiceAccount: give --kubeconfig")?,
@@ -75,5 +80,15 @@ pub async fn client(options: &Options) -> anyhow::Result<Client> {
     // Who reads the API server's audit log shall see who it was.
     let name = HeaderValue::from_static(concat!("runnel-agent/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
-    Client::try_from(config).context("the settings for this cluster's API server cannot be used")
+    let builder =
+        ClientBuilder::try_from(config).context("the settings for this cluster's API server cannot be used")?;
+    Ok(builder.with_layer(watches).build())
+}
+
+/// Whether the kubeconfig's current cluster names a proxy of its own.
+fn proxy_of(file: &Kubeconfig) -> bool {
+    let current = file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
+    let cluster = current.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
+    let cluster = file.clusters.iter().find(|known| Some(&known.name) == cluster);
+    cluster.and_then(|known| known.cluster.as_ref()).is_some_and(|cluster| cluster.proxy_url.is_some())
 }

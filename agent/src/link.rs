@@ -187,6 +187,9 @@ impl Link {
         }
         tracing::info!(hub = address, cluster = %self.identity.cluster, "connected to the hub");
         self.metrics.connected.set(1);
+        if let Some(at) = not_after(&self.identity) {
+            self.metrics.certificate_expires(at);
+        }
         self.serve(client, inbound).await
     }
 

@@ -7,7 +7,7 @@ use clap::Parser;
 use runnel_agent::config::{Cli, Command, Options, client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
-use runnel_proto::ops::{DRAIN_LIMIT, Readiness, Signals, bind, init_logs, registry, serve};
+use runnel_proto::ops::{DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, init_logs, registry, serve};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +43,9 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let metrics = Metrics::new(&mut registry);
     let (drain, readiness) = (CancellationToken::new(), Readiness::default());
     let ready = readiness.wait_for("the lists of this cluster's copies and namespaces");
-    let client = client(&options).await?;
+    let watches = WatchTimes::default();
+    registry.register_collector(Box::new(watches.clone()));
+    let client = client(&options, &watches).await?;
 
     let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
     let token = drain.clone();

@@ -1,5 +1,6 @@
 //! What an operator may count. Few labels, no names of objects.
 use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -37,6 +38,7 @@ pub struct Metrics {
     removals: Counter<u64, AtomicU64>,
     noops: Counter<u64, AtomicU64>,
     drift: Counter<u64, AtomicU64>,
+    certificate: Gauge<f64, AtomicU64>,
     copies: Family<StateLabel, Gauge>,
     cached: Gauge,
 }
@@ -54,9 +56,16 @@ impl Metrics {
         registry.register("apply_noop", "Applies that changed nothing", all.noops.clone());
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
         registry.register("drift_corrected", "Copies put back", all.drift.clone());
+        let help = "When this agent's certificate expires, in seconds since 1970";
+        registry.register("certificate_expiry_timestamp_seconds", help, all.certificate.clone());
         registry.register("copies", "Copies by state", all.copies.clone());
         registry.register("payload_cache_bytes", "Payload held in memory, compressed", all.cached.clone());
         all
+    }
+
+    /// The agent has a certificate that expires then.
+    pub fn certificate_expires(&self, at: SystemTime) {
+        self.certificate.set(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     }
 
     /// Shows what the core has counted since it was last shown.

@@ -1,19 +1,28 @@
-//! The hub's metrics: few labels, no object names.
+//! The hub's metrics: few labels. The gauges of members and rules name them; nothing names a source or a copy.
+//!
+//! `runnel_delivery_seconds` begins when the hub's watch shows a new version of a source (the API server tells the time of
+//! a write in whole seconds only) and ends when an agent reports every copy of the rule applied: see
+//! [`crate::status::Deliveries`].
+mod state;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use prost::Message;
 use runnel_proto::model::HubFrame;
 use runnel_proto::wire;
 
-use crate::shared::Shared;
+pub use state::StateCollector;
+
+/// From a few milliseconds, as on one machine, to the minutes of a member that is hardly reachable.
+const DELIVERY_BUCKETS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FrameLabels {
@@ -21,7 +30,6 @@ struct FrameLabels {
 }
 
 /// The hub's counters.
-#[derive(Default)]
 pub struct HubMetrics {
     sessions: Gauge,
     frames: Family<FrameLabels, Counter>,
@@ -29,6 +37,21 @@ pub struct HubMetrics {
     payload: Counter<u64, AtomicU64>,
     upserts: Counter,
     tombstones: Counter,
+    delivery: Histogram,
+}
+
+impl Default for HubMetrics {
+    fn default() -> Self {
+        Self {
+            sessions: Gauge::default(),
+            frames: Family::default(),
+            bytes: Counter::default(),
+            payload: Counter::default(),
+            upserts: Counter::default(),
+            tombstones: Counter::default(),
+            delivery: Histogram::new(DELIVERY_BUCKETS),
+        }
+    }
 }
 
 impl HubMetrics {
@@ -45,12 +68,20 @@ impl HubMetrics {
         );
         registry.register("runnel_hub_intents_sent", "Intents sent with their payload", metrics.upserts.clone());
         registry.register("runnel_hub_tombstones_sent", "Orders to remove sent", metrics.tombstones.clone());
+        let help =
+            "From a source's new version in the hub's watch until a connected cluster has applied all copies of it";
+        registry.register("runnel_delivery_seconds", help, metrics.delivery.clone());
         Arc::new(metrics)
     }
 
     /// An agent connected (1) or went away (-1).
     pub fn connected(&self, change: i64) {
         self.sessions.inc_by(change);
+    }
+
+    /// An edit of a source has been applied in one cluster.
+    pub fn delivered(&self, took: Duration) {
+        self.delivery.observe(took.as_secs_f64());
     }
 
     /// A frame goes out.
@@ -71,38 +102,5 @@ impl HubMetrics {
             self.payload.inc_by(payload as u64);
             self.tombstones.inc_by(delta.tombstones.len() as u64 + u64::from(delta.removal.is_some()));
         }
-    }
-}
-
-/// Reads the hub's state at each scrape.
-pub struct StateCollector(pub Arc<Shared>);
-
-impl std::fmt::Debug for StateCollector {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("StateCollector")
-    }
-}
-
-impl Collector for StateCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let index = self.0.index.read();
-        let (rules, clusters) = (index.rules().count(), index.clusters().count());
-        let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
-        drop(index);
-        let counts = self.0.ledger.lock().copies();
-        let gauges = [
-            ("runnel_hub_rules", "Rules", rules as f64),
-            ("runnel_hub_members", "Member clusters", clusters as f64),
-            ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents as f64),
-            ("runnel_hub_copies", "Copies that agents reported", f64::from(counts.copies)),
-            ("runnel_hub_copies_applied", "Copies that equal their source", f64::from(counts.applied)),
-            ("runnel_hub_copies_failed", "Copies whose last attempt failed", f64::from(counts.failed)),
-            ("runnel_hub_copies_waiting", "Copies that wait for a namespace", f64::from(counts.waiting)),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-        }
-        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use http::HeaderValue;
 use http::header::USER_AGENT;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
@@ -22,7 +23,7 @@ use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
 use runnel_hub::writer::{Book, WAITING, Writer, publish_events};
 use runnel_proto::model::KINDS;
-use runnel_proto::ops::{self, Readiness, Signals};
+use runnel_proto::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_proto::tls;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -49,12 +50,13 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let listener = ops::bind(options.listen, "--listen").await?;
     let ops_listener = ops::bind(options.ops_listen, "--ops-listen").await?;
-    let client = client(&options.access).await?;
+    let watches = WatchTimes::default();
+    let client = timed_client(&options.access, &watches).await?;
 
     let mut tasks = Tasks::new();
     let mut abort = std::pin::pin!(signals.run(shutdown.clone()));
     let ended = tokio::select! {
-        started = start(&options, client, (listener, ops_listener), &shutdown, &mut tasks) => started,
+        started = start(&options, (client, watches), (listener, ops_listener), &shutdown, &mut tasks) => started,
         () = shutdown.cancelled() => Ok(()),
         aborted = &mut abort => return Err(aborted.into()),
     };
@@ -89,11 +91,20 @@ async fn supervise(tasks: &mut Tasks, shutdown: &CancellationToken) -> anyhow::R
 
 /// A client for the hub cluster, with our own name in its requests and without retries of its own.
 pub async fn client(access: &Access) -> anyhow::Result<Client> {
+    timed_client(access, &WatchTimes::default()).await
+}
+
+/// The same, and tells when its watches last said something.
+async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &access.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;
+            let own_proxy = proxy_of(&file);
             let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-            config.map_err(|error| unusable(path, &error))?
+            let mut config = config.map_err(|error| unusable(path, &error))?;
+            // A proxy of the environment is for other ways than that to the API server.
+            config.proxy_url = config.proxy_url.filter(|_| own_proxy);
+            config
         }
         None => Config::incluster()
             .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
@@ -103,7 +114,17 @@ pub async fn client(access: &Access) -> anyhow::Result<Client> {
     config.read_timeout = Some(READ_TIMEOUT);
     let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
-    Client::try_from(config).context("cannot make a client from the kubeconfig: check its certificates")
+    let builder = ClientBuilder::try_from(config);
+    let builder = builder.context("cannot make a client from the kubeconfig: check its certificates")?;
+    Ok(builder.with_layer(watches).build())
+}
+
+/// Whether the kubeconfig's current cluster names a proxy of its own.
+fn proxy_of(file: &Kubeconfig) -> bool {
+    let current = file.contexts.iter().find(|context| Some(&context.name) == file.current_context.as_ref());
+    let cluster = current.and_then(|context| context.context.as_ref()).map(|context| &context.cluster);
+    let cluster = file.clusters.iter().find(|known| Some(&known.name) == cluster);
+    cluster.and_then(|known| known.cluster.as_ref()).is_some_and(|cluster| cluster.proxy_url.is_some())
 }
 
 /// Why a kubeconfig cannot be used. Of the cause only the first line: the others quote the file, which holds
@@ -133,7 +154,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 
 async fn start(
     options: &Run,
-    client: Client,
+    (client, watches): (Client, WatchTimes),
     (listener, ops_listener): (TcpListener, TcpListener),
     shutdown: &CancellationToken,
     tasks: &mut Tasks,
@@ -144,6 +165,7 @@ async fn start(
     let serving_awaited = readiness.wait_for("sources");
     let mut registry = ops::registry("hub", env!("CARGO_PKG_VERSION"));
     let metrics = HubMetrics::register(&mut registry);
+    registry.register_collector(Box::new(watches));
 
     let (identity, cluster_uid) = identity(options, &client).await?;
     let settings = Settings {
@@ -156,9 +178,14 @@ async fn start(
     };
     let identity = Arc::new(identity);
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
-    registry.register_collector(Box::new(StateCollector(shared.clone())));
     let serving =
         Serving::new(identity.clone()).map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    registry.register_collector(Box::new(StateCollector {
+        shared: shared.clone(),
+        book: book.clone(),
+        tls: serving.tls(),
+        identity: identity.clone(),
+    }));
     let registrar = Registrar::new(client.clone(), identity);
     let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
 

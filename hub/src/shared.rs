@@ -3,7 +3,7 @@
 //! Every change of the index goes through [`Shared::change`], which spreads its effect: sessions of changed clusters
 //! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
 //! await.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use crate::index::{Effect, Index};
 use crate::plan::{Place, Scope};
 use crate::session::Session;
-use crate::status::Ledger;
+use crate::status::{Deliveries, Ledger};
 
 /// A session as the rest of the hub sees it.
 pub struct LiveSession {
@@ -95,6 +95,10 @@ pub struct Shared {
     pub index: RwLock<Index>,
     /// What the agents last said.
     pub ledger: Mutex<Ledger>,
+    /// Edits of sources that are on their way to connected clusters.
+    pub deliveries: Mutex<Deliveries>,
+    /// When edits of sources were seen whose new content is still being read.
+    pub edits: Mutex<BTreeMap<SourceRef, Instant>>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
     /// Sources whose content must be read.
@@ -122,6 +126,8 @@ impl Shared {
             index: RwLock::new(Index::of(settings.scope.clone())),
             settings,
             ledger: Mutex::default(),
+            deliveries: Mutex::default(),
+            edits: Mutex::default(),
             sessions: DashMap::new(),
             to_read: Pending::default(),
             dirty_rules: Pending::default(),
@@ -160,6 +166,20 @@ impl Shared {
             known.extend(places);
             known.len() > before
         });
+    }
+
+    /// An edit of a source has been read and changed these rules: from now on it is on its way to the clusters that are
+    /// connected.
+    pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
+        let Some(since) = self.edits.lock().remove(source) else { return };
+        for (uid, entry) in effect.rules.iter().filter_map(|uid| Some((uid, index.rule(uid)?))) {
+            if entry.rule.terms.suspend || entry.rule.deleting {
+                continue;
+            }
+            for cluster in entry.clusters.iter().filter(|cluster| self.sessions.contains_key(*cluster)) {
+                self.deliveries.lock().begin(cluster, uid, since);
+            }
+        }
     }
 
     /// Wakes the session of a cluster.

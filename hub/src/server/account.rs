@@ -1,4 +1,6 @@
 //! What an agent says about itself: what it holds when it connects, its reports, what it refuses.
+use std::time::Instant;
+
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, Refusal, RuleState, RuleUid};
@@ -101,6 +103,9 @@ impl Running {
             let unknown = self.shared.index.read().rule(&uid).is_none();
             // A member speaks of what it holds, and of nothing else.
             let counts = state.gone || self.live.session.lock().holds(&uid);
+            if counts {
+                self.measure(&state);
+            }
             if counts && self.shared.ledger.lock().report(&cluster, self.live.number, state) {
                 changed.push(uid);
                 if unknown {
@@ -113,6 +118,16 @@ impl Running {
             self.shared.dirty_members.add([cluster]);
         }
         self.shared.dirty_rules.add(changed);
+    }
+
+    /// Counts an edit that has now been applied in the session's cluster.
+    fn measure(&self, state: &RuleState) {
+        let index = self.shared.index.read();
+        let plan = index.rule(&state.uid).map(|entry| &*entry.plan);
+        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, plan, Instant::now());
+        if let Some(took) = took {
+            self.metrics.delivered(took);
+        }
     }
 
     pub(super) fn refused(&self, refused: &[Refusal]) {

@@ -125,6 +125,11 @@ impl Ledger {
         self.clusters.get(cluster).into_iter().flat_map(|presence| &presence.names)
     }
 
+    /// When the certificate of the cluster's newest session expires.
+    pub fn certificate_expires(&self, cluster: &ClusterName) -> Option<Timestamp> {
+        Some(self.clusters.get(cluster)?.session.as_ref()?.certificate_expires)
+    }
+
     /// The sum of all copies, as (state, number), for metrics.
     pub fn copies(&self) -> Counts {
         let accounts = self.clusters.values().flat_map(|presence| presence.accounts.values());

@@ -3,6 +3,7 @@
 //! Truth before comfort: a status is never staler than it says. A cluster that is silent for [`SILENCE`] turns
 //! Unreachable and the rule is not Ready. Calm before noise: a fold that gives the status that is there already is not
 //! written, times change only with what they speak of, and a restart of the hub changes nothing by itself.
+mod deliveries;
 mod fold;
 mod ledger;
 mod member;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+pub use deliveries::Deliveries;
 pub use fold::{View, fold};
 pub use ledger::{Ledger, SessionFacts};
 pub use member::{MemberView, fold_member};

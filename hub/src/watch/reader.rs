@@ -89,7 +89,11 @@ fn take_in(shared: &Shared, kind: &'static Kind, source: &SourceRef, object: Dyn
     }
     let version = version_number(object.metadata.resource_version.as_deref());
     let body = body_of(shared, kind, &object);
-    shared.change(|index| index.read(source, version, labels, body));
+    shared.change(|index| {
+        let effect = index.read(source, version, labels, body);
+        shared.follow_edit(index, source, &effect);
+        effect
+    });
 }
 
 fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body {

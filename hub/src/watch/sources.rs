@@ -78,7 +78,7 @@ impl SourceWatch {
         match event {
             Ok(Event::Init) => self.seen.clear(),
             Ok(Event::InitApply(object)) => {
-                if let Some(source) = self.seen_now(&object) {
+                if let Some(source) = self.seen_now(&object, false) {
                     self.seen.insert(source);
                 }
             }
@@ -90,7 +90,7 @@ impl SourceWatch {
                 self.shared.progress.notify_one();
             }
             Ok(Event::Apply(object)) => {
-                self.seen_now(&object);
+                self.seen_now(&object, true);
             }
             Ok(Event::Delete(object)) => {
                 if let Some(source) = self.reference(&object) {
@@ -106,8 +106,9 @@ impl SourceWatch {
         Some(SourceRef::new(self.kind.resource, &object.namespace()?, &object.name_any()))
     }
 
-    /// Takes in an object that is there, and returns its name if it can be a source.
-    fn seen_now(&mut self, object: &Metadata) -> Option<SourceRef> {
+    /// Takes in an object that is there, and returns its name if it can be a source. What a list shows may have been
+    /// written at any time; what comes afterwards is `fresh`.
+    fn seen_now(&mut self, object: &Metadata, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
         if is_never_a_source(self.kind, &source.name, labels) || object.metadata.deletion_timestamp.is_some() {
@@ -115,11 +116,18 @@ impl SourceWatch {
             return None;
         }
         let version = version_number(object.metadata.resource_version.as_deref());
-        self.shared.change(|index| index.saw(&source, version, labels.clone()));
+        self.shared.change(|index| {
+            let effect = index.saw(&source, version, labels.clone());
+            if fresh && effect.read.contains(&source) {
+                self.shared.edits.lock().entry(source.clone()).or_insert_with(Instant::now);
+            }
+            effect
+        });
         Some(source)
     }
 
     fn vanish(&mut self, source: &SourceRef) {
+        self.shared.edits.lock().remove(source);
         self.shared.index.write().vanish_source(source, Instant::now());
         self.shared.vanished.notify_one();
     }

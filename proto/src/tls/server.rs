@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use futures::Stream;
@@ -32,7 +32,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The hub's TLS settings; may be replaced while it serves.
-pub struct ServerTls(ArcSwap<ServerConfig>);
+pub struct ServerTls {
+    config: ArcSwap<ServerConfig>,
+    expires: ArcSwap<SystemTime>,
+}
 
 impl ServerTls {
     /// Serves with this pair. A client may show no certificate; one that it shows must be signed by an authority.
@@ -40,7 +43,8 @@ impl ServerTls {
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
     pub fn new(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<Self, TlsError> {
-        Ok(Self(ArcSwap::from_pointee(config(authorities, serving)?)))
+        let expires = ArcSwap::from_pointee(serving.not_after);
+        Ok(Self { config: ArcSwap::from_pointee(config(authorities, serving)?), expires })
     }
 
     /// Sets what the next handshakes use; live connections stay as they are.
@@ -48,13 +52,20 @@ impl ServerTls {
     /// # Errors
     /// [`TlsError`], when the parts do not fit; the settings stay then.
     pub fn set(&self, authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<(), TlsError> {
-        self.0.store(Arc::new(config(authorities, serving)?));
+        let expires = serving.not_after;
+        self.config.store(Arc::new(config(authorities, serving)?));
+        self.expires.store(Arc::new(expires));
         Ok(())
     }
 
     /// The settings for the next handshake.
     pub fn current(&self) -> Arc<ServerConfig> {
-        self.0.load_full()
+        self.config.load_full()
+    }
+
+    /// When the certificate of the next handshake expires.
+    pub fn expires(&self) -> SystemTime {
+        **self.expires.load()
     }
 }
 

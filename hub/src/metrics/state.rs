@@ -1,0 +1,159 @@
+//! What is read from the hub's state at each scrape: members, rules, copies, removals, certificates.
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use runnel_proto::tls::ServerTls;
+
+use crate::authority::HubIdentity;
+use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
+use crate::shared::Shared;
+use crate::writer::Book;
+
+/// Reads the hub's state at each scrape.
+pub struct StateCollector {
+    /// What the hub knows.
+    pub shared: Arc<Shared>,
+    /// The statuses that it wrote.
+    pub book: Arc<Book>,
+    /// What it serves with.
+    pub tls: Arc<ServerTls>,
+    /// What signs.
+    pub identity: Arc<HubIdentity>,
+}
+
+impl std::fmt::Debug for StateCollector {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("StateCollector")
+    }
+}
+
+/// The values of one metric, by their labels.
+struct Samples<const LABELS: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; LABELS],
+    values: Vec<([String; LABELS], f64)>,
+}
+
+impl<const LABELS: usize> Samples<LABELS> {
+    fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
+        Self { name, help, labels, values: Vec::new() }
+    }
+
+    fn add(&mut self, labels: [&str; LABELS], value: f64) {
+        self.values.push((labels.map(ToOwned::to_owned), value));
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let mut family = encoder.encode_descriptor(self.name, self.help, None, MetricType::Gauge)?;
+        for (values, value) in &self.values {
+            let pairs: Vec<_> = self.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            let gauge = ConstGauge::new(*value);
+            gauge.encode(family.encode_family(&pairs)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for StateCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.counts(&mut encoder)?;
+        self.certificates().encode(&mut encoder)?;
+        self.members().encode(&mut encoder)?;
+        self.rules().encode(&mut encoder)?;
+        self.copies().encode(&mut encoder)
+    }
+}
+
+impl StateCollector {
+    fn counts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let index = self.shared.index.read();
+        let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
+        let held: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
+        let counts = [
+            ("runnel_hub_rules", "Rules", index.rules().count()),
+            ("runnel_hub_members", "Member clusters", index.clusters().count()),
+            ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents),
+            (
+                "runnel_removals_held",
+                "Orders to remove a deleted rule's copies that wait for a cluster which is away, one for each rule and cluster",
+                held,
+            ),
+        ];
+        drop(index);
+        for (name, help, count) in counts {
+            let gauge = ConstGauge::new(count as f64);
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether each cluster that the hub talks to is connected.
+    fn members(&self) -> Samples<1> {
+        let help = "Whether the agent of an accepted cluster is connected";
+        let mut samples = Samples::new("runnel_member_connected", help, ["member"]);
+        let (index, now) = (self.shared.index.read(), Instant::now());
+        let ledger = self.shared.ledger.lock();
+        for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
+            samples.add([name.as_str()], f64::from(u8::from(ledger.session(name, now).is_some())));
+        }
+        samples
+    }
+
+    /// Whether each rule is Ready, as its status says. A rule that rests on purpose is left out.
+    fn rules(&self) -> Samples<2> {
+        let help = "Whether a rule's condition Ready is True; a suspended rule is left out";
+        // Not `namespace`: that label is the one of the pod that was scraped.
+        let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
+        let index = self.shared.index.read();
+        for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.suspend) {
+            let known = self.book.with_rule(uid, |object| {
+                let conditions = &object?.status.conditions;
+                Some(condition(conditions, ConditionType::Ready)?.status == ConditionStatus::True.as_str())
+            });
+            let Some(ready) = known else { continue };
+            let name = &entry.rule.terms.rule;
+            samples.add([&name.namespace, &name.name], f64::from(u8::from(ready)));
+        }
+        samples
+    }
+
+    fn copies(&self) -> Samples<1> {
+        let help = "Copies that the agents last reported, by state, of all rules and clusters";
+        let mut samples = Samples::new("runnel_rule_copies", help, ["state"]);
+        let counts = self.shared.ledger.lock().copies();
+        let settled = counts.applied.saturating_add(counts.failed).saturating_add(counts.waiting);
+        let states = [
+            ("applied", counts.applied),
+            ("failed", counts.failed),
+            ("waiting", counts.waiting),
+            ("removing", counts.removing),
+            ("under_way", counts.copies.saturating_sub(settled)),
+        ];
+        for (state, count) in states {
+            samples.add([state], f64::from(count));
+        }
+        samples
+    }
+
+    fn certificates(&self) -> Samples<2> {
+        let help = "When a certificate expires, in seconds since 1970: the hub's authority, what it serves with, and of each member the one of its newest session";
+        let name = "runnel_certificate_expiry_timestamp_seconds";
+        let mut samples = Samples::new(name, help, ["certificate", "member"]);
+        let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        samples.add(["authority", ""], seconds(self.identity.authority.not_after()));
+        samples.add(["serving", ""], seconds(self.tls.expires()));
+        let index = self.shared.index.read();
+        let ledger = self.shared.ledger.lock();
+        for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
+            if let Some(expires) = ledger.certificate_expires(name) {
+                samples.add(["member", name.as_str()], expires.as_second() as f64);
+            }
+        }
+        samples
+    }
+}

@@ -1,0 +1,218 @@
+//! When each watch of the API server last said something: any data counts, also the bookmarks that an API server sends
+//! about once a minute when nothing changes. So a watch that hangs shows, and a quiet cluster does not look like one.
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures::future::BoxFuture;
+use http::{Request, Response, Uri};
+use http_body::{Body, Frame, SizeHint};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use tower::{Layer, Service};
+
+#[derive(Debug, Default)]
+struct Times {
+    next: u64,
+    /// The watches that are open, by number, and when each last said something.
+    open: BTreeMap<u64, SystemTime>,
+    /// When one last said something, also of those that are over.
+    last: Option<SystemTime>,
+}
+
+impl Times {
+    /// Several watches of a kind are as fresh as the oldest of them.
+    fn shown(&self) -> Option<SystemTime> {
+        self.open.values().min().copied().or(self.last)
+    }
+}
+
+/// When watches last said something, by resource. A layer for the client whose watches they are, and a collector of
+/// `runnel_watch_last_event_timestamp_seconds`; clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct WatchTimes(Arc<Mutex<BTreeMap<String, Times>>>);
+
+impl WatchTimes {
+    fn times(&self) -> MutexGuard<'_, BTreeMap<String, Times>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, resource: String) -> Open {
+        let number = {
+            let mut all = self.times();
+            let times = all.entry(resource.clone()).or_default();
+            times.next += 1;
+            times.next
+        };
+        let open = Open { of: self.clone(), resource, number };
+        open.heard();
+        open
+    }
+}
+
+/// A watch that is open.
+struct Open {
+    of: WatchTimes,
+    resource: String,
+    number: u64,
+}
+
+impl Open {
+    fn heard(&self) {
+        let now = SystemTime::now();
+        if let Some(times) = self.of.times().get_mut(&self.resource) {
+            times.open.insert(self.number, now);
+            times.last = Some(now);
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(times) = self.of.times().get_mut(&self.resource) {
+            times.open.remove(&self.number);
+        }
+    }
+}
+
+impl Collector for WatchTimes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "When the watch of a resource last said something; of several the one that said nothing for longest";
+        let name = "runnel_watch_last_event_timestamp_seconds";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (resource, times) in &*self.times() {
+            let Some(at) = times.shown() else { continue };
+            let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            ConstGauge::new(seconds).encode(family.encode_family(&[("resource", resource.as_str())])?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a request watches, if it is a watch: the plural of its path.
+fn watched(uri: &Uri) -> Option<String> {
+    if !uri.query()?.split('&').any(|pair| pair == "watch=true" || pair == "watch=1") {
+        return None;
+    }
+    let mut parts = uri.path().trim_matches('/').split('/');
+    match parts.next()? {
+        "api" => parts.next()?,
+        "apis" => parts.nth(1)?,
+        _ => return None,
+    };
+    let rest: Vec<_> = parts.collect();
+    match rest.as_slice() {
+        [resource] | ["namespaces", _, resource] => Some((*resource).to_owned()),
+        _ => None,
+    }
+}
+
+impl<S> Layer<S> for WatchTimes {
+    type Service = Timed<S>;
+
+    fn layer(&self, inner: S) -> Timed<S> {
+        Timed { inner, times: self.clone() }
+    }
+}
+
+/// A client's service whose watches are timed.
+#[derive(Clone)]
+pub struct Timed<S> {
+    inner: S,
+    times: WatchTimes,
+}
+
+impl<S, A, B> Service<Request<A>> for Timed<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+{
+    type Response = Response<TimedBody<B>>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        let resource = watched(request.uri());
+        let times = self.times.clone();
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            let open = resource.filter(|_| answer.status().is_success()).map(|resource| times.open(resource));
+            Ok(answer.map(|body| TimedBody { body: Box::pin(body), open }))
+        })
+    }
+}
+
+/// The body of an answer; that of a watch tells when it says something.
+pub struct TimedBody<B> {
+    body: Pin<Box<B>>,
+    open: Option<Open>,
+}
+
+impl<B: Body> Body for TimedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(self.body.as_mut().poll_frame(context));
+        match (&frame, &self.open) {
+            (Some(Ok(_)), Some(open)) => open.heard(),
+            (Some(Ok(_)), None) => {}
+            (Some(Err(_)) | None, _) => self.open = None,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_watches_are_timed_and_by_their_resource() {
+        let watched = |uri: &str| watched(&uri.parse().unwrap());
+        assert_eq!(watched("/api/v1/secrets?watch=true&timeoutSeconds=290").as_deref(), Some("secrets"));
+        assert_eq!(watched("/api/v1/namespaces/a/secrets?a=b&watch=true").as_deref(), Some("secrets"));
+        assert_eq!(watched("/api/v1/namespaces?watch=true").as_deref(), Some("namespaces"));
+        let own = "https://host/apis/runnel.dev/v1alpha1/distributionrules?watch=true";
+        assert_eq!(watched(own).as_deref(), Some("distributionrules"));
+        assert_eq!(watched("/api/v1/secrets?limit=500"), None);
+        assert_eq!(watched("/api/v1/namespaces/a/secrets/s"), None);
+    }
+
+    #[test]
+    fn of_several_watches_the_most_silent_is_shown_and_of_none_the_last_word() {
+        let times = WatchTimes::default();
+        let shown = || times.times().get("secrets").and_then(Times::shown);
+        let (one, other) = (times.open("secrets".to_owned()), times.open("secrets".to_owned()));
+        let old = SystemTime::now() - std::time::Duration::from_secs(100);
+        times.times().get_mut("secrets").unwrap().open.insert(one.number, old);
+        other.heard();
+        assert_eq!(shown(), Some(old));
+        drop(one);
+        assert!(shown() > Some(old));
+        let last = shown();
+        drop(other);
+        assert_eq!(shown(), last);
+    }
+}
