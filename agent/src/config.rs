@@ -50,11 +50,19 @@ pub struct Options {
     pub log_format: LogFormat,
 }
 
-/// A client for the member's API server. Nothing is asked of it yet. `watches` tells when its watches last said something.
+/// A client for the member's API server. Nothing is asked of it yet.
 ///
 /// # Errors
 /// One sentence with the cure, when the settings are unusable.
-pub async fn client(options: &Options, watches: &WatchTimes) -> anyhow::Result<Client> {
+pub async fn client(options: &Options) -> anyhow::Result<Client> {
+    timed_client(options, &WatchTimes::default()).await
+}
+
+/// The same, and tells when its watches last said something.
+///
+/// # Errors
+/// One sentence with the cure, when the settings are unusable.
+pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &options.kubeconfig {
         Some(path) => {
             // Of the cause only the first line: the others quote the file, which holds credentials.

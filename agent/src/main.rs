@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
 use clap::Parser;
-use runnel_agent::config::{Cli, Command, Options, client};
+use runnel_agent::config::{Cli, Command, Options, timed_client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_proto::ops::{DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, init_logs, registry, serve};
@@ -45,7 +45,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let ready = readiness.wait_for("the lists of this cluster's copies and namespaces");
     let watches = WatchTimes::default();
     registry.register_collector(Box::new(watches.clone()));
-    let client = client(&options, &watches).await?;
+    let client = timed_client(&options, &watches).await?;
 
     let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
     let token = drain.clone();
