@@ -3,6 +3,8 @@
 
 #[path = "charts/live.rs"]
 mod live;
+#[path = "charts/manual.rs"]
+mod manual;
 #[path = "charts/refused.rs"]
 mod refused;
 #[path = "charts/render.rs"]
