@@ -70,6 +70,24 @@ pub struct Run {
     /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
+    /// What this replica is called in the Lease; no other may have this name at the same time.
+    #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
+    pub pod_name: Option<String>,
+    /// Where other replicas pass on the connections of agents; without it there is one replica.
+    #[arg(long, env = "RUNNEL_REPLICA_LISTEN", requires = "replica_address", value_name = "ADDRESS:PORT")]
+    pub replica_listen: Option<SocketAddr>,
+    /// The address at which other replicas reach --replica-listen.
+    #[arg(long, env = "RUNNEL_REPLICA_ADDRESS", requires = "replica_listen", value_parser = address, value_name = "HOST:PORT")]
+    pub replica_address: Option<String>,
+    /// How long a replica waits, after the leader was last seen to renew its Lease, before it takes it: 1s to 60s.
+    #[arg(long, env = "RUNNEL_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "DURATION")]
+    pub lease_duration: Duration,
+    /// How long the leader leads without a renewal that succeeded; shorter than the lease.
+    #[arg(long, env = "RUNNEL_RENEW_DEADLINE", default_value = "10s", value_parser = duration, value_name = "DURATION")]
+    pub renew_deadline: Duration,
+    /// How often the leader renews its Lease.
+    #[arg(long, env = "RUNNEL_RETRY_PERIOD", default_value = "2s", value_parser = duration, value_name = "DURATION")]
+    pub retry_period: Duration,
 }
 
 /// Let clusters join.
@@ -118,6 +136,15 @@ fn namespace(text: &str) -> Result<String, String> {
     match is_namespace(text) {
         true => Ok(text.to_owned()),
         false => Err("write the names of namespaces, such as team-a,team-b; globs are not possible here".to_owned()),
+    }
+}
+
+/// The name stands before a random part in the Lease.
+fn name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    match (1..=253).contains(&text.len()) && text.chars().all(allowed) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name of the pod, such as runnel-hub-0".to_owned()),
     }
 }
 

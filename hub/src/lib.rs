@@ -10,6 +10,7 @@ pub mod config;
 pub mod crd;
 pub mod index;
 pub mod join;
+pub mod lease;
 pub mod metrics;
 pub mod plan;
 pub mod server;

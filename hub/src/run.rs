@@ -2,7 +2,7 @@
 //! process.
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use http::HeaderValue;
@@ -16,6 +16,7 @@ use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
 use runnel_hub::join::Registrar;
+use runnel_hub::lease::{self, Accepted, Door, Election, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
 use runnel_hub::server::Server;
@@ -26,7 +27,7 @@ use runnel_proto::model::KINDS;
 use runnel_proto::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_proto::tls;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -48,15 +49,22 @@ type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
 pub async fn run(options: Run) -> anyhow::Result<()> {
     let signals = Signals::install().context("cannot catch signals")?;
     let shutdown = CancellationToken::new();
+    let times = (options.lease_duration, options.renew_deadline, options.retry_period);
+    let timing = Timing::new(times.0, times.1, times.2).map_err(anyhow::Error::msg)?;
     let listener = ops::bind(options.listen, "--listen").await?;
+    let replicas = match options.replica_listen {
+        Some(address) => Some(ops::bind(address, "--replica-listen").await?),
+        None => None,
+    };
     let ops_listener = ops::bind(options.ops_listen, "--ops-listen").await?;
+    let listeners = (listener, replicas, ops_listener);
     let watches = WatchTimes::default();
     let client = timed_client(&options.access, &watches).await?;
 
     let mut tasks = Tasks::new();
     let mut abort = std::pin::pin!(signals.run(shutdown.clone()));
     let ended = tokio::select! {
-        started = start(&options, (client, watches), (listener, ops_listener), &shutdown, &mut tasks) => started,
+        started = start(&options, timing, (client, watches), listeners, &shutdown, &mut tasks) => started,
         () = shutdown.cancelled() => Ok(()),
         aborted = &mut abort => return Err(aborted.into()),
     };
@@ -154,8 +162,9 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 
 async fn start(
     options: &Run,
+    timing: Timing,
     (client, watches): (Client, WatchTimes),
-    (listener, ops_listener): (TcpListener, TcpListener),
+    (listener, replicas, ops_listener): (TcpListener, Option<TcpListener>, TcpListener),
     shutdown: &CancellationToken,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
@@ -193,7 +202,9 @@ async fn start(
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let tls = serving.tls();
-    let serve = serve(listener, tls, server, shutdown.clone());
+    let (door, accepted) = Door::new(listener, replicas, shared.clone());
+    forever(tasks, shutdown.clone(), "door", door.run());
+    let serve = serve(accepted, tls, server, shared.clone(), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     let renewal = serving.run(shutdown.clone());
     tasks.spawn(async move { ("serving certificate", renewal.await.map_err(Into::into)) });
@@ -225,7 +236,17 @@ async fn start(
     }
     forever(tasks, stop(), "reader", watch::read_sources(client.clone(), shared.clone()));
     forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(shared.clone()));
-    let gate = until_known(shared.clone(), readiness, serving_awaited);
+    let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
+    let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
+    let namespace = &options.access.namespace;
+    let election = Election::new(client.clone(), namespace, me, timing, shared.clone());
+    let (known, knows) = channel::channel(false);
+    let elect = election.run(knows, shutdown.clone());
+    tasks.spawn(async move {
+        elect.await;
+        ("election", Ok(()))
+    });
+    let gate = until_known(shared.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", async move {
         gate.await;
         std::future::pending().await
@@ -253,8 +274,13 @@ fn forever(
     });
 }
 
-/// Opens the sessions once every watch that is needed has delivered a complete list or was refused.
-async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaited) {
+/// Lets the process lead once every watch that is needed has delivered a complete list or was refused.
+async fn until_known(
+    shared: Arc<Shared>,
+    readiness: Readiness,
+    own: ops::Awaited,
+    known_to_all: channel::Sender<bool>,
+) {
     let known = || {
         let listed = readiness.awaited().len() <= 1;
         let index = shared.index.read();
@@ -264,15 +290,15 @@ async fn until_known(shared: Arc<Shared>, readiness: Readiness, own: ops::Awaite
         shared.progress.notified().await;
     }
     drop(own);
-    tracing::info!("the hub has read its rules and sources, and serves");
-    shared.ready.send_replace(Some(Instant::now()));
-    shared.mark_everything();
+    tracing::info!("the hub has read its rules and sources");
+    known_to_all.send_replace(true);
 }
 
 async fn serve(
-    listener: TcpListener,
+    accepted: Accepted,
     tls: Arc<tls::ServerTls>,
     server: Server,
+    shared: Arc<Shared>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     tonic::transport::Server::builder()
@@ -282,7 +308,7 @@ async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS)
         .add_service(server.into_service())
-        .serve_with_incoming_shutdown(tls::incoming(listener, tls), shutdown.cancelled_owned())
+        .serve_with_incoming_shutdown(lease::fenced(tls::incoming(accepted, tls), shared), shutdown.cancelled_owned())
         .await
         .context("the gRPC server failed")
 }

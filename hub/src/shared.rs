@@ -13,6 +13,7 @@ use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::index::{Effect, Index};
+use crate::lease::{Lead, Leader};
 use crate::plan::{Place, Scope};
 use crate::session::Session;
 use crate::status::{Deliveries, Ledger};
@@ -111,7 +112,11 @@ pub struct Shared {
     pub settled_removals: Pending<(ClusterName, RuleUid)>,
     /// Places in which some rule looks for sources.
     pub needed: watch::Sender<BTreeSet<Place>>,
-    /// Since when the hub knows enough to serve.
+    /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
+    pub lead: watch::Sender<Option<Lead>>,
+    /// The other replica that leads.
+    pub leader: watch::Sender<Option<Leader>>,
+    /// Since when this process serves: since it took the lead, for which it must know enough.
     pub ready: watch::Sender<Option<Instant>>,
     /// Woken when a source vanished.
     pub vanished: Notify,
@@ -134,6 +139,8 @@ impl Shared {
             dirty_members: Pending::default(),
             settled_removals: Pending::default(),
             needed: watch::Sender::default(),
+            lead: watch::Sender::default(),
+            leader: watch::Sender::default(),
             ready: watch::Sender::default(),
             vanished: Notify::new(),
             progress: Notify::new(),
@@ -143,6 +150,46 @@ impl Shared {
     /// Since when the hub serves; before that nobody could connect, so no silence counts.
     pub fn serving_since(&self) -> Option<Instant> {
         *self.ready.borrow()
+    }
+
+    /// Whether this process leads now: only then does it serve agents and write to the hub's API.
+    pub fn leads(&self) -> bool {
+        self.current_lead().is_some()
+    }
+
+    /// The right to lead, if this process has it now.
+    pub fn current_lead(&self) -> Option<Lead> {
+        self.lead.borrow().clone().filter(|lead| Instant::now() < lead.valid_until)
+    }
+
+    /// Whether this process still has this right to lead. It looks at the clock: ask before each send.
+    pub fn holds(&self, lead: &Lead) -> bool {
+        self.lead.borrow().as_ref().is_some_and(|now| now.is_same(lead) && Instant::now() < now.valid_until)
+    }
+
+    /// The right to lead is this now. Sessions of another one end, and what the agents said in them is forgotten.
+    pub fn set_lead(&self, lead: Option<Lead>) {
+        let same = |known: &Option<Lead>| match (known, &lead) {
+            (Some(known), Some(lead)) => known.is_same(lead),
+            (None, None) => true,
+            _ => false,
+        };
+        if same(&self.lead.borrow()) {
+            self.lead.send_if_modified(|known| {
+                *known = lead;
+                false
+            });
+            return;
+        }
+        self.ready.send_replace(None);
+        self.lead.send_replace(None);
+        *self.ledger.lock() = Ledger::default();
+        self.settled_removals.take();
+        if lead.is_some() {
+            self.lead.send_replace(lead);
+            self.ready.send_replace(Some(Instant::now()));
+            self.mark_everything();
+        }
     }
 
     /// Changes the index and tells everybody who is concerned.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 29] = [
+const DECIDE: [&str; 30] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -17,6 +17,7 @@ const DECIDE: [&str; 29] = [
     "hub/src/index",
     "hub/src/join/attempts",
     "hub/src/join/decide",
+    "hub/src/lease/decide",
     "hub/src/lib",
     "hub/src/plan",
     "hub/src/session",
@@ -41,10 +42,11 @@ const DECIDE: [&str; 29] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 23] = [
+const DO: [&str; 24] = [
     "hub/src/authority",
     "hub/src/config",
     "hub/src/join",
+    "hub/src/lease",
     "hub/src/main",
     "hub/src/metrics",
     "hub/src/run",

@@ -63,6 +63,10 @@ impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.counts(&mut encoder)?;
         self.certificates().encode(&mut encoder)?;
+        // One that stands by hears of no agent: it has nothing to say about them.
+        if !self.shared.leads() {
+            return Ok(());
+        }
         self.members().encode(&mut encoder)?;
         self.rules().encode(&mut encoder)?;
         self.copies().encode(&mut encoder)
@@ -75,6 +79,7 @@ impl StateCollector {
         let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
         let held: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
         let counts = [
+            ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.shared.leads())),
             ("runnel_hub_rules", "Rules", index.rules().count()),
             ("runnel_hub_members", "Member clusters", index.clusters().count()),
             ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents),

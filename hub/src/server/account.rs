@@ -24,6 +24,9 @@ impl Running {
     pub(super) fn register(&mut self) {
         let Some(hello) = self.hello.clone() else { return };
         let cluster = self.identity.cluster.clone();
+        if !self.leads() {
+            return;
+        }
         if !self.take_place() {
             return self.end(Status::aborted("another session of this cluster took over"));
         }

@@ -120,6 +120,10 @@ impl Server {
     }
 }
 
+fn not_leading() -> Status {
+    Status::unavailable("this replica of the hub does not lead any more: connect again")
+}
+
 /// Whether a session with this identity is allowed now.
 fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Status> {
     let hub_id = &shared.settings.hub_id;
@@ -152,13 +156,14 @@ impl Runnel for Server {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
         self.admit(&identity).await?;
+        let lead = self.shared.current_lead().ok_or_else(not_leading)?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let running = session::Running::new(
             self.shared.clone(),
             self.book.clone(),
             self.metrics.clone(),
             identity,
-            number,
+            (lead, number),
             request.into_inner(),
             self.shutdown.clone(),
         );

@@ -7,11 +7,12 @@ use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
-use super::{Identity, admission};
+use super::{Identity, admission, not_leading};
+use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{RULES_LIMIT, Session};
 use crate::shared::{LiveSession, Shared};
@@ -20,7 +21,7 @@ use crate::writer::Book;
 /// How long an agent may take to say what it holds.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
 /// Over which time agents come back after a planned close.
-const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
 /// A running session.
 pub(super) struct Running {
@@ -29,6 +30,9 @@ pub(super) struct Running {
     pub(super) metrics: Arc<HubMetrics>,
     pub(super) identity: Identity,
     pub(super) live: Arc<LiveSession>,
+    /// The right to lead under which the session began, and with which it ends.
+    lead: Lead,
+    lead_changes: watch::Receiver<Option<Lead>>,
     inbound: Streaming<wire::AgentFrame>,
     shutdown: CancellationToken,
     pub(super) hello: Option<Hello>,
@@ -49,17 +53,20 @@ impl Running {
         book: Arc<Book>,
         metrics: Arc<HubMetrics>,
         identity: Identity,
-        number: u64,
+        (lead, number): (Lead, u64),
         inbound: Streaming<wire::AgentFrame>,
         shutdown: CancellationToken,
     ) -> Self {
         let live = LiveSession { number, session: Mutex::new(Session::default()), wake: Notify::new() };
+        let lead_changes = shared.lead.subscribe();
         Self {
             shared,
             book,
             metrics,
             identity,
             live: Arc::new(live),
+            lead,
+            lead_changes,
             inbound,
             shutdown,
             hello: None,
@@ -86,7 +93,9 @@ impl Running {
     }
 
     fn sent(&self, frame: &HubFrame) -> wire::HubFrame {
-        let wire = convert::hub_frame_to_wire(frame);
+        let mut wire = convert::hub_frame_to_wire(frame);
+        wire.epoch.clone_from(&self.lead.epoch);
+        wire.term = self.lead.term;
         self.metrics.frame_sent(frame, &wire);
         wire
     }
@@ -113,6 +122,7 @@ impl Running {
             // What ends the session comes before what the agent says.
             biased;
             () = self.live.wake.notified() => self.woken(),
+            _ = self.lead_changes.changed() => {}
             () = tokio::time::sleep(expires) => self.end(expired()),
             () = self.shutdown.cancelled(), if !self.draining => {
                 self.draining = true;
@@ -135,8 +145,12 @@ impl Running {
         }
     }
 
-    /// A session that has much to say looks up before each frame: a revocation or an expiry comes first.
+    /// A session that has much to say looks up before each frame: a revocation, an expiry, or the end of the right to
+    /// lead comes first. It looks at the clock itself, as the process may have been paused.
     fn heed(&mut self) {
+        if !self.leads() {
+            return;
+        }
         if self.ending.is_some() {
             return;
         }
@@ -146,6 +160,15 @@ impl Running {
         if self.identity.certificate.not_after <= SystemTime::now() {
             self.end(expired());
         }
+    }
+
+    /// Whether the right to lead under which the session began still holds; the session ends where it does not.
+    pub(super) fn leads(&mut self) -> bool {
+        let leads = self.shared.holds(&self.lead);
+        if !leads {
+            self.end(not_leading());
+        }
+        leads
     }
 
     pub(super) fn end(&mut self, status: Status) {

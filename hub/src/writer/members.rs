@@ -4,7 +4,7 @@ use kube::api::{Patch, PatchParams};
 use runnel_proto::model::{ClusterName, RuleName};
 use serde_json::json;
 
-use super::{WriteError, Writer, unless_gone};
+use super::{WriteError, Writer};
 use crate::crd::{MemberCluster, MemberClusterStatus};
 use crate::status::{MemberView, Now, SETTLING, fold_member};
 
@@ -32,7 +32,7 @@ impl Writer {
             },
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
-        let written = unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
+        let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
             self.book.set_member(name.clone(), written);
         }

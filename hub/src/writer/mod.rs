@@ -1,4 +1,5 @@
-//! The only code that writes to the hub's API: finalizers and statuses of rules, statuses of members, Events.
+//! The only code that writes to the hub's API: finalizers and statuses of rules, statuses of members, Events. It writes
+//! only while this process leads, and looks at the clock before each write.
 //!
 //! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
@@ -42,7 +43,8 @@ pub struct Writer {
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
     retries: Vec<(Instant, Retry)>,
-    settled_once: bool,
+    /// Since when this process served as the end of settling was last told.
+    settled: Option<Instant>,
 }
 
 enum Retry {
@@ -66,7 +68,7 @@ impl Writer {
             paces: BTreeMap::new(),
             members: BTreeSet::new(),
             retries: Vec::new(),
-            settled_once: false,
+            settled: None,
         }
     }
 
@@ -75,7 +77,7 @@ impl Writer {
         let mut beat = tokio::time::interval(BEAT);
         loop {
             // Nothing is known for certain before every watch has delivered a list.
-            let serving = self.shared.serving_since().is_some();
+            let serving = self.shared.serving_since().is_some() && self.shared.leads();
             let next = if serving { self.next_due() } else { None };
             tokio::select! {
                 () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
@@ -101,8 +103,8 @@ impl Writer {
             self.shared.mark_rules_of(&cluster);
         }
         let serving = self.shared.serving_since();
-        if !self.settled_once && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
-            self.settled_once = true;
+        if self.settled != serving && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
+            self.settled = serving;
             self.shared.mark_everything();
         }
         let deleting = self.book.deleting();
@@ -146,6 +148,21 @@ impl Writer {
         self.shared.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
     }
 
+    /// Runs a write while this process leads; an object that is gone needs none.
+    async fn unless_gone<T>(
+        &self,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<Option<T>, WriteError> {
+        if !self.shared.leads() {
+            return Err(WriteError::NotLeading);
+        }
+        match within(call).await {
+            Ok(done) => Ok(Some(done)),
+            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn next_due(&self) -> Option<Instant> {
         let now = Instant::now();
         self.paces.iter().filter_map(|(uid, pace)| self.due(uid, pace, now)).min()
@@ -164,6 +181,10 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (uid, result) in results {
             let written = result.unwrap_or_else(|error| {
+                // Who leads looks at everything.
+                if matches!(error, WriteError::NotLeading) {
+                    return false;
+                }
                 tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 self.retries.push((Instant::now() + 2 * BEAT, Retry::Rule(uid.clone())));
                 true
@@ -186,6 +207,10 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (name, result) in results {
             if let Err(error) = result {
+                // Who leads looks at everything.
+                if matches!(error, WriteError::NotLeading) {
+                    continue;
+                }
                 tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
                 self.retries.push((Instant::now() + 2 * BEAT, Retry::Member(name)));
             }
@@ -206,19 +231,13 @@ pub(crate) enum WriteError {
     /// It did not answer in time.
     #[error("the API server did not answer in time")]
     Timeout,
+    /// Another replica may lead.
+    #[error("this replica does not lead any more")]
+    NotLeading,
 }
 
 async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, WriteError> {
     Ok(tokio::time::timeout(WRITE_LIMIT, call).await.map_err(|_| WriteError::Timeout)??)
-}
-
-/// Runs a write; an object that is gone needs none.
-async fn unless_gone<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<Option<T>, WriteError> {
-    match within(call).await {
-        Ok(done) => Ok(Some(done)),
-        Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 fn describe(error: &WriteError) -> String {

@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams};
 use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::json;
 
-use super::{RuleObject, WriteError, Writer, unless_gone};
+use super::{RuleObject, WriteError, Writer};
 use crate::crd::{MemberCluster, PendingRemoval, limits};
 use crate::index::Cluster;
 use crate::status::{Now, SETTLING};
@@ -134,7 +134,7 @@ impl Writer {
         });
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let patch = Patch::Merge(patch);
-        match unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await {
+        match self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await {
             Ok(Some(written)) => {
                 // Before the rule is let go: from then on only this says what becomes of its copies.
                 take_in_member(written, &self.shared, &self.book);

@@ -6,7 +6,7 @@ use kube::api::{DynamicObject, Patch, PatchParams};
 use runnel_proto::model::RuleUid;
 use serde_json::json;
 
-use super::{RuleObject, WriteError, Writer, unless_gone};
+use super::{RuleObject, WriteError, Writer};
 use crate::crd::{FINALIZER, RuleStatus};
 use crate::index::Index;
 use crate::status::{Now, View, fold, notices};
@@ -73,7 +73,7 @@ impl Writer {
             },
         });
         let api = self.api_of(object);
-        let done = unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        let done = self.unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch))).await;
         match done {
             // Somebody was faster; the watch brings the newer object and with it another try.
             Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Ok(()),
@@ -103,7 +103,7 @@ impl Writer {
         let api = self.api_of(object);
         let params = PatchParams::default();
         let patch: Patch<()> = Patch::Json(patch);
-        let written = unless_gone(api.patch_status(&object.name, &params, &patch)).await?;
+        let written = self.unless_gone(api.patch_status(&object.name, &params, &patch)).await?;
         if let Some(written) = written {
             self.book.wrote_rule(uid, status.clone(), written.metadata.resource_version);
             self.tell(object, &status);

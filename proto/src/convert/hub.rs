@@ -159,7 +159,7 @@ fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
     Ok(Tombstone { source: source(wire.source)?, deletion_policy: deletion_policy(wire.deletion_policy)? })
 }
 
-/// Writes a frame of the hub. Payload bytes are shared, not copied.
+/// Writes a frame of the hub. Payload bytes are shared, not copied. Epoch and term are for the sender to fill in.
 pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
     let frame = match frame {
         HubFrame::SnapshotBegin(begin) => Frame::SnapshotBegin(wire::SnapshotBegin {
@@ -180,7 +180,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         }),
         HubFrame::Drain(within_milliseconds) => Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds }),
     };
-    wire::HubFrame { frame: Some(frame) }
+    wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }
 }
 
 fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {

@@ -141,7 +141,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
 
 fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
     let frame = wire::hub_frame::Frame::Batch(wire::Batch { nonce: 1, rules });
-    match hub_frame(wire::HubFrame { frame: Some(frame) }).unwrap() {
+    match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }).unwrap() {
         (HubFrame::Batch(batch), refused) => (batch, refused),
         _ => panic!("not a batch"),
     }

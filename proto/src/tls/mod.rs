@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::CryptoProvider;
 
 pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
-pub use server::{Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
+pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
 
 /// What both ends speak inside TLS.
 const ALPN: &[u8] = b"h2";

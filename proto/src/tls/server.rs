@@ -149,8 +149,20 @@ pub async fn handshake(
     Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new) } })
 }
 
-struct Incoming {
-    listener: TcpListener,
+/// Where connections come from.
+pub trait Accept: Send {
+    /// The next connection, and who is at its other end.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send;
+}
+
+impl Accept for TcpListener {
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        TcpListener::accept(self).await
+    }
+}
+
+struct Incoming<A> {
+    listener: A,
     tls: Arc<ServerTls>,
     handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
     pause: Duration,
@@ -158,7 +170,7 @@ struct Incoming {
 
 /// The connections of a listener, for `serve_with_incoming_shutdown`. Never ends and never gives an error: failed
 /// handshakes are logged, failing accepts are tried again after a pause.
-pub fn incoming(listener: TcpListener, tls: Arc<ServerTls>) -> impl Stream<Item = io::Result<Connection>> + Send {
+pub fn incoming<A: Accept>(listener: A, tls: Arc<ServerTls>) -> impl Stream<Item = io::Result<Connection>> + Send {
     let state = Incoming { listener, tls, handshakes: JoinSet::new(), pause: PAUSE };
     futures::stream::unfold(state, |mut state| async move {
         let connection = state.next().await;
@@ -166,7 +178,7 @@ pub fn incoming(listener: TcpListener, tls: Arc<ServerTls>) -> impl Stream<Item 
     })
 }
 
-impl Incoming {
+impl<A: Accept> Incoming<A> {
     async fn next(&mut self) -> Connection {
         loop {
             tokio::select! {

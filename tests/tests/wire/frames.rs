@@ -168,7 +168,7 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
 
 fn hub_frame() -> wire::HubFrame {
     let drain = wire::Drain { within_milliseconds: 5 };
-    wire::HubFrame { frame: Some(wire::hub_frame::Frame::Drain(drain)) }
+    wire::HubFrame { frame: Some(wire::hub_frame::Frame::Drain(drain)), ..wire::HubFrame::default() }
 }
 
 async fn closes(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {

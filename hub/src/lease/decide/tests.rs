@@ -1,0 +1,191 @@
+use super::*;
+
+const TIMING: Timing =
+    Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+
+fn me(name: &str, random: &str, is_unique: bool) -> Holder {
+    Holder { name: name.into(), is_unique, random: random.into(), address: Some(format!("{name}:8444")) }
+}
+
+fn candidate(name: &str) -> Candidate {
+    Candidate::new(me(name, "0", true), TIMING)
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn stored(mut lease: Lease, uid: &str, version: u64) -> Lease {
+    lease.metadata.uid = Some(uid.into());
+    lease.metadata.resource_version = Some(version.to_string());
+    lease
+}
+
+fn foreign(uid: &str, version: u64, holder: &str, term: i32) -> Lease {
+    let spec = LeaseSpec {
+        holder_identity: Some(holder.into()),
+        lease_transitions: Some(term),
+        lease_duration_seconds: Some(15),
+        ..LeaseSpec::default()
+    };
+    stored(Lease { spec: Some(spec), ..Lease::default() }, uid, version)
+}
+
+fn next(candidate: &mut Candidate, now: Instant) -> Step {
+    candidate.next(true, now, Timestamp::UNIX_EPOCH)
+}
+
+fn replaced(step: Step) -> Lease {
+    match step {
+        Step::Replace(lease) | Step::Create(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn times_that_do_not_fit_are_refused_by_the_flag() {
+    let second = Duration::from_secs;
+    assert!(Timing::new(second(15), second(10), second(2)).is_ok());
+    let wrong = |lease, renew, retry| Timing::new(lease, renew, retry).unwrap_err();
+    assert!(wrong(second(61), second(10), second(2)).contains("--lease-duration"));
+    assert!(wrong(second(10), second(10), second(2)).contains("--renew-deadline"));
+    assert!(wrong(second(15), second(10), second(10)).contains("--retry-period"));
+    assert!(wrong(second(15), second(10), second(0)).contains("--retry-period"));
+}
+
+#[test]
+fn the_first_makes_the_lease_and_renews_it() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    assert_eq!(next(&mut a, start), Step::Look);
+    a.saw(None, start);
+    assert!(matches!(a.next(false, start, Timestamp::UNIX_EPOCH), Step::Wait(_)), "it does not know enough to lead");
+    let made = replaced(next(&mut a, start));
+    assert_eq!(holder(&made), Some("a_0"));
+    a.wrote(stored(made, "e1", 1), start, start + at(1));
+    let lead = a.lead(start + at(1)).unwrap().clone();
+    assert_eq!(lead, Lead { epoch: "e1".into(), term: 1, valid_until: start + at(10) });
+    assert_eq!(next(&mut a, start + at(1)), Step::Wait(start + at(2)));
+    let renewed = replaced(next(&mut a, start + at(2)));
+    a.wrote(stored(renewed, "e1", 2), start + at(2), start + at(2));
+    assert_eq!(a.lead(start + at(3)).unwrap().valid_until, start + at(12));
+    // No renewal succeeds: the right ends by itself, and the next one is another term.
+    a.failed(false, start + at(11));
+    assert_eq!(next(&mut a, start + at(11)), Step::Wait(start + at(12)));
+    assert_eq!(a.lead(start + at(12)), None);
+    let again = replaced(next(&mut a, start + at(13)));
+    assert_eq!(term(&again), 2);
+}
+
+#[test]
+fn another_waits_from_when_it_saw_the_last_change() {
+    let (start, mut b) = (Instant::now(), candidate("b"));
+    b.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    assert_eq!(b.leader(), Some(Leader { identity: "a_0".into(), address: None }));
+    assert!(matches!(next(&mut b, start), Step::Wait(_)));
+    b.heard(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
+    assert_eq!(next(&mut b, start + at(20)), Step::Look);
+    b.saw(Some(foreign("e1", 6, "a_0", 3)), start + at(20));
+    assert_eq!(next(&mut b, start + at(23)), Step::Wait(start + at(24)));
+    let taken = replaced(next(&mut b, start + at(25)));
+    assert_eq!((holder(&taken), term(&taken)), (Some("b_0"), 4));
+    assert_eq!(taken.metadata.resource_version.as_deref(), Some("6"));
+}
+
+#[test]
+fn what_is_given_away_is_taken_at_once() {
+    let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
+    a.saw(Some(foreign("e1", 5, "", 3)), start);
+    let taken = replaced(next(&mut a, start));
+    a.wrote(stored(taken.clone(), "e1", 6), start, start);
+    b.saw(Some(stored(taken, "e1", 6)), start);
+    assert_eq!(b.leader().and_then(|leader| leader.address), Some("a:8444".into()));
+    let released = a.release().unwrap();
+    assert_eq!(a.lead(start), None);
+    b.heard(Some(stored(released, "e1", 7)), start + at(1));
+    assert_eq!(term(&replaced(next(&mut b, start + at(1)))), 5);
+    assert_eq!(b.release(), None);
+}
+
+#[test]
+fn a_successor_of_its_own_name_does_not_wait_but_only_at_its_start() {
+    let start = Instant::now();
+    let mut again = Candidate::new(me("a", "1", true), TIMING);
+    again.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    assert_eq!(term(&replaced(next(&mut again, start))), 4);
+    // A name that others may have says nothing.
+    let mut unnamed = Candidate::new(me("a", "1", false), TIMING);
+    unnamed.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    assert!(matches!(next(&mut unnamed, start), Step::Wait(_)));
+    // Once it has met a holder, one of its own name is no predecessor.
+    let mut second = Candidate::new(me("a", "1", true), TIMING);
+    second.saw(Some(foreign("e1", 5, "b_0", 3)), start);
+    second.saw(Some(foreign("e1", 6, "a_0", 4)), start);
+    assert!(matches!(next(&mut second, start), Step::Wait(_)));
+}
+
+#[test]
+fn a_lease_that_vanishes_is_made_again_when_its_holder_has_ended() {
+    let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
+    a.saw(None, start);
+    let made = stored(replaced(next(&mut a, start)), "e1", 1);
+    a.wrote(made.clone(), start, start);
+    b.saw(Some(made), start);
+    a.heard(None, start + at(1));
+    assert_eq!(next(&mut a, start + at(2)), Step::Look);
+    a.saw(None, start + at(2));
+    assert_eq!(a.lead(start + at(2)), None);
+    let made = replaced(next(&mut a, start + at(2)));
+    assert_eq!((made.metadata.uid, made.metadata.resource_version), (None, None));
+    b.saw(None, start + at(14));
+    b.saw(None, start + at(20));
+    assert_eq!(next(&mut b, start + at(28)), Step::Look);
+    assert!(matches!(next(&mut b, start + at(29)), Step::Create(_)));
+}
+
+#[test]
+fn a_restored_lease_does_not_bring_old_terms_back() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    let taken = stored(replaced(next(&mut a, start)), "e1", 6);
+    a.wrote(taken, start, start);
+    // Restored from a backup, with what stood there long ago.
+    a.saw(Some(foreign("e1", 3, "z_9", 2)), start + at(1));
+    assert_eq!(a.lead(start + at(1)), None);
+    a.saw(Some(foreign("e1", 3, "z_9", 2)), start + at(15));
+    assert_eq!(term(&replaced(next(&mut a, start + at(16)))), 9);
+    // With our own name in it, but not our term.
+    a.saw(Some(foreign("e1", 4, "a_0", 3)), start + at(17));
+    assert_eq!(term(&replaced(next(&mut a, start + at(17)))), 9);
+}
+
+#[test]
+fn rubbish_bricks_nobody() {
+    let start = Instant::now();
+    for seconds in [None, Some(0), Some(-5), Some(i32::MAX)] {
+        let mut a = candidate("a");
+        let mut lease = foreign("e1", 1, "no underscore, and far too long", -3);
+        lease.spec.as_mut().unwrap().lease_duration_seconds = seconds;
+        a.saw(Some(lease), start);
+        assert_eq!(term(&replaced(next(&mut a, start + at(15)))), 1);
+    }
+    let mut a = candidate("a");
+    a.saw(Some(stored(Lease::default(), "e1", 1)), start);
+    assert_eq!(term(&replaced(next(&mut a, start))), 1);
+    let mut a = candidate("a");
+    a.saw(Some(foreign("e1", 1, "", i32::MAX)), start);
+    assert_eq!(next(&mut a, start), Step::Remove("e1".into()));
+}
+
+#[test]
+fn a_late_word_of_the_watch_deposes_nobody() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    let taken = stored(replaced(next(&mut a, start)), "e1", 9);
+    a.wrote(taken.clone(), start, start);
+    a.heard(Some(foreign("e1", 4, "z_9", 6)), start);
+    a.heard(Some(taken), start);
+    assert!(a.lead(start + at(1)).is_some());
+    assert_eq!(next(&mut a, start + at(2)), Step::Look, "it looks for itself");
+}
+
+mod histories;

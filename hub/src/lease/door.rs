@@ -1,0 +1,199 @@
+//! Where connections come in. The leader serves them; a replica that stands by splices them, as they are and before any
+//! TLS, to the leader.
+//!
+//! What comes by the replicas' own port is served or closed, never passed on, so connections cannot run in circles.
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use runnel_proto::tls::Accept;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::Leader;
+use crate::shared::Shared;
+
+/// Connections at a time that are passed on or held; more wait in the kernel's queue.
+const CONNECTIONS: usize = 8192;
+/// Connections that wait for their TLS handshake.
+const QUEUE: usize = 64;
+/// How long a connection is held while nobody leads; an agent waits no longer.
+const HOLD: Duration = Duration::from_secs(20);
+/// How long the leader may take to accept a connection.
+const DIAL: Duration = Duration::from_secs(3);
+/// Between tries to reach the leader.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Both ends send keepalives more often, so a connection on which nothing moves for so long is dead.
+const IDLE: Duration = Duration::from_secs(90);
+/// How long a connection to a replica that leads no more may go on: its last words are under way.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Pause after an accept error such as too many open files.
+const PAUSE: Duration = Duration::from_millis(200);
+
+type Incoming = (TcpStream, SocketAddr);
+
+/// The connections that this process serves itself.
+pub struct Accepted(mpsc::Receiver<Incoming>);
+
+impl Accept for Accepted {
+    async fn accept(&mut self) -> io::Result<Incoming> {
+        match self.0.recv().await {
+            Some(incoming) => Ok(incoming),
+            // The door is closed, and the process ends.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The listeners, and what becomes of their connections.
+pub struct Door {
+    public: TcpListener,
+    replicas: Option<TcpListener>,
+    shared: Arc<Shared>,
+    served: mpsc::Sender<Incoming>,
+}
+
+impl Door {
+    /// A door with its listener for agents, and the one for other replicas.
+    pub fn new(public: TcpListener, replicas: Option<TcpListener>, shared: Arc<Shared>) -> (Self, Accepted) {
+        let (served, accepted) = mpsc::channel(QUEUE);
+        (Self { public, replicas, shared, served }, Accepted(accepted))
+    }
+
+    /// Takes connections for ever.
+    pub async fn run(self) {
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                Some(_) = tasks.join_next() => {}
+                accepted = self.public.accept(), if tasks.len() < CONNECTIONS => match accepted {
+                    Ok(incoming) => drop(tasks.spawn(admit(incoming, self.shared.clone(), self.served.clone()))),
+                    Err(error) => complain(&error).await,
+                },
+                accepted = accept(self.replicas.as_ref()) => match accepted {
+                    Ok(incoming) if self.shared.leads() => {
+                        let served = self.served.clone();
+                        tasks.spawn(async move { _ = served.send(incoming).await });
+                    }
+                    Ok((_, from)) => tracing::debug!(%from, "a replica passed a connection on to one that does not lead"),
+                    Err(error) => complain(&error).await,
+                },
+            }
+        }
+    }
+}
+
+async fn accept(listener: Option<&TcpListener>) -> io::Result<Incoming> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn complain(error: &io::Error) {
+    // The peer hung up before it was accepted: nothing is wrong here.
+    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        return;
+    }
+    tracing::warn!(%error, "cannot accept connections: check the limit of open files; trying again");
+    sleep(PAUSE).await;
+}
+
+/// Serves a connection, or passes it on to who leads, or holds it until somebody does.
+async fn admit((tcp, from): Incoming, shared: Arc<Shared>, served: mpsc::Sender<Incoming>) {
+    let give_up = Instant::now() + HOLD;
+    let (mut lead, mut leader) = (shared.lead.subscribe(), shared.leader.subscribe());
+    loop {
+        lead.mark_unchanged();
+        let known = leader.borrow_and_update().clone();
+        if shared.leads() {
+            _ = served.send((tcp, from)).await;
+            return;
+        }
+        if let Some((known, address)) = known.and_then(|known| known.address.clone().map(|address| (known, address))) {
+            match timeout(DIAL, TcpStream::connect(&address)).await {
+                Ok(Ok(onward)) => return splice(tcp, onward, &known, &shared).await,
+                Ok(Err(error)) => tracing::debug!(%error, address, "cannot reach the replica that leads"),
+                Err(_) => tracing::debug!(address, "the replica that leads does not answer"),
+            }
+        }
+        tokio::select! {
+            _ = lead.changed() => {}
+            _ = leader.changed() => {}
+            () = sleep(AGAIN) => {}
+            () = sleep_until(give_up) => return,
+        }
+    }
+}
+
+/// Passes bytes both ways until both ends are done, nothing moves, or another replica leads.
+async fn splice(tcp: TcpStream, onward: TcpStream, leader: &Leader, shared: &Shared) {
+    // A system that refuses this only answers later.
+    let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
+    let moved = AtomicU64::new(0);
+    let (mut near, mut far) = (Counted { tcp, moved: &moved }, Counted { tcp: onward, moved: &moved });
+    let mut known = shared.leader.subscribe();
+    let deposed = async {
+        let other = |now: &Option<Leader>| now.as_ref().is_none_or(|now| now.identity != leader.identity);
+        _ = known.wait_for(other).await;
+        sleep(LAST_WORDS).await;
+    };
+    tokio::select! {
+        _ = copy_bidirectional(&mut near, &mut far) => {}
+        () = idle(&moved) => tracing::debug!("a spliced connection on which nothing moved is closed"),
+        () = deposed => {}
+    }
+}
+
+/// Completes when nothing moved for long.
+async fn idle(moved: &AtomicU64) {
+    let mut before = moved.load(Ordering::Relaxed);
+    loop {
+        sleep(IDLE).await;
+        let now = moved.load(Ordering::Relaxed);
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// A connection that counts what it reads.
+struct Counted<'a> {
+    tcp: TcpStream,
+    moved: &'a AtomicU64,
+}
+
+impl AsyncRead for Counted<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.tcp).poll_read(context, buffer);
+        self.moved.fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl AsyncWrite for Counted<'_> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,223 @@
+//! Takes part in the election: looks at the Lease, watches it, writes it, and says who leads.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::decide::{Candidate, Holder, LEASE, Lead, Step, Timing};
+use crate::shared::Shared;
+
+/// The server ends a watch after this long.
+const WATCH_SECONDS: u32 = 290;
+/// How long the sessions may take to say goodbye before the Lease is given away.
+const GOODBYE: Duration = Duration::from_millis(1500);
+/// What was said goodbye with is on its way by then.
+const FLUSH: Duration = Duration::from_millis(100);
+/// How often it is looked whether the sessions have ended.
+const GLANCE: Duration = Duration::from_millis(10);
+/// Tries to give the Lease away; what fails only makes the next leader wait.
+const TRIES: usize = 3;
+
+/// This process as it stands in the Lease. Without a name of its own it is called as the host, which others may be too.
+///
+/// # Errors
+/// When the system has no random numbers.
+pub fn holder(name: Option<String>, address: Option<String>) -> Result<Holder, ring::error::Unspecified> {
+    let mut random = [0; 8];
+    SystemRandom::new().fill(&mut random)?;
+    let random = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let is_unique = name.is_some();
+    let name = name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "runnel-hub".to_owned());
+    Ok(Holder { name, is_unique, random, address })
+}
+
+/// One process's part in the election.
+pub struct Election {
+    leases: Api<Lease>,
+    candidate: Candidate,
+    timing: Timing,
+    shared: Arc<Shared>,
+}
+
+/// How a request about the Lease ended.
+enum Answer {
+    /// With the Lease, if there is one.
+    Lease(Option<Lease>),
+    /// The Lease is not as it was seen.
+    Changed,
+    /// Anything else.
+    Failed,
+}
+
+impl Election {
+    /// A part in the election over the Lease of this namespace.
+    pub fn new(client: Client, namespace: &str, me: Holder, timing: Timing, shared: Arc<Shared>) -> Self {
+        let leases = Api::namespaced(client, namespace);
+        Self { leases, candidate: Candidate::new(me, timing), timing, shared }
+    }
+
+    /// Takes part until `shutdown`, and then hands over. It leads only when `known` says that the process knows enough.
+    pub async fn run(mut self, mut known: watch::Receiver<bool>, shutdown: CancellationToken) {
+        let mut events = std::pin::pin!(events(self.leases.clone()));
+        loop {
+            let eligible = *known.borrow_and_update();
+            let step = self.candidate.next(eligible, Instant::now(), Timestamp::now());
+            self.publish();
+            let Step::Wait(until) = step else {
+                tokio::select! {
+                    () = shutdown.cancelled() => break,
+                    () = self.act(step) => {}
+                }
+                continue;
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                Some(event) = events.next() => self.heard(event),
+                Ok(()) = known.changed() => {}
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+        }
+        self.hand_over().await;
+    }
+
+    fn heard(&mut self, event: Result<Event<Lease>, watcher::Error>) {
+        match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.heard(Some(lease), Instant::now()),
+            Ok(Event::Delete(_)) => self.candidate.heard(None, Instant::now()),
+            Ok(Event::Init | Event::InitDone) => {}
+            // Looking goes on without it, and says what is wrong.
+            Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
+        }
+    }
+
+    async fn act(&mut self, step: Step) {
+        let sent = Instant::now();
+        let params = PostParams::default();
+        let answer = match &step {
+            Step::Wait(_) => return,
+            Step::Look => self.ask("read", self.leases.get_opt(LEASE)).await,
+            Step::Create(lease) => {
+                self.ask("create", async { self.leases.create(&params, lease).await.map(Some) }).await
+            }
+            Step::Replace(lease) => {
+                self.ask("update", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+            }
+            Step::Remove(uid) => {
+                tracing::warn!(
+                    "the terms of the Lease are used up: it is removed, and the next one begins a new epoch"
+                );
+                let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: None };
+                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                self.ask("delete", async { self.leases.delete(LEASE, &params).await.map(|_| None) }).await
+            }
+        };
+        let now = Instant::now();
+        match answer {
+            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(lease, sent, now),
+            Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
+            Answer::Lease(seen) => self.candidate.saw(seen, now),
+            Answer::Changed => self.candidate.failed(true, now),
+            Answer::Failed => self.candidate.failed(false, now),
+        }
+    }
+
+    /// Sends one request, within a part of the time in which a renewal must succeed.
+    async fn ask(&self, verb: &str, call: impl Future<Output = Result<Option<Lease>, kube::Error>>) -> Answer {
+        match tokio::time::timeout(self.timing.renew / 2, call).await {
+            Ok(Ok(lease)) => Answer::Lease(lease),
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Answer::Changed,
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
+                let why = &status.message;
+                tracing::error!(
+                    verb,
+                    "may not {verb} the Lease {LEASE}: give the hub get, list, watch, create, update and delete on it ({why})"
+                );
+                Answer::Failed
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(verb, %error, "cannot {verb} the Lease {LEASE}; trying again");
+                Answer::Failed
+            }
+            Err(_) => {
+                tracing::warn!(
+                    verb,
+                    "cannot {verb} the Lease {LEASE}: the API server did not answer in time; trying again"
+                );
+                Answer::Failed
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let lead = self.candidate.lead(Instant::now()).cloned();
+        self.say(lead.as_ref());
+        self.shared.set_lead(lead);
+        let leader = self.candidate.leader();
+        self.shared.leader.send_if_modified(|known| {
+            let changed = *known != leader;
+            if changed && let Some(leader) = &leader {
+                tracing::info!(
+                    leader = leader.identity,
+                    address = leader.address,
+                    "another replica leads; this one stands by"
+                );
+            }
+            *known = leader;
+            changed
+        });
+    }
+
+    fn say(&self, lead: Option<&Lead>) {
+        let before = self.shared.lead.borrow().clone();
+        match (before, lead) {
+            (Some(before), Some(lead)) if before.is_same(lead) => {}
+            (_, Some(lead)) => tracing::info!(epoch = lead.epoch, term = lead.term, "this replica leads"),
+            (Some(_), None) => tracing::warn!("this replica does not lead any more, and stands by"),
+            (None, None) => {}
+        }
+    }
+
+    /// Gives the Lease away when the sessions have said goodbye, so that another replica need not wait.
+    async fn hand_over(mut self) {
+        if self.candidate.lead(Instant::now()).is_none() {
+            return;
+        }
+        let goodbye = tokio::time::Instant::now() + GOODBYE;
+        while !self.shared.sessions.is_empty() && tokio::time::Instant::now() < goodbye {
+            tokio::time::sleep(GLANCE).await;
+        }
+        tokio::time::sleep(FLUSH).await;
+        for _ in 0..TRIES {
+            let Some(released) = self.candidate.release() else { break };
+            self.publish();
+            let params = PostParams::default();
+            match self.ask("update", async { self.leases.replace(LEASE, &params, &released).await.map(Some) }).await {
+                Answer::Lease(_) => {
+                    tracing::info!("the Lease is given away");
+                    break;
+                }
+                // A renewal that was cut off may have arrived.
+                Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
+                    Answer::Lease(seen) => self.candidate.saw(seen, Instant::now()),
+                    Answer::Changed | Answer::Failed => break,
+                },
+                Answer::Failed => break,
+            }
+        }
+        self.shared.set_lead(None);
+    }
+}
+
+fn events(leases: Api<Lease>) -> impl Stream<Item = Result<Event<Lease>, watcher::Error>> + Send {
+    let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}")).timeout(WATCH_SECONDS);
+    watcher::watcher(leases, config).default_backoff()
+}
