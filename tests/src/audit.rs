@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A place in an audit log: its end at some moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A place in an audit log: its end at some moment, or by default its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark(u64);
 
 /// One request that an API server has answered.

@@ -12,6 +12,7 @@
 mod account;
 mod container;
 mod launch;
+mod probes;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -22,7 +23,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ServiceAccount};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
@@ -152,28 +152,6 @@ impl Pod {
         let port = ports.filter(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port).next();
         let port = port.with_context(|| format!("{} has no port {name}", self.wanted.deployment))?;
         Ok(format!("{}:{port}", self.wanted.address))
-    }
-
-    /// The addresses of the container's startup, liveness and readiness probes.
-    ///
-    /// # Errors
-    /// When a probe is of another kind, or its port is unknown.
-    pub fn probes(&self) -> Result<Vec<String>> {
-        let template = self.state.lock().template.clone();
-        let container = container_of(&template)?;
-        let probes = [&container.startup_probe, &container.liveness_probe, &container.readiness_probe];
-        probes
-            .into_iter()
-            .flatten()
-            .map(|probe| {
-                let get = probe.http_get.as_ref().context("a probe that is no httpGet")?;
-                let address = match &get.port {
-                    IntOrString::Int(port) => format!("{}:{port}", self.wanted.address),
-                    IntOrString::String(name) => self.port(name)?,
-                };
-                Ok(format!("http://{address}{}", get.path.as_deref().unwrap_or("/")))
-            })
-            .collect()
     }
 
     /// Starts the process, with fresh mounts where the API server answers, and returns when its port `ops` listens.
