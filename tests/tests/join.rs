@@ -1,6 +1,7 @@
 //! Joining and renewing against a real API server: who gets a certificate, and who does not.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,43 +11,48 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_hub::authority::{IDENTITY_SECRET, advertise, load_or_create};
-use runnel_hub::crd::{MemberCluster, files};
+use runnel_hub::crd::MemberCluster;
 use runnel_hub::join::Registrar;
 use runnel_hub::join::decide::{Refusal, admit};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
-use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::control_plane::{ControlPlane, Options, client_of};
+use runnel_tests::fleet::{HUB, NAMESPACE, account};
 use runnel_tests::wait::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
 const SOON: Duration = Duration::from_secs(30);
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const NAMESPACE: &str = "default";
 
-static HUB: OnceCell<ControlPlane> = OnceCell::const_new();
+static PLANE: OnceCell<(ControlPlane, PathBuf)> = OnceCell::const_new();
 
-async fn hub() -> Result<Client> {
-    let hub = HUB
+async fn planes() -> Result<&'static (ControlPlane, PathBuf)> {
+    PLANE
         .get_or_try_init(|| async {
             let hub = ControlPlane::start("join", Options::default()).await?;
-            let manifests: Vec<String> = files().into_iter().map(|(_, text)| text).collect();
-            hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await?;
-            let members: Api<MemberCluster> = Api::all(hub.client().await?);
-            eventually("member clusters to be served", SOON, async || {
-                Ok(members.list(&Default::default()).await.is_ok().then_some(()))
-            })
-            .await?;
-            anyhow::Ok(hub)
+            let account = account(&hub, HUB, NAMESPACE, &Value::Null).await?;
+            anyhow::Ok((hub, account))
         })
-        .await?;
-    hub.client().await
+        .await
 }
 
-async fn registrar(client: &Client) -> Result<Registrar> {
-    Ok(Registrar::new(client.clone(), Arc::new(load_or_create(client, NAMESPACE).await?)))
+/// A person's client, who makes and changes what a person does.
+async fn hub() -> Result<Client> {
+    planes().await?.0.client().await
+}
+
+/// The hub's own client, with the rights of its chart.
+async fn own() -> Result<Client> {
+    client_of(&planes().await?.1).await
+}
+
+async fn registrar() -> Result<Registrar> {
+    let client = own().await?;
+    let identity = Arc::new(load_or_create(&client, NAMESPACE).await?);
+    Ok(Registrar::new(client, identity))
 }
 
 async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {
@@ -83,19 +89,20 @@ fn code<T>(result: Result<T, Status>) -> Option<Code> {
 
 #[tokio::test]
 async fn many_hubs_that_start_at_once_get_one_identity() -> Result<()> {
-    let client = hub().await?;
+    let values = json!({"crds": {"install": false}});
+    let client = client_of(&account(&planes().await?.0, HUB, "many-hubs", &values).await?).await?;
     let addresses = ["hub:1".to_owned()];
     let (a, b, c) = tokio::try_join!(
-        load_or_create(&client, "kube-public"),
-        load_or_create(&client, "kube-public"),
-        advertise(&client, "kube-public", &addresses),
+        load_or_create(&client, "many-hubs"),
+        load_or_create(&client, "many-hubs"),
+        advertise(&client, "many-hubs", &addresses),
     )?;
     ensure!(a.hub_id == b.hub_id && b.hub_id == c.hub_id);
     ensure!(a.authority.pin() == b.authority.pin() && b.authority.pin() == c.authority.pin());
-    let secret = Api::<Secret>::namespaced(client.clone(), "kube-public").get(IDENTITY_SECRET).await?;
-    let again = advertise(&client, "kube-public", &addresses).await?;
+    let secret = Api::<Secret>::namespaced(client.clone(), "many-hubs").get(IDENTITY_SECRET).await?;
+    let again = advertise(&client, "many-hubs", &addresses).await?;
     ensure!(again.addresses == addresses && again.hub_id == a.hub_id);
-    let unchanged = Api::<Secret>::namespaced(client, "kube-public").get(IDENTITY_SECRET).await?;
+    let unchanged = Api::<Secret>::namespaced(client, "many-hubs").get(IDENTITY_SECRET).await?;
     ensure!(secret.metadata.resource_version == unchanged.metadata.resource_version, "an idle start wrote");
     Ok(())
 }
@@ -103,7 +110,7 @@ async fn many_hubs_that_start_at_once_get_one_identity() -> Result<()> {
 #[tokio::test]
 async fn a_cluster_joins_once_and_renews() -> Result<()> {
     let client = hub().await?;
-    let registrar = registrar(&client).await?;
+    let registrar = registrar().await?;
     let join = join_string(&client, "eu-1", &["env=prod"]).await?;
     let key = MemberKey::generate()?;
 
@@ -141,7 +148,7 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
 #[tokio::test]
 async fn of_two_keys_that_join_at_once_one_wins() -> Result<()> {
     let client = hub().await?;
-    let (one, two) = (registrar(&client).await?, registrar(&client).await?);
+    let (one, two) = (registrar().await?, registrar().await?);
     let join = join_string(&client, "eu-2", &[]).await?;
     let (a, b) = (MemberKey::generate()?, MemberKey::generate()?);
     let (a, b) = tokio::join!(
@@ -157,7 +164,7 @@ async fn of_two_keys_that_join_at_once_one_wins() -> Result<()> {
 #[tokio::test]
 async fn refusals_say_which_and_what_to_do() -> Result<()> {
     let client = hub().await?;
-    let registrar = registrar(&client).await?;
+    let registrar = registrar().await?;
     let join = join_string(&client, "eu-3", &[]).await?;
     let key = MemberKey::generate()?;
 

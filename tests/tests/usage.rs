@@ -92,11 +92,12 @@ async fn a_port_that_is_in_use_is_named() -> Result<()> {
     let stage = stage().await?;
     let taken = TcpListener::bind(local(0))?;
     let address = taken.local_addr()?.to_string();
-    let kubeconfig = format!("--kubeconfig={}", text(stage.cluster.kubeconfig()));
+    let kubeconfig = format!("--kubeconfig={}", text(&stage.hub_account));
     let (listen, ops) = (format!("--listen={address}"), format!("--ops-listen={address}"));
     says_in_a_sentence(Which::Hub, &["run", &kubeconfig, &listen, OPS], &["--listen", &address, "in use"]).await?;
     let hub = ["run", &kubeconfig, "--listen=127.0.0.1:0", &ops];
     says_in_a_sentence(Which::Hub, &hub, &["--ops-listen", &address, "in use"]).await?;
+    let kubeconfig = format!("--kubeconfig={}", text(&stage.agent_account));
     says_in_a_sentence(Which::Agent, &["run", &kubeconfig, &ops], &["--ops-listen", &address, "in use"]).await
 }
 
@@ -125,22 +126,22 @@ async fn a_join_string_that_is_none_is_explained() -> Result<()> {
         (no_json, "damaged"),
         ("x".repeat(20_000), "too long"),
     ];
-    let kubeconfig = format!("--kubeconfig={}", text(stage.cluster.kubeconfig()));
+    let kubeconfig = format!("--kubeconfig={}", text(&stage.agent_account));
     for (content, words) in cases {
         let file = stage.file("bad-join-string", &content)?;
         let join = format!("--join-string-file={}", text(&file));
-        let arguments = ["run", &kubeconfig, &join, "--namespace=kube-public", OPS];
+        let arguments = ["run", &kubeconfig, &join, OPS];
         says_in_a_sentence(Which::Agent, &arguments, &[words, text(&file)]).await?;
     }
     for (arguments, words) in [
-        (vec!["run", &kubeconfig, "--namespace=kube-public", OPS], "runnel-hub token create"),
-        (vec!["run", &kubeconfig, "--join-string-file=/no/such/file", "--namespace=kube-public", OPS], "/no/such/file"),
+        (vec!["run", &kubeconfig, OPS], "runnel-hub token create"),
+        (vec!["run", &kubeconfig, "--join-string-file=/no/such/file", OPS], "/no/such/file"),
     ] {
         says(Which::Agent, &arguments, &["--join-string-file", words]).await?;
     }
     let empty = stage.file("empty-join-string", "\n")?;
     let join = format!("--join-string-file={}", text(&empty));
-    says(Which::Agent, &["run", &kubeconfig, &join, "--namespace=kube-public", OPS], &["empty", text(&empty)]).await
+    says(Which::Agent, &["run", &kubeconfig, &join, OPS], &["empty", text(&empty)]).await
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::restartable::Restartable;
 use crate::wait::eventually;
 pub use options::FleetOptions;
 pub use party::{Agent, Hub, Replica};
-pub use release::{AGENT, HUB, Release, rendered};
+pub use release::{AGENT, HUB, Release, account, rendered};
 
 /// The namespace of hub and agents.
 pub const NAMESPACE: &str = "runnel-system";

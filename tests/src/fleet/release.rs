@@ -1,7 +1,7 @@
 //! Hub and agents as their charts install them: `helm install`, and the pods of what it has installed.
 
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,6 +14,7 @@ use runnel_hub::crd::definitions;
 use serde_json::{Value, json};
 
 use super::{FleetOptions, NAMESPACE};
+use crate::control_plane::ControlPlane;
 use crate::helm::{Helm, chart};
 use crate::pod::{Pod, Site, Wanted};
 use crate::ports;
@@ -33,16 +34,27 @@ pub struct Release {
     helm: Helm,
     site: Site,
     name: &'static str,
+    namespace: String,
     values: Mutex<Value>,
 }
 
 impl Release {
-    /// Installs the chart `name` with `values`, as `helm install` does it.
+    /// Installs the chart `name` with `values` in the usual namespace, as `helm install` does it.
     ///
     /// # Errors
     /// When helm or the API server refuses.
     pub async fn install(helm: &Helm, site: &Site, name: &'static str, values: Value) -> Result<Self> {
-        let release = Self { helm: helm.clone(), site: site.clone(), name, values: Mutex::new(values) };
+        Self::install_in(helm, site, (name, NAMESPACE), values).await
+    }
+
+    async fn install_in(
+        helm: &Helm,
+        site: &Site,
+        (name, namespace): (&'static str, &str),
+        values: Value,
+    ) -> Result<Self> {
+        let (helm, site, namespace) = (helm.clone(), site.clone(), namespace.to_owned());
+        let release = Self { helm, site, name, namespace, values: Mutex::new(values) };
         release.helm("install", &["--create-namespace"]).await?;
         Ok(release)
     }
@@ -65,7 +77,7 @@ impl Release {
     async fn helm(&self, command: &str, more: &[&str]) -> Result<()> {
         let folder = chart(self.name);
         let folder = folder.to_str().context("a path that is not text")?;
-        let mut arguments = vec![command, self.name, folder, "--namespace", NAMESPACE, "--values", "-"];
+        let mut arguments = vec![command, self.name, folder, "--namespace", &self.namespace, "--values", "-"];
         arguments.extend(more);
         let values = self.values.lock().to_string();
         let done = self.helm.on_with(&self.site.kubeconfig, &arguments, &values).await;
@@ -78,7 +90,7 @@ impl Release {
     /// As [`Pod::new`].
     pub async fn pod(&self, pod: &str, address: Ipv4Addr, binary: &Path, log: &str) -> Result<Pod> {
         let wanted = Wanted {
-            namespace: NAMESPACE.to_owned(),
+            namespace: self.namespace.clone(),
             deployment: self.name.to_owned(),
             name: pod.to_owned(),
             address,
@@ -124,6 +136,30 @@ pub(crate) fn agent_values(options: &FleetOptions) -> Result<Value> {
     });
     merge(&mut values, &options.agent_values);
     Ok(values)
+}
+
+/// Installs a chart in a namespace and returns a kubeconfig of its ServiceAccount: for a test that calls a binary by hand,
+/// or a part of it, with the rights that it has in a pod. `values` are laid over those of a fleet.
+///
+/// # Errors
+/// When helm or the API server refuses.
+pub async fn account(cluster: &ControlPlane, chart: &'static str, namespace: &str, values: &Value) -> Result<PathBuf> {
+    let (helm, site) = (Helm::find().await?, Site::from(cluster));
+    let options = FleetOptions::default();
+    let mut all = if chart == HUB { hub_values(&options)? } else { agent_values(&options)? };
+    if namespace != NAMESPACE {
+        // What belongs to no namespace has a name of its own for each.
+        merge(&mut all, &json!({"fullnameOverride": namespace}));
+    }
+    merge(&mut all, values);
+    let given = all.pointer("/serviceAccount/name").and_then(Value::as_str).map(str::to_owned);
+    let kinds = chart == HUB && all.pointer("/crds/install") != Some(&Value::Bool(false));
+    Release::install_in(&helm, &site, (chart, namespace), all).await?;
+    if kinds {
+        kinds_are_served(&site).await?;
+    }
+    let usual = if namespace == NAMESPACE { chart } else { namespace };
+    cluster.token_kubeconfig(namespace, given.as_deref().unwrap_or(usual)).await
 }
 
 /// What a fleet's chart `name` renders, as YAML.

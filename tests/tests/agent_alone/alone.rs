@@ -10,6 +10,7 @@ use runnel_agent::run::{Settings, boot};
 use runnel_proto::model::*;
 use runnel_proto::ops::{LogFormat, Readiness, registry};
 use runnel_tests::control_plane::{self, ControlPlane};
+use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::scene::{Draft, Id, Place};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -31,7 +32,7 @@ pub struct Alone {
     pub hub: FakeHub,
     /// The agent's namespace; the names of the others begin with it.
     pub name: String,
-    /// What the agent acts with; an administrator's unless a test says otherwise.
+    /// What the agent acts with; the rights of its chart unless a test says otherwise.
     pub kubeconfig: PathBuf,
     join_file: PathBuf,
     agent: Option<(JoinSet<Result<()>>, CancellationToken)>,
@@ -61,7 +62,7 @@ impl Alone {
             place,
             hub,
             name: name.to_owned(),
-            kubeconfig: plane.kubeconfig().to_owned(),
+            kubeconfig: account(plane, AGENT, name, &Value::Null).await?,
             join_file,
             agent: None,
         })

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::{ControlPlane, Options};
-use runnel_tests::fleet::NAMESPACE;
-use runnel_tests::guard::Program;
+use runnel_tests::fleet::{FleetOptions, Hub, NAMESPACE};
+use runnel_tests::helm::Helm;
+use runnel_tests::pod::Site;
 use runnel_tests::scene::{Draft, Id, Recorder, RuleDraft, SOON, condition};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
@@ -162,9 +163,10 @@ async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Resu
 
     // A restored copy of the hub's identity, and nothing else, in another cluster.
     let other = ControlPlane::start("other-hub", Options::default()).await?;
-    other.kubectl(&["create", "namespace", NAMESPACE]).await?;
-    let manifests: Vec<String> = runnel_hub::crd::files().into_iter().map(|(_, text)| text).collect();
-    other.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await?;
+    let port = stage.fleet.hub_address().rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+    let options = FleetOptions { hub_values: json!({"ports": {"grpc": port}}), ..FleetOptions::default() };
+    let helm = Helm::find().await?;
+    let impostor = Hub::install(&helm, &Site::from(&other), stage.fleet.binaries(), &options).await?;
     let place = runnel_tests::scene::Place::new("other hub", other.client().await?);
     let identity = stage.scene.hub.get(&Id::secret(NAMESPACE, "runnel-hub-identity")).await?;
     let copy = Draft::secret(NAMESPACE, "runnel-hub-identity").with("data", identity["data"].clone());
@@ -181,18 +183,11 @@ async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Resu
             .kubectl(&["patch", "member", id.name(), "--subresource=status", "--type=merge", "-p", &status.to_string()])
             .await?;
     }
-    let ops = runnel_tests::ports::local(runnel_tests::ports::free()?);
-    let log = other.folder().join("other-hub.log");
-    let program = Program::new(&stage.fleet.binaries().hub, &log).arguments([
-        "run".to_owned(),
-        format!("--kubeconfig={}", other.kubeconfig().display()),
-        format!("--listen={}", stage.fleet.hub_address()),
-        format!("--ops-listen={ops}"),
-    ]);
     stage.fleet.kill_hub()?;
-    let running = program.start()?;
+    impostor.start().await?;
+    let log = impostor.replicas()[0].log();
     eventually("both agents to be refused", SOON, async || {
-        let said = std::fs::read_to_string(&log)?;
+        let said = std::fs::read_to_string(log)?;
         let refused = |number: usize| {
             let name = stage.fleet.member_name(number);
             said.lines().any(|line| line.contains("a member was refused") && line.contains(name))
@@ -210,7 +205,7 @@ async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Resu
         .await?;
     }
     steadily("the copies stay", Duration::from_secs(2), async || nothing_went(&recorders, "impostor-target")).await?;
-    drop(running);
+    drop(impostor);
     drop(other);
 
     // An agent that was refused comes back by itself, but slowly: it is helped here.

@@ -4,21 +4,25 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::{AGENT, HUB, NAMESPACE, account};
 use runnel_tests::ports;
 use runnel_tests::scene::{Draft, Id, Place, RuleDraft, condition};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::stage::{Stage, Which};
 
-async fn account(stage: &Stage, name: &str) -> Result<std::path::PathBuf> {
+async fn without_rights(stage: &Stage, name: &str) -> Result<std::path::PathBuf> {
     stage.cluster.kubectl(&["create", "serviceaccount", name, "-n", "runnel-system"]).await?;
     stage.cluster.token_kubeconfig("runnel-system", name).await
 }
 
-async fn grant(stage: &Stage, name: &str) -> Result<()> {
-    let account = format!("--serviceaccount=runnel-system:{name}");
-    stage.cluster.kubectl(&["create", "clusterrolebinding", name, "--clusterrole=cluster-admin", &account]).await?;
-    Ok(())
+/// Gives the account the rights of a chart, and nothing else of it.
+async fn grant(stage: &Stage, chart: &'static str, name: &str) -> Result<()> {
+    let mut values = json!({"serviceAccount": {"create": false, "name": name}});
+    if chart == HUB {
+        values["crds"] = json!({"install": false});
+    }
+    account(&stage.cluster, chart, NAMESPACE, &values).await.map(drop)
 }
 
 fn hub_arguments(kubeconfig: &Path, address: &str) -> Vec<String> {
@@ -41,7 +45,7 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
     let stage = Stage::new("patience").await?;
     let place = Place::new("patience", stage.cluster.client().await?);
     stage.cluster.kubectl(&["create", "namespace", "runnel-system"]).await?;
-    let (hub_account, agent_account) = (account(&stage, "hub").await?, account(&stage, "agent").await?);
+    let (hub_account, agent_account) = (without_rights(&stage, "hub").await?, without_rights(&stage, "agent").await?);
     let address = ports::local(ports::free()?).to_string();
 
     // The hub: no API server, then no rights, then no definitions.
@@ -50,7 +54,7 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
     hub.complains(&["cannot get the hub's identity", "trying again"]).await?;
     stage.cluster.start_api_server().await?;
     hub.complains(&["forbidden", "the hub needs to get, create and update Secrets in its own namespace"]).await?;
-    grant(&stage, "hub").await?;
+    grant(&stage, HUB, "hub").await?;
     hub.complains(&["cannot watch", "install the CRDs with `runnel-hub crds | kubectl apply"]).await?;
     let kubeconfig = format!("--kubeconfig={}", stage.cluster.kubeconfig().display());
     let early = stage.fails(Which::Hub, &["token", "create", "eu-1", &kubeconfig]).await?;
@@ -66,7 +70,7 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
     agent.complains(&["waiting for this cluster's API server", "is it running"]).await?;
     stage.cluster.start_api_server().await?;
     agent.complains(&["waiting for this cluster's API server", "grant the agent the rights"]).await?;
-    grant(&stage, "agent").await?;
+    grant(&stage, AGENT, "agent").await?;
     agent.recovers().await?;
     let connected = |member: &serde_json::Value| {
         ensure!(condition(member, "Connected")?["status"] == "True", "{}", member["status"]);
@@ -92,25 +96,25 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
 #[tokio::test]
 async fn a_join_waits_for_its_hub_and_ends_with_a_sentence_when_it_is_refused() -> Result<()> {
     let stage = Stage::new("joins").await?;
-    stage.install().await?;
-    stage.cluster.kubectl(&["create", "namespace", "runnel-system"]).await?;
-    let own = stage.cluster.kubeconfig().to_owned();
+    let hub_account = account(&stage.cluster, HUB, NAMESPACE, &Value::Null).await?;
+    let agent_account = account(&stage.cluster, AGENT, NAMESPACE, &Value::Null).await?;
     let address = ports::local(ports::free()?).to_string();
-    let kubeconfig = format!("--kubeconfig={}", own.display());
+    let kubeconfig = format!("--kubeconfig={}", stage.cluster.kubeconfig().display());
     let create = ["token", "create", "eu-1", &kubeconfig, &format!("--advertise={address}")];
     let spent = stage.file("spent", &stage.prints(Which::Hub, &create).await?)?;
 
     // No hub is there yet.
-    let agent = stage.start(Which::Agent, "agent", &agent_arguments(&own, &spent))?;
+    let agent = stage.start(Which::Agent, "agent", &agent_arguments(&agent_account, &spent))?;
     agent.complains(&["joining the hub failed", &address]).await?;
-    let hub = stage.start(Which::Hub, "hub", &hub_arguments(&own, &address))?;
+    let hub = stage.start(Which::Hub, "hub", &hub_arguments(&hub_account, &address))?;
     hub.recovers().await?;
     agent.recovers().await?;
     drop(agent);
 
     // Other clusters with the same string, with a wrong one and with one that has expired.
     let refused = async |name: &str, join: &Path, words: &str| {
-        stage.cluster.kubectl(&["create", "namespace", name]).await?;
+        let kubeconfig = account(&stage.cluster, AGENT, name, &Value::Null).await?;
+        let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
         let (join, namespace) = (format!("--join-string-file={}", join.display()), format!("--namespace={name}"));
         let arguments = ["run", &kubeconfig, &join, &namespace, "--ops-listen=127.0.0.1:0"];
         let said = stage.fails(Which::Agent, &arguments).await?;

@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::binaries::{self, Binaries};
 use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::fleet::{AGENT, HUB, NAMESPACE, account};
 use runnel_tests::guard::{Guarded, Program};
 use runnel_tests::ports;
 use runnel_tests::scene::SOON;
 use runnel_tests::wait::eventually;
+use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -19,7 +21,7 @@ use tokio::sync::OnceCell;
 /// Wrong usage ends at once; this allows for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
-static STAGE: OnceCell<Stage> = OnceCell::const_new();
+static STAGE: OnceCell<Equipped> = OnceCell::const_new();
 
 /// Which binary.
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +44,29 @@ pub struct Stage {
     pub binaries: Binaries,
 }
 
-/// The control plane with Runnel's definitions, for wrong usage.
-pub async fn stage() -> Result<&'static Stage> {
+/// The control plane for wrong usage, with Runnel's definitions and the rights of both charts.
+pub struct Equipped {
+    stage: Stage,
+    pub hub_account: PathBuf,
+    pub agent_account: PathBuf,
+}
+
+impl std::ops::Deref for Equipped {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+/// The control plane for wrong usage.
+pub async fn stage() -> Result<&'static Equipped> {
     STAGE
         .get_or_try_init(|| async {
             let stage = Stage::new("usage").await?;
-            stage.install().await?;
-            anyhow::Ok(stage)
+            let hub_account = account(&stage.cluster, HUB, NAMESPACE, &Value::Null).await?;
+            let agent_account = account(&stage.cluster, AGENT, NAMESPACE, &Value::Null).await?;
+            anyhow::Ok(Equipped { stage, hub_account, agent_account })
         })
         .await
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use runnel_proto::identity::{Authority, JoinString, MemberKey, Token};
 use runnel_proto::tls::{ServerTls, handshake};
+use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::guard::Program;
 use runnel_tests::ports::local;
 use runnel_tests::simulated::{Credentials, Line};
@@ -99,9 +100,10 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
     let file = stage.fleet.hub().folder().join("pinned-join-string");
     std::fs::write(&file, join.encode())?;
     let log = stage.fleet.hub().folder().join("pinned-agent.log");
+    let account = account(stage.fleet.hub(), AGENT, "pinned", &serde_json::Value::Null).await?;
     let agent = Program::new(&stage.fleet.binaries().agent, &log).arguments([
         "run".to_owned(),
-        format!("--kubeconfig={}", stage.fleet.hub().kubeconfig().display()),
+        format!("--kubeconfig={}", account.display()),
         format!("--join-string-file={}", file.display()),
         "--namespace=pinned".to_owned(),
         "--ops-listen=127.0.0.1:0".to_owned(),
