@@ -170,13 +170,14 @@ async fn own_secrets_are_not_logged(fleet: &Fleet, scene: &Scene) -> Result<()> 
             needles.push((format!("{key} of {name}"), line.map_or(encoded.to_owned(), ToOwned::to_owned)));
         }
     }
-    let join = std::fs::read_to_string(fleet.member(1).folder().join("join-string"))?;
+    let (hub, agent) = (fleet.hub_replica(1).pod(), fleet.agent(1).pod());
+    let join = std::fs::read_to_string(agent.folder().join("root/etc/runnel/join/join-string"))?;
     let join = runnel_proto::identity::JoinString::parse(&join)?;
     needles.push(("the join token".to_owned(), join.token.expose().to_owned()));
-    for cluster in [fleet.hub(), fleet.member(1)] {
-        let kubeconfig: Value = serde_json::from_str(&std::fs::read_to_string(cluster.kubeconfig())?)?;
+    for pod in [hub, agent] {
+        let kubeconfig: Value = serde_json::from_str(&std::fs::read_to_string(pod.folder().join("kubeconfig"))?)?;
         let token = kubeconfig.pointer("/users/0/user/token").and_then(Value::as_str).context("a token")?;
-        needles.push((format!("the bearer token of {}", cluster.name()), token.to_owned()));
+        needles.push((format!("the bearer token of {}", pod.name()), token.to_owned()));
     }
     ensure!(needles.len() >= 6, "{} things to look for", needles.len());
     for log in [fleet.hub_log(), fleet.agent_log(1)] {

@@ -57,6 +57,11 @@ impl Fleet {
         let binaries = tokio::task::spawn_blocking(binaries::build).await??;
         let helm = Helm::find().await?;
         let (cluster, members) = control_planes(&options).await?;
+        try_join(
+            make_namespaces(std::iter::once(&cluster), &options.hub_namespaces),
+            make_namespaces(members.iter(), &options.member_namespaces),
+        )
+        .await?;
         let site = Site::from(&cluster);
         let mut sites: Vec<Site> = members.iter().map(Site::from).collect();
         if options.hub_is_member {
@@ -245,6 +250,15 @@ impl Fleet {
         });
         try_join_all(starts).await.map(drop)
     }
+}
+
+async fn make_namespaces(clusters: impl Iterator<Item = &ControlPlane>, names: &[String]) -> Result<()> {
+    for cluster in clusters {
+        for name in names {
+            cluster.kubectl(&["create", "namespace", name]).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn control_planes(options: &FleetOptions) -> Result<(ControlPlane, Vec<ControlPlane>)> {

@@ -25,6 +25,10 @@ pub struct FleetOptions {
     pub hub_values: Value,
     /// Values of the agents' chart, over those that a fleet has by itself: every namespace, also new ones.
     pub agent_values: Value,
+    /// Namespaces that stand in the hub's cluster before the chart is installed, such as those of `sourceNamespaces`.
+    pub hub_namespaces: Vec<String>,
+    /// Namespaces that stand in each member before the chart is installed, such as those of `policy.namespaces`.
+    pub member_namespaces: Vec<String>,
     /// How each control plane differs from the usual one; a folder here is ignored.
     pub control_plane: Options,
 }
@@ -42,6 +46,8 @@ impl Default for FleetOptions {
             agent_arguments: Vec::new(),
             hub_values: Value::Null,
             agent_values: Value::Null,
+            hub_namespaces: Vec::new(),
+            member_namespaces: Vec::new(),
             control_plane: Options::default(),
         }
     }

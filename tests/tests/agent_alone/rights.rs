@@ -23,11 +23,12 @@ async fn a_kind_without_rights_is_reported_and_taken_up_when_they_are_granted() 
     let group = "rbac.authorization.k8s.io";
     let version = format!("{group}/v1");
     let reads = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list", "watch"]});
-    let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name},
+    let fewer = format!("{name}-fewer");
+    let role = json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": fewer},
         "rules": [rule(&["configmaps"]), reads]});
     let role = place.make(&role).await?;
-    let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": name},
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name}, "subjects": subject});
+    let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": fewer},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": fewer}, "subjects": subject});
     place.make(&binding).await?;
     let own = json!({"apiVersion": version, "kind": "Role", "metadata": {"namespace": name, "name": "own"},
         "rules": [rule(&["secrets"])]});
