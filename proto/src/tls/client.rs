@@ -19,8 +19,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Endpoint;
 
+use super::proxy::{ProxyError, Route};
 use super::verify::{HubVerifier, Trust};
-use super::{ALPN, TlsError, provider};
+use super::{ALPN, TlsError, provider, tunnel};
 use crate::identity::{Fingerprint, SpiffeId, is_address};
 
 /// For the name, the connection and the handshake together.
@@ -88,6 +89,19 @@ pub enum ConnectError {
         /// Why.
         source: io::Error,
     },
+    /// No way through the proxy.
+    #[error("cannot reach the hub at {address} through the proxy {proxy}: {why}")]
+    Proxy {
+        /// The proxy.
+        proxy: String,
+        /// Where to.
+        address: String,
+        /// Why.
+        why: String,
+    },
+    /// The proxy of the environment is none.
+    #[error(transparent)]
+    Route(#[from] ProxyError),
     /// No TLS.
     #[error("TLS with the hub at {address} failed: {source}")]
     Tls {
@@ -123,16 +137,25 @@ pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
         .keep_alive_while_idle(true))
 }
 
-/// Connects to the hub over TLS. Clones share the settings, so a new certificate is used by the next connection.
+/// Connects to the hub over TLS, through the proxy that the environment names, if it names one. Clones share the settings,
+/// so a new certificate is used by the next connection.
 #[derive(Clone)]
 pub struct Connector {
     config: Arc<ArcSwap<ClientConfig>>,
+    /// Instead of what the environment says.
+    route: Option<Arc<Route>>,
 }
 
 impl Connector {
     /// A connector with these settings.
     pub fn new(config: ClientConfig) -> Self {
-        Self { config: Arc::new(ArcSwap::from_pointee(config)) }
+        Self { config: Arc::new(ArcSwap::from_pointee(config)), route: None }
+    }
+
+    /// The same by this way, whatever the environment says.
+    #[must_use]
+    pub fn by(self, route: Route) -> Self {
+        Self { route: Some(Arc::new(route)), ..self }
     }
 
     /// Sets what the next connections use; live ones stay as they are.
@@ -149,8 +172,10 @@ impl Connector {
         let config = self.config.load_full();
         let attempt = async {
             let name = server_name(address)?;
-            let tcp = TcpStream::connect(address).await;
-            let tcp = tcp.map_err(|source| ConnectError::Connect { address: named(), source })?;
+            let tcp = match &self.route {
+                Some(route) => tunnel::open(route, address).await?,
+                None => tunnel::open(&tunnel::route_of_environment()?, address).await?,
+            };
             // Frames are small and answered at once; a system that refuses this only answers later.
             let _ = tcp.set_nodelay(true);
             let tls = TlsConnector::from(config).connect(name, tcp).await;

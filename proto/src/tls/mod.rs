@@ -2,9 +2,13 @@
 //!
 //! TLS proves who the peer is at the handshake and no later: the hub itself ends a session at its certificate's end.
 mod client;
+mod proxy;
 mod server;
 #[cfg(test)]
 mod tests;
+mod tunnel;
+#[cfg(test)]
+mod tunnel_tests;
 mod verify;
 
 use std::sync::{Arc, LazyLock};
@@ -12,6 +16,7 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::CryptoProvider;
 
 pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
+pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
 
 /// What both ends speak inside TLS.

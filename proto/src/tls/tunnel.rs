@@ -1,0 +1,54 @@
+//! The way to the hub, straight or through the proxy of the environment.
+use std::env;
+use std::io;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::client::ConnectError;
+use super::proxy::{Proxy, Route, answer};
+
+/// The longest answer of a proxy that is read.
+const HEAD_LIMIT: usize = 8 * 1024;
+
+/// The proxy that the environment names: `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`.
+pub(super) fn route_of_environment() -> Result<Route, ConnectError> {
+    let first = |names: [&str; 2]| {
+        let values = names.into_iter().filter_map(|name| env::var(name).ok());
+        values.filter(|value| !value.trim().is_empty()).next().unwrap_or_default()
+    };
+    let route = Route::new(&first(["HTTPS_PROXY", "https_proxy"]), &first(["NO_PROXY", "no_proxy"]));
+    Ok(route?)
+}
+
+/// A connection to `host:port`.
+pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, ConnectError> {
+    let Some(proxy) = route.proxy_for(target) else {
+        let direct = TcpStream::connect(target).await;
+        return direct.map_err(|source| ConnectError::Connect { address: target.to_owned(), source });
+    };
+    let through = |why: String| ConnectError::Proxy { proxy: proxy.address.clone(), address: target.to_owned(), why };
+    let stream = TcpStream::connect(&proxy.address).await;
+    let mut stream = stream.map_err(|error| through(format!("it cannot be reached: {error}")))?;
+    let head = ask(&mut stream, proxy, target).await.map_err(|error| through(format!("it broke off: {error}")))?;
+    match answer(&head) {
+        Some((200..=299, _)) => Ok(stream),
+        Some((407, _)) => Err(through("it refuses our name or password (407): check HTTPS_PROXY".to_owned())),
+        Some((code @ 400..=499, words)) => {
+            Err(through(format!("it refuses the way ({code} {words}): allow CONNECT to this address and port there")))
+        }
+        Some((code, words)) => Err(through(format!("it could not open the way ({code} {words})"))),
+        None => Err(through("it does not speak HTTP: check HTTPS_PROXY".to_owned())),
+    }
+}
+
+/// Asks for the tunnel and reads the head of the answer, and not a byte of what follows.
+async fn ask(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<String> {
+    stream.write_all(proxy.connect_request(target).as_bytes()).await?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_LIMIT {
+        head.push(stream.read_u8().await?);
+    }
+    // Whatever it says may be shown: without control characters, that is.
+    Ok(String::from_utf8_lossy(&head).chars().filter(|c| !c.is_control() || matches!(c, '\r' | '\n')).collect())
+}
