@@ -184,6 +184,7 @@ impl Shared {
         self.ready.send_replace(None);
         self.lead.send_replace(None);
         *self.ledger.lock() = Ledger::default();
+        *self.deliveries.lock() = Deliveries::default();
         self.settled_removals.take();
         if lead.is_some() {
             self.lead.send_replace(lead);

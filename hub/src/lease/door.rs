@@ -82,7 +82,7 @@ impl Door {
                         let served = self.served.clone();
                         tasks.spawn(async move { _ = served.send(incoming).await });
                     }
-                    Ok((_, from)) => tracing::debug!(%from, "a replica passed a connection on to one that does not lead"),
+                    Ok((_, from)) => tracing::debug!(peer = %from, "a replica passed a connection on to one that does not lead"),
                     Err(error) => complain(&error).await,
                 },
             }

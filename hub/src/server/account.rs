@@ -135,9 +135,9 @@ impl Running {
 
     pub(super) fn refused(&self, refused: &[Refusal]) {
         for refusal in refused {
-            let Refusal { rule, source, reason, message, .. } = refusal;
+            let Refusal { rule, source, reason, message: why, .. } = refusal;
             let cluster = &self.identity.cluster;
-            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), message, "the agent refused an intent");
+            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
         }
     }
 }

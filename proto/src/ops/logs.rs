@@ -11,6 +11,51 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 /// The environment variable that filters logs, such as `info` or `info,runnel_hub=debug`.
 pub const LOG_FILTER: &str = "RUNNEL_LOG";
 
+/// The keys of a JSON line of Runnel's own (its `target` begins with `runnel`), each with what it holds. This list only
+/// grows, so that alerts and searches that name a key go on working; which of them a line has depends on what it tells.
+/// What libraries log has keys of their own.
+pub const LOG_KEYS: &[(&str, &str)] = &[
+    ("timestamp", "when, in RFC 3339; in every line"),
+    ("level", "ERROR, WARN, INFO, DEBUG or TRACE; in every line"),
+    ("target", "the part of the program; in every line"),
+    ("message", "a sentence; in every line"),
+    ("address", "host:port of another process"),
+    ("agent", "version of an agent"),
+    ("cluster", "name of a member cluster"),
+    ("copies", "a number of copies"),
+    ("copy", "a copy, as resource/namespace/name"),
+    ("drift", "whether a write puts back what somebody changed"),
+    ("epoch", "uid of the Lease under which a hub leads"),
+    ("error", "what a library or the system says about a failure"),
+    ("file", "a file"),
+    ("held", "how many intents an agent holds of a rule"),
+    ("hub", "id or address of a hub"),
+    ("intents", "a number of intents"),
+    ("key", "fingerprint of a public key"),
+    ("leader", "name of the replica that leads"),
+    ("listen", "where agents connect to"),
+    ("name", "name of an object on the hub"),
+    ("namespace", "a namespace"),
+    ("ops", "where health, readiness and metrics are served"),
+    ("peer", "address of the other end of a connection"),
+    ("reason", "one word of a closed list, as in a status"),
+    ("reconnect_in", "when an agent connects again, as planned"),
+    ("resource", "a kind, as plural[.group]"),
+    ("retry_in", "when something that failed is tried again"),
+    ("rule", "a rule, as namespace/name, or its uid where no more is known"),
+    ("rules", "a number of rules"),
+    ("said", "how many intents the hub announced"),
+    ("secret", "name of a Secret of Runnel's own"),
+    ("signal", "name of a signal"),
+    ("source", "a source, as resource/namespace/name"),
+    ("status", "HTTP status of an API server's answer, 0 for none"),
+    ("term", "how many times the lead has changed within an epoch"),
+    ("verb", "what was to be done, as in RBAC"),
+    ("waited", "how long something has been waited for"),
+    ("why", "a sentence about a failure"),
+    ("wrote", "what came of a write"),
+];
+
 /// Parts of libraries that write whole bodies of requests or answers, Secrets among them: they stay silent at every
 /// level.
 const QUIET: &[&str] = &["kube_client::client=off", "h2=info", "hyper=info", "tower=info"];
@@ -131,7 +176,7 @@ mod tests {
         let writer = kept.clone();
         let subscriber = subscriber(format, EnvFilter::new("info"), move || Escaped(writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
-            tracing::info!(who = "a\u{1b}[2Jb", "one\nline \u{9b}31m");
+            tracing::info!(name = "a\u{1b}[2Jb", "one\nline \u{9b}31m");
             tracing::debug!("unseen");
         });
         let bytes = kept.0.lock().unwrap().clone();

@@ -6,7 +6,7 @@ mod shutdown;
 mod watches;
 
 pub use health::{Awaited, BindError, Readiness, bind, router, serve};
-pub use logs::{LOG_FILTER, LogError, LogFormat, init_logs};
+pub use logs::{LOG_FILTER, LOG_KEYS, LogError, LogFormat, init_logs};
 pub use metrics::{Registry, registry};
 pub use shutdown::{Aborted, DRAIN_LIMIT, Signals};
 pub use watches::{Timed, TimedBody, WatchTimes};
