@@ -15,10 +15,11 @@ mod rights;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use runnel_tests::helm::{Helm, chart};
 use serde_json::Value;
 
-use render::{CHARTS, container, documents, one, tried};
+use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{in_words, is_about_content, is_modest, rights, writes};
 
 /// What each golden file is rendered from.
@@ -177,6 +178,26 @@ async fn the_image_is_exact() -> Result<()> {
         for (values, image) in cases {
             let documents = documents(&helm, chart, &values).await?;
             ensure!(container(&documents)?["image"] == image.as_str(), "{values}: {}", container(&documents)?["image"]);
+        }
+    }
+    Ok(())
+}
+
+/// What the chart passes, the binary takes.
+#[tokio::test]
+async fn the_binaries_know_every_argument() -> Result<()> {
+    let helm = Helm::find().await?;
+    for chart in CHARTS {
+        for (about, values) in tried(chart) {
+            let documents = documents(&helm, chart, values).await?;
+            let given = texts(&container(&documents)?["args"]);
+            let given = given.iter().map(|text| text.replace("$(POD_IP)", "10.0.0.1").replace("$(POD_NAME)", "pod"));
+            let given = std::iter::once(chart.to_owned()).chain(given);
+            let taken = match chart {
+                "runnel-hub" => runnel_hub::config::Cli::try_parse_from(given).map(drop),
+                _ => runnel_agent::config::Cli::try_parse_from(given).map(drop),
+            };
+            taken.with_context(|| format!("{chart} with {about}"))?;
         }
     }
     Ok(())

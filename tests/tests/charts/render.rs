@@ -12,10 +12,7 @@ pub const HUB: &[(&str, &str)] = &[
     ("defaults", "{}"),
     ("one replica", "{replicas: 1, advertise: ['hub.example.com:8443', '[2001:db8::1]:443']}"),
     ("limited sources", "{sourceNamespaces: [team-a, team-b], sourceGoneGrace: 1m30s}"),
-    (
-        "times",
-        "{certificate: {life: 12h, expiredRenewalLimit: 240h}, lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}}",
-    ),
+    ("times", "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}}"),
     (
         "a load balancer",
         "{service: {type: LoadBalancer, port: 443, nodePort: 30443, loadBalancerClass: example.com/lb, \
@@ -51,7 +48,7 @@ pub const HUB: &[(&str, &str)] = &[
     ("names", "{fullnameOverride: distribution, serviceAccount: {name: other, annotations: {a.example.com/b: c}}}"),
     (
         "more",
-        "{extraArgs: ['--log-format=text'], extraEnv: [{name: A, value: b}], log: {level: 'info,runnel_hub=debug'}, \
+        "{extraArgs: ['--kubeconfig=/etc/kubeconfig'], extraEnv: [{name: A, value: b}], log: {level: 'info,runnel_hub=debug'}, \
         listenAddress: '[::]', ports: {grpc: 9443, replica: 9444, ops: 9081}, resources: {limits: {memory: 2Gi}}}",
     ),
 ];
@@ -91,7 +88,7 @@ pub const AGENT: &[(&str, &str)] = &[
     ),
     (
         "more",
-        "{fullnameOverride: distribution, serviceAccount: {create: false, name: given}, extraArgs: ['--log-format=text'], \
+        "{fullnameOverride: distribution, serviceAccount: {create: false, name: given}, extraArgs: ['--kubeconfig=/etc/kubeconfig'], \
         extraEnv: [{name: A, value: b}], ports: {ops: 9082}, nodeSelector: {a: b}, image: {tag: v9}}",
     ),
 ];

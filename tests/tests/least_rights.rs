@@ -1,0 +1,154 @@
+//! The rights that the charts give are hardly more than what is used: what was given and not used in the life of a fleet is
+//! known by name.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
+use kube::Api;
+use runnel_tests::audit::Write;
+use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
+use serde_json::json;
+
+/// A verb and a resource, as `get configmaps` or `patch memberclusters/status.runnel.dev`.
+type Right = String;
+
+fn right(verb: &str, group: &str, resource: &str) -> Right {
+    if group.is_empty() { format!("{verb} {resource}") } else { format!("{verb} {resource}.{group}") }
+}
+
+/// What the roles of a chart give, of what the audit log shows: it leaves Leases out.
+async fn given(cluster: &ControlPlane, name: &str) -> Result<BTreeSet<Right>> {
+    let client = cluster.client().await?;
+    let mut rules: Vec<PolicyRule> = Api::<ClusterRole>::all(client.clone()).get(name).await?.rules.unwrap_or_default();
+    let roles = Api::<Role>::all(client).list(&kube::api::ListParams::default()).await?;
+    for role in roles.items {
+        if role.metadata.name.is_some_and(|found| found.starts_with(name)) {
+            rules.extend(role.rules.unwrap_or_default());
+        }
+    }
+    let mut given = BTreeSet::new();
+    for rule in &rules {
+        for group in rule.api_groups.iter().flatten().filter(|group| *group != "coordination.k8s.io") {
+            for resource in rule.resources.iter().flatten() {
+                given.extend(rule.verbs.iter().map(|verb| right(verb, group, resource)));
+            }
+        }
+    }
+    ensure!(given.len() > 5, "{name} is given {given:?}");
+    Ok(given)
+}
+
+/// Every request of a ServiceAccount of Runnel's; a refused one is an error.
+fn used(cluster: &ControlPlane, name: &str) -> Result<(BTreeSet<Right>, Vec<Write>)> {
+    let user = format!("system:serviceaccount:{NAMESPACE}:{name}");
+    let requests = cluster.writes_since(Default::default())?.into_iter().filter(|request| request.user == user);
+    let requests: Vec<Write> = requests.collect();
+    let refused: Vec<&Write> = requests.iter().filter(|request| request.code == 403 || request.code == 401).collect();
+    ensure!(refused.is_empty(), "{name} was refused in {}: {refused:?}", cluster.name());
+    let rights = requests.iter().map(|request| {
+        let resource = match request.subresource.as_str() {
+            "" => request.resource.clone(),
+            subresource => format!("{}/{subresource}", request.resource),
+        };
+        right(&request.verb, &request.group, &resource)
+    });
+    Ok((rights.collect(), requests.clone()))
+}
+
+/// What is given and was not used is in `known`, each with its reason there.
+async fn is_hardly_more(cluster: &ControlPlane, name: &str, known: &[&str]) -> Result<()> {
+    let (used, _) = used(cluster, name)?;
+    let unused: BTreeSet<Right> = given(cluster, name).await?.difference(&used).cloned().collect();
+    let surplus: Vec<&Right> = unused.iter().filter(|right| !known.contains(&right.as_str())).collect();
+    ensure!(surplus.is_empty(), "{name} has rights that it does not use: {surplus:?}; used are {used:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions {
+        control_plane: Options { audit_reads: true, ..Options::default() },
+        ..FleetOptions::default()
+    });
+    let fleet = fleet.await?;
+    let scene = Scene::of(&fleet).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    scene.hub_namespaces(&["home"]).await?;
+    scene.member_namespaces(&["home"]).await?;
+
+    let foreign = member.make(&Draft::config_map("home", "theirs").data("a", "b").json()).await?;
+    hub.make(&Draft::config_map("home", "theirs").data("c", "d").json()).await?;
+    let ours = hub.make(&Draft::config_map("home", "ours").data("c", "d").json()).await?;
+    let secret = hub.make(&Draft::secret("home", "secret").data("e", "f").json()).await?;
+    let rule = Id::rule("home", "rule");
+    let draft = RuleDraft::new("home", "rule").named(&["*"]).everywhere().into(&["home", "made"]);
+    hub.make(&draft.with("createNamespaces", json!(true)).json()).await?;
+    hub.says_ready(&rule, "False", "Conflict").await?;
+    member.is_told(&Id::of(&foreign)?, "Conflict").await?;
+    hub.is_told(&rule, "Conflict").await?;
+    scene.arrives(&ours, &rule, &["home", "made"]).await?;
+
+    // Drift is corrected, an edit followed, a source and an obstacle taken away.
+    member.change(&Id::of(&ours)?, json!({"data": {"c": "other", "surplus": "x"}})).await?;
+    member.is_told(&Id::of(&ours)?, "DriftCorrected").await?;
+    let ours = hub.change(&Id::of(&ours)?, json!({"data": {"c": "new"}})).await?;
+    scene.arrives(&ours, &rule, &["home", "made"]).await?;
+    let wide = Id::cluster_rule("wide");
+    let source = json!({"namespaces": ["home"], "resources": ["configmaps"], "names": ["ours"]});
+    hub.make(
+        &RuleDraft::cluster_scoped("wide")
+            .source(source)
+            .everywhere()
+            .into(&["made-too"])
+            .with("createNamespaces", json!(true))
+            .json(),
+    )
+    .await?;
+    hub.all_applied(&wide, 1).await?;
+    hub.delete(&Id::of(&secret)?).await?;
+    scene.vanishes(&secret, &["home", "made"]).await?;
+    member.delete(&Id::of(&foreign)?).await?;
+    hub.all_applied(&rule, 4).await?;
+
+    // Everybody begins anew, and the hub is reached at one more address.
+    fleet.kill_agent(1)?;
+    let advertised = json!({"advertise": [fleet.hub_address(), "hub.example.com:8443"]});
+    fleet.hub_release().upgrade(&advertised).await?;
+    fleet.start_agent(1).await?;
+    fleet.connected(1).await?;
+    hub.delete(&rule).await?;
+    scene.vanishes(&ours, &["home", "made"]).await?;
+    hub.lacks(&rule).await.context("the finalizer")?;
+    hub.delete(&wide).await?;
+    hub.lacks(&wide).await.context("the finalizer")?;
+
+    is_hardly_more(
+        fleet.member(1),
+        "runnel-agent",
+        // Creating by apply asks for the right to create too, and is a patch in the log. An Event that repeats is patched.
+        &["create configmaps", "create secrets", "patch events.events.k8s.io"],
+    )
+    .await?;
+    is_hardly_more(fleet.hub(), "runnel-hub", &HUB_RESERVE).await?;
+
+    let (_, requests) = used(fleet.hub(), "runnel-hub")?;
+    let stray = requests.iter().find(|request| {
+        let content = request.resource == "secrets" || request.resource == "configmaps";
+        let write = !matches!(request.verb.as_str(), "get" | "list" | "watch");
+        content && write && request.namespace != NAMESPACE
+    });
+    ensure!(stray.is_none(), "the hub wrote {stray:?}");
+    Ok(())
+}
+
+/// Rights of the hub that this story has no use for, and what they are for.
+const HUB_RESERVE: [&str; 3] = [
+    "patch secrets",
+    // An Event that repeats.
+    "patch events.events.k8s.io",
+    // A member that has left.
+    "delete memberclusters.runnel.dev",
+];
