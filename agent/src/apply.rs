@@ -13,7 +13,7 @@ use crate::body::{self, Written};
 use crate::classify::{CallError, trouble};
 use crate::decide::{Target, Trouble, retained_conflict};
 use crate::desired::NewPayload;
-use crate::job::{Body, Done, Job, Origin, Work, Wrote};
+use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
 use crate::live::{self, FIELD_MANAGER, Ownership, Sealed};
 use crate::queue::Key;
 use crate::records::Sight;
@@ -196,6 +196,10 @@ impl Run<'_> {
 
     async fn write(&mut self, target: Option<Target>, body: Body) -> Result<(), Trouble> {
         let content = self.content(&body).await?;
+        let Limits { policy, home } = &body.limits;
+        if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
+            return Err(denied);
+        }
         let Body { intent, rule, revision, .. } = &body;
         let written = Written { kind: self.kind, copy: self.copy, intent, rule, revision, content: &content };
         let request = body::apply(&written, target.as_ref(), &self.member.sealer);

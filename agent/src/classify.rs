@@ -4,6 +4,8 @@ use kube::core::Status;
 use runnel_proto::model::Reason;
 
 use crate::decide::Trouble;
+use crate::policy::Area;
+use crate::rights::Missing;
 
 /// A request that did not succeed.
 pub enum CallError {
@@ -79,11 +81,20 @@ fn forbidden(status: &Status) -> Trouble {
     if let Some(denied) = denied(text) {
         return denied;
     }
+    if let Some(missing) = Missing::read(text) {
+        return Trouble::new(Reason::Forbidden, missing.sentence());
+    }
     if text.contains(" cannot ") {
-        let message = "the agent lacks a right here (403): grant it the rights of its ClusterRole";
+        let message = "the agent lacks a right here (403): grant it the rights of its chart";
         return Trouble::new(Reason::Forbidden, message);
     }
     Trouble::new(Reason::Denied, "an admission rule of this cluster refused it (403)")
+}
+
+/// What it means for copies that their watch is refused.
+pub fn refused_watch(status: &Status, area: &Area) -> Trouble {
+    let missing = Missing::read(&status.message).unwrap_or_else(|| Missing::of_watch(area));
+    Trouble::new(Reason::Forbidden, missing.sentence())
 }
 
 fn invalid(status: &Status) -> Trouble {

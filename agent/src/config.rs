@@ -45,6 +45,10 @@ pub struct Options {
     /// Where probes and metrics are served.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
     pub ops_listen: SocketAddr,
+    /// A file with this cluster's own policy: what the hub may do here. Without it everything is allowed. It is read
+    /// again when it changes.
+    #[arg(long, env = "RUNNEL_POLICY_FILE")]
+    pub policy_file: Option<PathBuf>,
     /// How log lines are written.
     #[arg(long, env = "RUNNEL_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

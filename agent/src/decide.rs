@@ -3,7 +3,7 @@
 //!
 //! An object that is not ours is never changed or deleted, but for one that was retained from a copy and is taken
 //! back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the terms no
-//! longer name).
+//! longer name). What the member's policy denies is not written, whatever the hub says.
 use std::sync::Arc;
 
 use runnel_proto::model::{DeletionPolicy, Reason, Revision, RuleName};
@@ -72,6 +72,8 @@ pub struct WantedCopy {
     pub trouble: Option<Trouble>,
     /// Nothing is done because two sources want the copy.
     pub hold: bool,
+    /// Why this cluster itself does not let the copy be written.
+    pub denied: Option<Trouble>,
 }
 
 /// An order to remove a copy.
@@ -143,6 +145,9 @@ pub fn decide(want: &Want, sight: &Sight) -> Verdict {
 }
 
 fn decide_wanted(wanted: &WantedCopy, sight: &Sight) -> Verdict {
+    if let Some(denied) = &wanted.denied {
+        return Verdict::Rest(Outcome::Failed(denied.clone()));
+    }
     let trouble = |fallback: Outcome| wanted.trouble.clone().map_or(fallback, Outcome::Failed);
     let Some(revision) = &wanted.revision else { return Verdict::Rest(trouble(Outcome::UnderWay)) };
     if wanted.hold {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::live::Sealed;
+use crate::policy::Facts;
 use proptest::prelude::*;
 use runnel_proto::model::SourceRef;
 
@@ -26,6 +27,7 @@ fn lives() -> impl Strategy<Value = Live> {
             version: "1".into(),
             ownership,
             intact: intact && sealed.is_some(),
+            facts: Facts::default(),
             sealed,
             terminating,
             applied_at: 0,
@@ -48,8 +50,8 @@ fn places() -> impl Strategy<Value = Place> {
 }
 
 fn wants() -> impl Strategy<Value = Want> {
-    let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), any::<[bool; 3]>());
-    let copy = copy.prop_map(|(rule, source, revision, place, [suspend, trouble, hold])| {
+    let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), any::<[bool; 4]>());
+    let copy = copy.prop_map(|(rule, source, revision, place, [suspend, trouble, hold, denied])| {
         Want::Copy(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
@@ -58,6 +60,7 @@ fn wants() -> impl Strategy<Value = Want> {
             suspend,
             trouble: (trouble || hold).then(|| Trouble::new(Reason::TooLarge, "x")),
             hold,
+            denied: denied.then(|| Trouble::new(Reason::Denied, "no")),
         })
     });
     let gone = (0u8..2, 0u8..2, any::<bool>(), any::<bool>()).prop_map(|(rule, source, retain, held)| {
@@ -82,6 +85,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             ownership: Ownership::Ours,
             sealed: Some(sealed),
             intact: true,
+            facts: Facts::default(),
             terminating: false,
             applied_at: 0,
         })

@@ -5,6 +5,7 @@ use runnel_proto::model::{Payload, Revision, RuleName, SourceRef};
 
 use crate::decide::{Target, Trouble};
 use crate::desired::NewPayload;
+use crate::policy::Policy;
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
 
@@ -44,6 +45,17 @@ pub struct Body {
     pub revision: Revision,
     /// The content, or where it is.
     pub content: Origin,
+    /// By what the content is judged once more, right before it is written.
+    pub limits: Limits,
+}
+
+/// The policy that a write must keep.
+#[derive(Clone)]
+pub struct Limits {
+    /// The policy that was in force when the work was given out.
+    pub policy: Arc<Policy>,
+    /// The agent's own namespace.
+    pub home: Arc<str>,
 }
 
 /// Where content comes from. Without `Debug`: it may hold content.

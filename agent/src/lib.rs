@@ -1,7 +1,7 @@
 //! The agent: one process per member cluster. It keeps the copies there as the hub says, also while the hub is away.
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
-//! [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
@@ -18,9 +18,11 @@ pub mod link;
 pub mod live;
 pub mod metrics;
 pub mod mind;
+pub mod policy;
 pub mod queue;
 pub mod records;
 pub mod report;
+pub mod rights;
 pub mod room;
 pub mod run;
 pub mod seal;

@@ -11,6 +11,7 @@ use runnel_proto::model::{
 use serde_json::Value;
 
 use crate::desired::NewPayload;
+use crate::policy::Facts;
 use crate::records::IntentKey;
 use crate::seal::{self, Identity, Seal, Sealer};
 
@@ -54,6 +55,8 @@ pub struct Live {
     pub sealed: Option<Sealed>,
     /// It is ours, and every mark and all content are exactly as they were written.
     pub intact: bool,
+    /// What the policy judges of what was written, if it is intact.
+    pub facts: Facts,
     /// It is being deleted.
     pub terminating: bool,
     /// When our fields were last applied, in seconds since 1970.
@@ -82,12 +85,14 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy));
     let ownership = ownership(metadata, identity, entry.is_some(), sealer.hub());
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
-    let (mut sealed, mut intact) = (None, false);
+    let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
     if let (Some(Identity::Ours), Some(seal), Some(source)) = (identity, seal, source) {
         let owned = Owned::of(entry);
+        let content = content(kind, object, &owned);
         intact = owned.has_all_marks()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
-            && sealer.check_content(&seal, &copy, &source, &content(kind, object, &owned));
+            && sealer.check_content(&seal, &copy, &source, &content);
+        facts = Facts::of(kind, &content);
         sealed = Some(Sealed { rule: seal.rule, source, revision: seal.revision });
     }
     let live = Live {
@@ -96,6 +101,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         ownership,
         sealed,
         intact,
+        facts,
         terminating: metadata.deletion_timestamp.is_some(),
         applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
     };

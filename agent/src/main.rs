@@ -58,6 +58,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         client,
         namespace: options.namespace,
         join_file: options.join_string_file,
+        policy_file: options.policy_file,
         metrics,
         drain: drain.clone(),
     };

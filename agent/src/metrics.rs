@@ -34,6 +34,8 @@ pub struct Metrics {
     pub frames_sent: Counter<u64, AtomicU64>,
     /// Bytes of payload of the hub, compressed.
     pub payload_bytes: Counter<u64, AtomicU64>,
+    /// Whether the policy file cannot be used, so that an older policy is in force.
+    pub policy_broken: Gauge,
     applies: Family<ResultLabel, Counter<u64, AtomicU64>>,
     removals: Counter<u64, AtomicU64>,
     noops: Counter<u64, AtomicU64>,
@@ -52,6 +54,8 @@ impl Metrics {
         registry.register("frames_received", "Frames from the hub", all.frames_received.clone());
         registry.register("frames_sent", "Frames to the hub", all.frames_sent.clone());
         registry.register("payload_received_bytes", "Payload from the hub, compressed", all.payload_bytes.clone());
+        let help = "Whether the policy file cannot be used, so that an older policy is in force";
+        registry.register("policy_broken", help, all.policy_broken.clone());
         registry.register("apply", "Writes of copies by result", all.applies.clone());
         registry.register("apply_noop", "Applies that changed nothing", all.noops.clone());
         registry.register("remove", "Copies deleted or retained", all.removals.clone());

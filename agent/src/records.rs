@@ -155,6 +155,11 @@ impl Records {
         self.by_intent.iter()
     }
 
+    /// Every copy of which anything is known.
+    pub fn all(&self) -> impl Iterator<Item = &SourceRef> {
+        self.records.keys()
+    }
+
     /// The known copies of a kind, in a namespace if one is named.
     pub fn names(&self, resource: &str, namespace: Option<&str>) -> impl Iterator<Item = &SourceRef> {
         let first = SourceRef::new(resource, namespace.unwrap_or_default(), "");
@@ -174,6 +179,7 @@ fn intent_of(live: &Live) -> Option<IntentKey> {
 mod tests {
     use super::*;
     use crate::live::Sealed;
+    use crate::policy::Facts;
     use runnel_proto::model::Revision;
 
     fn live(version: &str) -> Live {
@@ -188,6 +194,7 @@ mod tests {
             ownership: Ownership::Ours,
             sealed: Some(sealed),
             intact: true,
+            facts: Facts::default(),
             terminating: false,
             applied_at: 0,
         }

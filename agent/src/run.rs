@@ -2,13 +2,14 @@
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
-use runnel_proto::model::{Hello, KINDS};
+use runnel_proto::model::Hello;
 use runnel_proto::ops::Awaited;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use tokio::sync::{mpsc, oneshot};
@@ -23,9 +24,12 @@ use crate::join::{self, JoinFileError};
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::mind::Mind;
+use crate::policy::Policy;
+use crate::policy::file::PolicyFile;
 use crate::seal::Sealer;
 use crate::store::{Identity, Store};
-use crate::{events, watch, worker};
+use crate::watch::{self, Watches};
+use crate::{events, worker};
 
 /// Waiting for the member's API server.
 const WAIT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
@@ -42,6 +46,8 @@ pub struct Settings {
     pub namespace: String,
     /// Where the join string lies.
     pub join_file: Option<PathBuf>,
+    /// Where this cluster's policy lies; without it everything is allowed.
+    pub policy_file: Option<PathBuf>,
     /// Where it counts.
     pub metrics: Metrics,
     /// Ends the agent in order.
@@ -60,6 +66,14 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
     {
         anyhow::bail!("{error}");
     }
+    let (policy_file, policy) = match settings.policy_file.clone() {
+        Some(path) => {
+            let (file, policy) = PolicyFile::open(path).await?;
+            (Some(file), policy)
+        }
+        None => (None, Policy::open()),
+    };
+    let policy = Arc::new(policy);
     let mut jitter = Jitter::new(seed()?);
     let store = Store::new(settings.client.clone(), &settings.namespace);
     let stored = patiently("read its identity", &mut jitter, || store.identity()).await;
@@ -85,9 +99,10 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         },
         stored: terms,
         hub_cluster_uid,
+        policy: policy.clone(),
         seed: seed()?,
     };
-    Ok(tasks(settings, ready, store, identity, Core::new(setup), jitter))
+    Ok(tasks(settings, ready, store, identity, Core::new(setup), (policy_file, policy), jitter))
 }
 
 /// The parts and the bounded channels between them.
@@ -97,6 +112,7 @@ fn tasks(
     store: Store,
     identity: Identity,
     core: Core,
+    (file, policy): (Option<PolicyFile>, Arc<Policy>),
     jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
     let Settings { client, join_file, metrics, drain, .. } = settings;
@@ -108,10 +124,15 @@ fn tasks(
     let (notices, to_events) = mpsc::channel(256);
     let (start, started) = oneshot::channel();
     let mut tasks: Vec<(&'static str, Task)> = vec![];
-    for kind in KINDS {
-        let watch = watch::copies(client.clone(), kind, sealer.clone(), watched.clone());
-        tasks.push(("watch of copies", task(drain.clone(), watch)));
-    }
+    let watches = Watches {
+        client: client.clone(),
+        sealer: sealer.clone(),
+        file,
+        policy,
+        metrics: metrics.clone(),
+        events: watched.clone(),
+    };
+    tasks.push(("watches of copies", task(drain.clone(), watches.run())));
     tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
     let member = Member::new(client.clone(), sealer);
     tasks.push((

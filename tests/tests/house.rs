@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 30] = [
+const DECIDE: [&str; 32] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -34,15 +34,17 @@ const DECIDE: [&str; 30] = [
     "agent/src/job",
     "agent/src/lib",
     "agent/src/live",
+    "agent/src/policy",
     "agent/src/queue",
     "agent/src/records",
     "agent/src/report",
+    "agent/src/rights",
     "agent/src/room",
     "agent/src/seal",
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 24] = [
+const DO: [&str; 25] = [
     "hub/src/authority",
     "hub/src/config",
     "hub/src/join",
@@ -63,6 +65,7 @@ const DO: [&str; 24] = [
     "agent/src/main",
     "agent/src/metrics",
     "agent/src/mind",
+    "agent/src/policy/file",
     "agent/src/run",
     "agent/src/store",
     "agent/src/watch",

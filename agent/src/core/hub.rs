@@ -130,17 +130,16 @@ impl Core {
     }
 
     fn say_gone(&mut self) {
-        // What the agent cannot see may still hold copies of the rule.
-        if self.kinds.values().any(|kind| !kind.complete) {
-            return;
-        }
-        let gone = self.desired.take_gone();
+        // What the agent cannot see may still hold copies of a rule.
+        let unseen = self.areas.iter().filter(|(_, watched)| !watched.complete);
+        let unseen = unseen.map(|(area, _)| area.namespace.clone()).collect();
+        let gone = self.desired.take_gone(&unseen);
         let states: Vec<_> = gone
             .into_iter()
-            .map(|(uid, rule)| {
-                self.report.forget(&uid);
+            .map(|gone| {
+                self.report.forget(&gone.uid);
                 self.store_due = true;
-                gone_state(uid, rule)
+                gone_state(gone.uid, gone.rule)
             })
             .collect();
         self.send(AgentFrame::Report(states));

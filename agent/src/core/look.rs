@@ -63,6 +63,9 @@ impl Core {
 
     /// What should become of a copy, and how far its namespace is.
     pub(super) fn want(&self, copy: &SourceRef) -> Want {
+        if let Some(purged) = self.purged(copy) {
+            return purged;
+        }
         let mut want = self.desired.want(copy, self.records.live(copy));
         if let Want::Copy(WantedCopy { place: Place::ToCreate(failed), .. }) = &mut want {
             *failed = self.namespace_failed.get(&copy.namespace).cloned();
@@ -70,12 +73,18 @@ impl Core {
         want
     }
 
-    /// The verdict, unless the kind's watch has not delivered its list: then nothing is decided.
+    /// The verdict, unless the watch of the copy's area has not delivered its list: then nothing is decided.
     fn gate(&mut self, copy: &SourceRef, want: &Want) -> Option<Verdict> {
-        let kind = self.kinds.get(&*copy.resource);
-        if kind.is_some_and(|kind| kind.forbidden) {
-            let message = format!("the agent may not list and watch {} in this cluster", copy.resource);
-            let trouble = Trouble::new(Reason::Forbidden, message);
+        // Not written in any case, or not there to be seen.
+        let settled = match want {
+            Want::Copy(wanted) => wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace),
+            Want::Nothing | Want::Gone(..) => false,
+        };
+        let watched = self.watched(copy).filter(|_| !settled);
+        if watched.is_none() && matches!(want, Want::Gone(..)) && !settled {
+            return Some(Verdict::Over);
+        }
+        if let Some(trouble) = watched.and_then(|watched| watched.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
             self.say(
@@ -88,7 +97,7 @@ impl Core {
             );
             return None;
         }
-        if kind.is_some_and(|kind| !kind.complete) {
+        if self.watched(copy).is_some_and(|watched| !watched.complete && !settled) {
             self.room.leave(copy);
             self.say(copy, want, Some(Outcome::UnderWay));
             return None;
@@ -223,6 +232,8 @@ impl Core {
                 if let Outcome::Failed(trouble) = &outcome
                     && matches!(trouble.reason, Reason::Conflict | Reason::Denied | Reason::Invalid)
                     && before != Some(&outcome)
+                    // Where no copy may be, nothing else is written either.
+                    && self.desired.closed(&copy.namespace).is_none()
                 {
                     self.notices.push(Notice::Failed(copy.clone(), trouble.clone()));
                 }

@@ -2,6 +2,7 @@
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
 mod hub;
 mod look;
+mod policy;
 mod revoke;
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, KINDS, Refusal, Revision, SourceRef};
+use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, SourceRef};
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
@@ -20,6 +21,7 @@ use crate::decide::Trouble;
 use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
 use crate::job::{Done, Wrote};
 use crate::live::Live;
+use crate::policy::{Area, Policy};
 use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
@@ -33,18 +35,20 @@ pub const PARALLEL: usize = 8;
 
 /// What the agent hears.
 pub enum Event {
-    /// The list of a kind's copies begins.
-    CopiesListed(&'static str),
+    /// Another policy is in force. Watches that it no longer has have said their last word.
+    Policy(Arc<Policy>),
+    /// The list of an area's copies begins.
+    CopiesListed(Area),
     /// A live object with our label.
     Copy(SourceRef, Live),
     /// The content of an intact copy that is listed.
     Content(NewPayload),
     /// The object with this uid has lost our label or is gone.
     CopyGone(SourceRef, Arc<str>),
-    /// The list of a kind's copies is complete.
-    CopiesComplete(&'static str),
-    /// The agent may not watch a kind.
-    CopiesForbidden(&'static str),
+    /// The list of an area's copies is complete.
+    CopiesComplete(Area),
+    /// The agent may not watch an area.
+    CopiesForbidden(Area, Trouble),
     /// The list of namespaces begins.
     NamespacesListed,
     /// A namespace.
@@ -84,17 +88,20 @@ pub struct Setup {
     pub stored: Vec<StoredRule>,
     /// The hub cluster's uid from the store.
     pub hub_cluster_uid: Option<String>,
+    /// The policy to begin with.
+    pub policy: Arc<Policy>,
     /// For jitter.
     pub seed: u64,
 }
 
-/// What a watch of one kind has said.
+/// What the watch of one area has said.
 #[derive(Default)]
-struct Kind {
+struct Watched {
     /// The names of a list that is not complete yet.
     listing: Option<BTreeSet<SourceRef>>,
     complete: bool,
-    forbidden: bool,
+    /// Why the agent may not watch it.
+    forbidden: Option<Trouble>,
 }
 
 /// A failure of one copy, and what was wanted when it failed.
@@ -150,7 +157,9 @@ pub struct Core {
     room_limit: usize,
     jitter: Jitter,
     hello: Hello,
-    kinds: BTreeMap<&'static str, Kind>,
+    policy: Arc<Policy>,
+    home: Arc<str>,
+    areas: BTreeMap<Area, Watched>,
     namespace_list: Option<BTreeSet<Arc<str>>>,
     namespaces_complete: bool,
     started: bool,
@@ -177,7 +186,9 @@ pub struct Core {
 impl Core {
     /// A mind that has heard nothing yet.
     pub fn new(setup: Setup) -> Self {
-        let mut desired = Desired::new(setup.home);
+        let home = setup.home.namespace.as_str().into();
+        let areas = setup.policy.areas().into_iter().map(|area| (area, Watched::default())).collect();
+        let mut desired = Desired::new(setup.home, setup.policy.clone());
         if let Some(uid) = &setup.hub_cluster_uid {
             desired.set_hub_cluster(uid);
         }
@@ -191,7 +202,9 @@ impl Core {
             room_limit: ROOM_BYTES,
             jitter: Jitter::new(setup.seed),
             hello: setup.hello,
-            kinds: KINDS.iter().map(|kind| (kind.resource, Kind::default())).collect(),
+            policy: setup.policy,
+            home,
+            areas,
             namespace_list: None,
             namespaces_complete: false,
             started: false,
@@ -221,12 +234,13 @@ impl Core {
     /// Takes in what was heard.
     pub fn hear(&mut self, event: Event, now: Instant) {
         match event {
-            Event::CopiesListed(resource) => self.copies_listed(resource),
+            Event::Policy(policy) => self.set_policy(policy, now),
+            Event::CopiesListed(area) => self.copies_listed(&area),
             Event::Copy(copy, live) => self.copy_seen(&copy, live, now),
             Event::Content(seen) => self.cache.offer(seen.key, seen.revision, seen.payload),
             Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
-            Event::CopiesComplete(resource) => self.copies_complete(resource, now),
-            Event::CopiesForbidden(resource) => self.copies_forbidden(resource, now),
+            Event::CopiesComplete(area) => self.copies_complete(&area, now),
+            Event::CopiesForbidden(area, trouble) => self.copies_forbidden(&area, trouble, now),
             Event::NamespacesListed => self.namespace_list = Some(BTreeSet::new()),
             Event::Namespace(name, namespace) => self.namespace_seen(&name, namespace, now),
             Event::NamespaceGone(name) => self.namespace_gone(&name, now),
@@ -234,7 +248,7 @@ impl Core {
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
             Event::HubLost => self.session = None,
-            Event::Revoked => self.revoked(),
+            Event::Revoked => self.revoked(now),
             Event::Done(done) => self.done(done, now),
         }
     }

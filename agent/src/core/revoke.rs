@@ -1,24 +1,54 @@
 //! Revocation: the hub has said that this cluster is no longer its member.
 use std::time::Instant;
 
+use runnel_proto::model::{DeletionPolicy, SourceRef};
+
 use super::Core;
+use crate::decide::{Order, Want};
+use crate::live::{Ownership, Sealed};
+use crate::policy::OnRevoke;
+use crate::records::IntentKey;
 
 impl Core {
-    /// The hub has revoked this cluster: the copies stay exactly as they are, marks and all, and are no longer
-    /// corrected. This lasts until a hub begins a session anew.
-    pub fn revoked(&mut self) {
-        if !std::mem::replace(&mut self.revoked, true) {
-            let copies = self.records.intents().map(|(_, copies)| copies.len()).sum::<usize>();
-            tracing::warn!(
+    /// The hub has revoked this cluster, until a hub begins a session anew: the copies stay exactly as they are, marks
+    /// and all, and are no longer corrected; or they are deleted, where the member's policy says so.
+    pub fn revoked(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.revoked, true) {
+            return;
+        }
+        let copies = self.records.intents().map(|(_, copies)| copies.len()).sum::<usize>();
+        match self.policy.on_revoke {
+            OnRevoke::Keep => tracing::warn!(
                 copies,
-                "the hub has revoked this cluster: the copies here stay as they are, and are kept no more"
-            );
+                "the hub has revoked this cluster: the copies here stay as they are, and are no longer corrected"
+            ),
+            OnRevoke::Purge => {
+                tracing::warn!(
+                    copies,
+                    "the hub has revoked this cluster: the copies here are deleted (onRevoke: Purge)"
+                );
+                self.look_at_everything(now);
+            }
         }
     }
 
     /// Whether nothing is to be done about copies.
     pub(super) fn is_frozen(&self) -> bool {
-        self.revoked
+        self.revoked && self.policy.on_revoke == OnRevoke::Keep
+    }
+
+    /// What becomes of a copy of a hub that has revoked this cluster, where copies do not stay.
+    pub(super) fn purged(&self, copy: &SourceRef) -> Option<Want> {
+        if !self.revoked || self.policy.on_revoke == OnRevoke::Keep {
+            return None;
+        }
+        let ours = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours);
+        let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_ref()) else {
+            return Some(Want::Nothing);
+        };
+        let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();
+        let order = Order { policy: DeletionPolicy::Delete, held: false };
+        Some(Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order))
     }
 
     /// Looks at every copy that anybody wants, or that says that it is ours.
@@ -26,7 +56,7 @@ impl Core {
         let known = self.records.intents().flat_map(|(_, copies)| copies);
         let all: Vec<_> = self.desired.all_copies().chain(known).cloned().collect();
         for copy in all {
-            self.look(&copy, now);
+            self.look_afresh(&copy, now);
         }
     }
 }

@@ -3,19 +3,24 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{KINDS, SourceRef};
+use runnel_proto::model::SourceRef;
 
-use super::Core;
+use super::{Core, Watched};
+use crate::decide::Trouble;
 use crate::desired::Namespace;
 use crate::live::{Live, Ownership};
+use crate::policy::Area;
 
 impl Core {
-    pub(super) fn copies_listed(&mut self, resource: &'static str) {
-        self.kinds.entry(resource).or_default().listing = Some(BTreeSet::new());
+    pub(super) fn copies_listed(&mut self, area: &Area) {
+        if let Some(watched) = self.areas.get_mut(area) {
+            watched.listing = Some(BTreeSet::new());
+        }
     }
 
     pub(super) fn copy_seen(&mut self, copy: &SourceRef, live: Live, now: Instant) {
-        if let Some(listing) = self.kinds.get_mut(&*copy.resource).and_then(|kind| kind.listing.as_mut()) {
+        let Some(watched) = self.policy.area(copy).and_then(|area| self.areas.get_mut(&area)) else { return };
+        if let Some(listing) = &mut watched.listing {
             listing.insert(copy.clone());
         }
         if let Some(run) = self.runs.get_mut(copy) {
@@ -35,16 +40,16 @@ impl Core {
         }
     }
 
-    pub(super) fn copies_complete(&mut self, resource: &'static str, now: Instant) {
-        let kind = self.kinds.entry(resource).or_default();
-        let seen = kind.listing.take().unwrap_or_default();
-        let first = !kind.complete;
-        (kind.complete, kind.forbidden) = (true, false);
+    pub(super) fn copies_complete(&mut self, area: &Area, now: Instant) {
+        let Some(watched) = self.areas.get_mut(area) else { return };
+        let seen = watched.listing.take().unwrap_or_default();
+        let first = !watched.complete;
+        (watched.complete, watched.forbidden) = (true, None);
         // Objects that are not ours were read, not watched: the list says nothing about them.
         let ours = |copy: &SourceRef| self.records.live(copy).is_some_and(|live| live.ownership == Ownership::Ours);
         let lost: Vec<_> = self
             .records
-            .names(resource, None)
+            .names(area.resource, area.namespace.as_deref())
             .filter(|copy| ours(copy) && !seen.contains(*copy) && !self.runs.contains_key(*copy))
             .cloned()
             .collect();
@@ -55,22 +60,18 @@ impl Core {
         if !self.started {
             self.start_if_ready(now);
         } else if first {
-            self.restore(resource, now);
-            self.look_at_kind(resource, now);
+            self.restore(&BTreeSet::from([area.clone()]), now);
+            self.look_at_area(area, now);
         }
     }
 
-    pub(super) fn copies_forbidden(&mut self, resource: &'static str, now: Instant) {
-        let kind = self.kinds.entry(resource).or_default();
-        if std::mem::replace(&mut kind.forbidden, true) {
+    pub(super) fn copies_forbidden(&mut self, area: &Area, trouble: Trouble, now: Instant) {
+        let Some(watched) = self.areas.get_mut(area) else { return };
+        if watched.forbidden.replace(trouble.clone()) == Some(trouble) {
             return;
         }
-        (kind.complete, kind.listing) = (false, None);
-        tracing::warn!(
-            kind = resource,
-            "this agent may not list and watch a kind here: grant it the rights of its ClusterRole"
-        );
-        if self.started { self.look_at_kind(resource, now) } else { self.start_if_ready(now) }
+        (watched.complete, watched.listing) = (false, None);
+        if self.started { self.look_at_area(area, now) } else { self.start_if_ready(now) }
     }
 
     pub(super) fn namespace_seen(&mut self, name: &Arc<str>, namespace: Namespace, now: Instant) {
@@ -104,19 +105,17 @@ impl Core {
         }
     }
 
-    fn start_if_ready(&mut self, now: Instant) {
-        if !self.namespaces_complete || !self.kinds.values().all(|kind| kind.complete || kind.forbidden) {
+    pub(super) fn start_if_ready(&mut self, now: Instant) {
+        let ready = |watched: &Watched| watched.complete || watched.forbidden.is_some();
+        if !self.namespaces_complete || !self.areas.values().all(ready) {
             return;
         }
         self.started = true;
         let stored = std::mem::take(&mut self.stored);
         let rules = stored.len();
         self.desired.restore_terms(stored);
-        for kind in KINDS {
-            if self.kinds.get(kind.resource).is_some_and(|state| state.complete) {
-                self.restore(kind.resource, now);
-            }
-        }
+        let shown = self.areas.iter().filter(|(_, watched)| watched.complete);
+        self.restore(&shown.map(|(area, _)| area.clone()).collect(), now);
         let all: Vec<_> = self.desired.all_copies().cloned().collect();
         tracing::info!(rules, copies = all.len(), "watching this cluster's copies and namespaces");
         for copy in all {
@@ -124,15 +123,15 @@ impl Core {
         }
     }
 
-    fn restore(&mut self, resource: &'static str, now: Instant) {
-        for copy in self.desired.restore_intents(resource, &self.records) {
+    fn restore(&mut self, areas: &BTreeSet<Area>, now: Instant) {
+        for copy in self.desired.restore_intents(areas, &self.records) {
             self.look(&copy, now);
         }
     }
 
-    fn look_at_kind(&mut self, resource: &'static str, now: Instant) {
-        let all: Vec<_> = self.desired.all_copies().filter(|copy| *copy.resource == *resource).cloned().collect();
-        for copy in all {
+    fn look_at_area(&mut self, area: &Area, now: Instant) {
+        let all = self.desired.all_copies().filter(|copy| self.policy.area(copy).as_ref() == Some(area));
+        for copy in all.cloned().collect::<Vec<_>>() {
             self.look(&copy, now);
         }
     }

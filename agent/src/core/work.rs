@@ -8,7 +8,7 @@ use super::look::about;
 use super::{Core, Failed, Notice, PARALLEL, Run};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
-use crate::job::{Body, Done, Job, Origin, Work};
+use crate::job::{Body, Done, Job, Limits, Origin, Work};
 use crate::queue::Key;
 use crate::records::Sight;
 
@@ -36,9 +36,8 @@ impl Core {
     }
 
     fn has_lost_content(&self, copy: &SourceRef) -> bool {
-        let watched = self.kinds.get(&*copy.resource).is_some_and(|kind| kind.complete && !kind.forbidden);
         match self.want(copy) {
-            Want::Copy(WantedCopy { intent, revision: Some(revision), .. }) if watched => {
+            Want::Copy(WantedCopy { intent, revision: Some(revision), denied: None, .. }) if self.is_watched(copy) => {
                 self.lacks_content(copy, &intent, &revision)
             }
             _ => false,
@@ -52,6 +51,7 @@ impl Core {
                 matches!(wanted.place, Place::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.hold
+                    && wanted.denied.is_none()
                     && wanted.revision.is_some()
             }
             Want::Nothing | Want::Gone(..) => false,
@@ -66,8 +66,7 @@ impl Core {
 
     /// What there is to do about a copy now.
     fn work(&mut self, copy: &SourceRef) -> Option<Work> {
-        let kind = self.kinds.get(&*copy.resource)?;
-        if kind.forbidden || !kind.complete || self.is_frozen() {
+        if !self.is_watched(copy) || self.is_frozen() {
             return None;
         }
         let want = self.want(copy);
@@ -103,7 +102,8 @@ impl Core {
             Some(payload) => Origin::Payload(payload),
             None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
         };
-        Some(Body { intent: wanted.intent.clone(), rule: wanted.rule.clone(), revision, content })
+        let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
+        Some(Body { intent: wanted.intent.clone(), rule: wanted.rule.clone(), revision, content, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -136,7 +136,7 @@ impl Core {
             self.cache.insert(learned.key, learned.revision, learned.payload);
         }
         self.count(done.wrote, done.trouble.is_some(), run.drift);
-        if let Some(sight) = done.sight {
+        if let Some(sight) = done.sight.filter(|_| self.policy.area(copy).is_some()) {
             if is_puzzling(&run, &sight, &done.passed) {
                 self.reread.insert(copy.clone());
             }

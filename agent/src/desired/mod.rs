@@ -18,6 +18,7 @@ use runnel_proto::model::{
 };
 
 use crate::decide::Trouble;
+use crate::policy::{Facts, Policy, names};
 use crate::records::IntentKey;
 
 pub use places::Namespace;
@@ -29,6 +30,8 @@ pub use take::{NewPayload, Taken};
 struct Held {
     /// The revision in force.
     in_force: Option<Revision>,
+    /// What the policy judges of it, if that is known.
+    facts: Option<Facts>,
     /// A later one that was refused: the hub is told that it is held, so that it is not offered again and again.
     refused: Option<(Revision, Trouble)>,
 }
@@ -82,6 +85,7 @@ pub struct Home {
 /// The desired set of this cluster.
 pub struct Desired {
     home: Home,
+    policy: Arc<Policy>,
     hub_cluster_uid: Option<String>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     rules: BTreeMap<RuleUid, Rule>,
@@ -92,7 +96,18 @@ pub struct Desired {
     /// Who ordered a copy to go, and how.
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, DeletionPolicy>>,
     /// Rules of which nothing is left since this was last asked for.
-    gone: Vec<(RuleUid, RuleName)>,
+    gone: Vec<Gone>,
+}
+
+/// A rule of which nothing is left, as far as the agent can see.
+#[derive(Clone, Debug)]
+pub struct Gone {
+    /// The rule.
+    pub uid: RuleUid,
+    /// How it was called.
+    pub rule: RuleName,
+    /// Where its copies were, if it said where.
+    pub targets: Option<BTreeSet<Arc<str>>>,
 }
 
 /// What is held of a rule, for the hub.
@@ -109,10 +124,11 @@ pub struct HeldRule {
 }
 
 impl Desired {
-    /// An empty set.
-    pub fn new(home: Home) -> Self {
+    /// An empty set, under a policy.
+    pub fn new(home: Home, policy: Arc<Policy>) -> Self {
         Self {
             home,
+            policy,
             hub_cluster_uid: None,
             namespaces: BTreeMap::new(),
             rules: BTreeMap::new(),
@@ -172,9 +188,33 @@ impl Desired {
         self.claims.keys().chain(self.orders.keys())
     }
 
-    /// The rules of which nothing is left since this was last asked.
-    pub fn take_gone(&mut self) -> Vec<(RuleUid, RuleName)> {
-        std::mem::take(&mut self.gone)
+    /// The rules of which nothing is left since this was last asked, but for those whose copies may be in a namespace
+    /// of `unseen`; a rule that did not say where may have copies in any.
+    pub fn take_gone(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<Gone> {
+        let hidden = |gone: &Gone| match &gone.targets {
+            _ if unseen.contains(&None) => true,
+            Some(targets) => targets.iter().any(|target| unseen.contains(&Some(target.clone()))),
+            None => !unseen.is_empty(),
+        };
+        let (kept, told) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
+        self.gone = kept;
+        told
+    }
+
+    /// Puts another policy in force. What it no longer has watched needs no order any more.
+    pub fn set_policy(&mut self, policy: Arc<Policy>) {
+        self.policy = policy;
+        let unseen: Vec<_> = self.orders.keys().filter(|copy| self.policy.area(copy).is_none()).cloned().collect();
+        for copy in unseen {
+            self.drop_orders(&copy);
+        }
+    }
+
+    /// Forgets every order for a copy.
+    fn drop_orders(&mut self, copy: &SourceRef) {
+        for key in self.orders.get(copy).into_iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>() {
+            self.resolve(&key, copy);
+        }
     }
 
     /// Sets what an intent holds and keeps the digest right.
@@ -208,11 +248,11 @@ impl Desired {
         }
     }
 
-    /// Orders a copy to go, unless its namespace is gone or going anyway. While somebody else wants the copy and can
-    /// have it, the order waits until it is taken over.
+    /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
+    /// somebody else wants the copy and can have it, the order waits until it is taken over.
     fn order(&mut self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) {
         let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
-        if !stays {
+        if !stays || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {
@@ -245,7 +285,9 @@ impl Desired {
     fn drop_if_gone(&mut self, uid: &RuleUid) {
         let Some(rule) = self.rules.get(uid) else { return };
         if rule.leaving && rule.intents.is_empty() && rule.orders.is_empty() {
-            self.gone.push((uid.clone(), rule.name(uid)));
+            let targets = rule.terms.as_ref().and_then(|(terms, _)| terms.namespaces.as_ref());
+            let targets = targets.map(|_| rule.targets.clone());
+            self.gone.push(Gone { uid: uid.clone(), rule: rule.name(uid), targets });
             self.rules.remove(uid);
             self.broad.remove(uid);
         }

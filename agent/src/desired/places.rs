@@ -14,6 +14,8 @@ pub struct Namespace {
     pub labels: BTreeMap<String, String>,
     /// It is being deleted.
     pub terminating: bool,
+    /// It takes no copies: its owners say so by an annotation.
+    pub refuses: bool,
 }
 
 impl Desired {
@@ -98,9 +100,7 @@ impl Desired {
 
     fn drop_orders_in(&mut self, name: &str) {
         for copy in copies_in(&self.orders, name).cloned().collect::<Vec<_>>() {
-            for key in self.orders.get(&copy).into_iter().flat_map(BTreeMap::keys).cloned().collect::<Vec<_>>() {
-                self.resolve(&key, &copy);
-            }
+            self.drop_orders(&copy);
         }
     }
 

@@ -6,6 +6,7 @@ use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
 
 use super::places::is_broad;
 use super::{Desired, Held, Rule};
+use crate::policy::{Area, Facts};
 use crate::records::{IntentKey, Records};
 
 /// The terms of one rule as they are stored.
@@ -88,21 +89,30 @@ impl Desired {
         looks
     }
 
-    /// Takes in the intents of a kind that live copies say they hold, unless the hub has spoken of them already, and
-    /// returns the copies to look at. A damaged copy counts too: its intent is held, but its content must come from
-    /// a twin or from the hub.
-    pub fn restore_intents(&mut self, resource: &str, records: &Records) -> BTreeSet<SourceRef> {
+    /// Takes in the intents that live copies of some areas say they hold, unless the hub has spoken of them already,
+    /// and returns the copies to look at. A damaged copy counts too: its intent is held, but its content must come
+    /// from a twin or from the hub.
+    pub fn restore_intents(&mut self, areas: &BTreeSet<Area>, records: &Records) -> BTreeSet<SourceRef> {
         let mut looks = BTreeSet::new();
         let mut touched = BTreeSet::new();
-        for (key, copies) in records.intents().filter(|(key, _)| *key.source.resource == *resource) {
-            looks.extend(copies.iter().cloned());
+        for (key, copies) in records.intents() {
+            let shown = |copy: &&SourceRef| self.policy.area(copy).is_some_and(|area| areas.contains(&area));
+            let copies: Vec<_> = copies.iter().filter(shown).cloned().collect();
+            // What the hub has ordered to go while nobody could see it is not held again.
+            let ordered = |copy: &SourceRef| self.orders.get(copy).is_some_and(|orders| orders.contains_key(key));
+            let held_again = !copies.is_empty() && !copies.iter().any(ordered);
+            looks.extend(copies);
+            if !held_again {
+                continue;
+            }
             let rule = self.rules.entry(key.rule.clone()).or_default();
             touched.insert(key.rule.clone());
             if rule.leaving || rule.intents.contains_key(&key.source) {
                 continue;
             }
             if let Some(revision) = newest(key, records) {
-                self.set_held(key, Some(Held { in_force: Some(revision), refused: None }));
+                let facts = facts(key, &revision, records);
+                self.set_held(key, Some(Held { in_force: Some(revision), facts, refused: None }));
                 for copy in self.copies(key) {
                     self.claim(key, &copy);
                     looks.insert(copy);
@@ -114,6 +124,13 @@ impl Desired {
         }
         looks
     }
+}
+
+/// What the policy judges of a revision, as an intact copy shows it.
+fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Facts> {
+    let mut holders = records.holders(key);
+    let (_, live) = holders.find(|(_, live)| live.holds(&key.rule, &key.source, revision))?;
+    Some(live.facts.clone())
 }
 
 /// The revision that was applied last: after a stop half-way through an edit it is the new one.

@@ -8,8 +8,9 @@ use runnel_proto::model::{
 };
 
 use super::places::is_broad;
-use super::{Desired, Held};
+use super::{Desired, Gone, Held};
 use crate::decide::Trouble;
+use crate::policy::{Facts, names};
 use crate::records::{IntentKey, Records};
 
 /// A payload that came with a batch. Without `Debug`: it holds content.
@@ -73,7 +74,7 @@ impl Desired {
         let rule = self.rules.entry(uid.clone()).or_default();
         if terms.is_some() || !upserts.is_empty() {
             rule.leaving = false;
-            self.gone.retain(|(gone, _)| *gone != uid);
+            self.gone.retain(|gone| gone.uid != uid);
         }
         if rule.unclaimed != unclaimed {
             rule.unclaimed = unclaimed;
@@ -145,12 +146,15 @@ impl Desired {
 
     fn upsert(&mut self, uid: &RuleUid, intent: Intent, taken: &mut Taken) {
         let Intent { source, revision, payload } = intent;
-        if let Err(trouble) = check(&source, &payload) {
-            let (reason, message) = (trouble.reason, trouble.message.to_string());
-            return self.refuse(Refusal { rule: uid.clone(), source, revision, reason, message }, taken);
-        }
+        let facts = match check(&source, &payload) {
+            Ok(facts) => Some(facts),
+            Err(trouble) => {
+                let (reason, message) = (trouble.reason, trouble.message.to_string());
+                return self.refuse(Refusal { rule: uid.clone(), source, revision, reason, message }, taken);
+            }
+        };
         let key = IntentKey { rule: uid.clone(), source };
-        self.set_held(&key, Some(Held { in_force: Some(revision), refused: None }));
+        self.set_held(&key, Some(Held { in_force: Some(revision), facts, refused: None }));
         self.claim_all(&key, taken);
         taken.payloads.push(NewPayload { key, revision, payload });
     }
@@ -168,9 +172,10 @@ impl Desired {
         // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
-            let in_force = rule.intents.get(&key.source).and_then(|held| held.in_force);
+            let held = rule.intents.get(&key.source);
+            let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
             let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
-            self.set_held(&key, Some(Held { in_force, refused: Some((refusal.revision, trouble)) }));
+            self.set_held(&key, Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)) }));
             self.claim_all(&key, taken);
             taken.rules.insert(key.rule);
         }
@@ -196,7 +201,8 @@ impl Desired {
     /// Removes a whole rule. One that is not held is gone at once.
     fn remove(&mut self, uid: &RuleUid, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
         let Some(rule) = self.rules.get_mut(uid) else {
-            self.gone.push((uid.clone(), RuleName::default()));
+            let targets = None;
+            self.gone.push(Gone { uid: uid.clone(), rule: RuleName::default(), targets });
             return;
         };
         rule.leaving = true;
@@ -213,14 +219,14 @@ impl Desired {
     }
 }
 
-/// Whether an intent can be taken in. The content itself is judged by the member's API server.
-fn check(source: &SourceRef, payload: &Payload) -> Result<(), Trouble> {
+/// Whether an intent can be taken in, and what the policy judges of it. The content itself is judged by the member's
+/// API server.
+fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
     let Some(kind) = Kind::by_resource(&source.resource) else {
         let message = format!("this agent does not know {}: upgrade the agent", source.resource);
         return Err(Trouble::new(Reason::Unsupported, message));
     };
-    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte));
-    if !plain(&source.name) || !plain(&source.namespace) {
+    if !names::is_object(&source.name) || !names::is_namespace(&source.namespace) {
         return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
     }
     let content = payload.decode().map_err(|error| {
@@ -236,5 +242,5 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<(), Trouble> {
     if kind.refuses_name(&source.name) || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str())) {
         return Err(Trouble::new(Reason::Denied, "objects of this name or type are never distributed"));
     }
-    Ok(())
+    Ok(Facts::of(kind, &content))
 }

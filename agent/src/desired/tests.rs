@@ -37,7 +37,7 @@ fn terms(namespaces: NamespaceChoice) -> (Terms, TermsDigest) {
 }
 
 fn labelled(value: &str) -> Namespace {
-    Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), terminating: false }
+    Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), terminating: false, refuses: false }
 }
 
 fn prod() -> NamespaceChoice {
@@ -52,7 +52,7 @@ fn take(desired: &mut Desired, delta: RuleDelta) -> Taken {
 
 /// 100 sources in 100 namespaces by label, and a rule beside them.
 fn ten_thousand() -> Desired {
-    let (mut desired, records) = (Desired::new(home()), Records::default());
+    let (mut desired, records) = (Desired::new(home(), Arc::new(Policy::open())), Records::default());
     for n in 0..MANY {
         desired.set_namespace(&format!("n{n:03}"), Some(labelled("prod")), &records);
     }
@@ -107,7 +107,7 @@ fn the_digest_follows_every_change() {
 #[test]
 fn what_is_stored_restores() {
     let desired = ten_thousand();
-    let mut restored = Desired::new(home());
+    let mut restored = Desired::new(home(), Arc::new(Policy::open()));
     restored.restore_terms(desired.stored());
     assert_eq!(restored.stored(), desired.stored());
     assert_eq!(restored.held(&"r".into()).unwrap().terms, desired.held(&"r".into()).unwrap().terms);

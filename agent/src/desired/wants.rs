@@ -3,9 +3,10 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
-use super::{Desired, Rule};
+use super::{Desired, Held, Rule};
 use crate::decide::{Order, Outcome, Place, Trouble, Want, WantedCopy};
 use crate::live::{Live, Ownership};
+use crate::policy::refused_by_namespace;
 use crate::records::IntentKey;
 
 impl Desired {
@@ -15,7 +16,7 @@ impl Desired {
         let Some((key, other)) = self.winner(copy) else { return ordered };
         let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
-        let idle = wanted.suspend || wanted.hold || wanted.revision.is_none();
+        let idle = wanted.suspend || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
         if idle && ordered != Want::Nothing { ordered } else { Want::Copy(wanted) }
     }
 
@@ -61,8 +62,28 @@ impl Desired {
             place: self.place(rule, copy),
             suspend: rule.is_suspended(),
             hold: ambiguous.is_some(),
+            denied: self.denied(rule, held, copy),
             trouble: ambiguous.or(refused),
         })
+    }
+
+    /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
+    fn denied(&self, rule: &Rule, held: &Held, copy: &SourceRef) -> Option<Trouble> {
+        let by_creation = || match self.place(rule, copy) {
+            Place::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
+            Place::Ready | Place::Missing | Place::Terminating => None,
+        };
+        self.closed(&copy.namespace)
+            .or_else(|| self.policy.denies_kind(&copy.resource))
+            .or_else(|| self.policy.denies_content(held.facts.as_ref()?))
+            .or_else(by_creation)
+    }
+
+    /// Why no copy may be in a namespace at all.
+    pub fn closed(&self, namespace: &str) -> Option<Trouble> {
+        let refuses = self.namespaces.get(namespace).is_some_and(|namespace| namespace.refuses);
+        let by_policy = self.policy.denies_namespace(namespace, &self.home.namespace);
+        by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
     }
 
     fn place(&self, rule: &Rule, copy: &SourceRef) -> Place {

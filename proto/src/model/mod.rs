@@ -34,5 +34,7 @@ pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
+/// The annotation by which a namespace of a member refuses copies: `deny`.
+pub const INBOUND_ANNOTATION: &str = "runnel.dev/inbound";
 /// Labels and annotations under this prefix are Runnel's own and are never copied.
 pub const RESERVED_PREFIX: &str = "runnel.dev/";

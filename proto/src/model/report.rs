@@ -4,7 +4,7 @@ use super::{RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
 /// The longest message of a failure, in bytes.
-pub const MESSAGE_LIMIT: usize = 256;
+pub const MESSAGE_LIMIT: usize = 512;
 
 /// Why a copy is not as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -34,6 +34,8 @@ pub struct Alone {
     pub name: String,
     /// What the agent acts with; the rights of its chart unless a test says otherwise.
     pub kubeconfig: PathBuf,
+    /// The agent's policy, if it has one.
+    pub policy_file: Option<PathBuf>,
     join_file: PathBuf,
     agent: Option<(JoinSet<Result<()>>, CancellationToken)>,
 }
@@ -63,6 +65,7 @@ impl Alone {
             hub,
             name: name.to_owned(),
             kubeconfig: account(plane, AGENT, name, &Value::Null).await?,
+            policy_file: None,
             join_file,
             agent: None,
         })
@@ -88,6 +91,7 @@ impl Alone {
             kubeconfig: Some(self.kubeconfig.clone()),
             namespace: self.name.clone(),
             ops_listen: ([127, 0, 0, 1], 0).into(),
+            policy_file: self.policy_file.clone(),
             log_format: LogFormat::Text,
         };
         let drain = CancellationToken::new();
@@ -95,6 +99,7 @@ impl Alone {
             client: client(&options).await?,
             namespace: options.namespace,
             join_file: options.join_string_file,
+            policy_file: options.policy_file,
             metrics: Metrics::new(&mut registry("agent", "test")),
             drain: drain.clone(),
         };

@@ -23,6 +23,22 @@ enum Step {
     Later,
     Restart,
     HubAway,
+    Policy(u8),
+    Refuse(u8, bool),
+    Right(u8, bool),
+}
+
+/// Policies that a history goes through.
+fn policy(n: u8) -> Policy {
+    let text = match n {
+        0 => return Policy::open(),
+        1 => "namespaces: {allowed: ['*'], denied: [b]}",
+        2 => "{namespaces: {allowed: [team, a]}, kinds: [configmaps]}",
+        3 => "{namespaces: {allowed: [a, b]}, kinds: [configmaps]}",
+        4 => "kinds: [secrets]",
+        _ => "maxObjectBytes: 1",
+    };
+    Policy::parse(text).unwrap()
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -42,6 +58,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Later),
         1 => Just(Step::Restart),
         1 => Just(Step::HubAway),
+        1 => (0u8..6).prop_map(Step::Policy),
+        1 => (0u8..2, any::<bool>()).prop_map(|(n, refuse)| Step::Refuse(n, refuse)),
+        1 => (0u8..2, any::<bool>()).prop_map(|(n, permit)| Step::Right(n, permit)),
     ];
     proptest::collection::vec(step, 0..80)
 }
@@ -146,6 +165,16 @@ impl Hub {
                 world.restart();
                 self.connected = false;
             }
+            Step::Policy(n) => world.set_policy(policy(*n)),
+            Step::Refuse(n, refuses) => {
+                let name = ["a", "b"][usize::from(*n)];
+                world.set_namespace(name, Some(Namespace { refuses: *refuses, ..Namespace::default() }));
+            }
+            Step::Right(n, permit) => {
+                if let Some(area) = world.policy.area(&names(*n, 0)) {
+                    if *permit { world.permit(&area) } else { world.forbid(&area) }
+                }
+            }
             Step::HubAway => {
                 world.core.hear(Event::HubLost, world.now);
                 self.connected = false;
@@ -165,7 +194,8 @@ impl Hub {
 
 proptest! {
     /// Whatever happens in whatever order, the cluster ends as the hub wants it, foreign objects stay (the model of
-    /// the API server fails on a write to one), and then nothing more is written.
+    /// the API server fails on a write to one), and then nothing more is written. Meanwhile the policy changes and
+    /// rights come and go: work that writes what the policy denies fails in [`World::give_out`].
     #[test]
     fn every_history_ends_as_the_hub_wants(steps in steps()) {
         let mut world = World::new(&["team", "a", "b"]);
@@ -175,6 +205,7 @@ proptest! {
             hub.step(&mut world, step);
         }
         world.settle_now();
+        world.allow_everything();
         hub.reconnect(&mut world);
         world.settle();
         for namespace in ["team", "a", "b"] {

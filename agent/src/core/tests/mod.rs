@@ -1,4 +1,5 @@
 mod histories;
+mod policy;
 mod revoke;
 mod world;
 
@@ -99,9 +100,9 @@ fn content_that_does_not_come_is_asked_for_again_but_not_in_a_loop() {
 fn nothing_is_decided_before_every_list_is_complete() {
     let mut world = applied();
     world.objects.remove(&copy("a", "s0"));
-    world.core = world::core(world.stored.clone());
-    let now = world.now;
-    for event in [Event::NamespacesListed, Event::CopiesListed("configmaps"), Event::CopiesComplete("configmaps")] {
+    world.core = world::core(world.stored.clone(), &world.policy);
+    let (now, area) = (world.now, Area { resource: "configmaps", namespace: None });
+    for event in [Event::NamespacesListed, Event::CopiesListed(area.clone()), Event::CopiesComplete(area)] {
         world.core.hear(event, now);
         assert!(!world.core.has_started());
         assert!(world.core.next_job(now).is_none());
@@ -313,7 +314,7 @@ fn the_hubs_own_cluster_never_touches_a_source() {
 #[test]
 fn too_much_unapplied_payload_holds_the_hub_back() {
     let mut world = World::new(&["team", "a"]);
-    world.core = world::core(vec![]).with_bounds(1 << 20, 10);
+    world.core = world::core(vec![], &Policy::open()).with_bounds(1 << 20, 10);
     world.list();
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);

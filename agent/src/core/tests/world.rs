@@ -1,6 +1,7 @@
 //! A small model of a member cluster's API server for the core's tests: it carries jobs out with their
 //! preconditions, and its watch tells everything in order, but late.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::*;
@@ -10,6 +11,7 @@ use crate::decide::{Target, Trouble};
 use crate::desired::{Home, Namespace, StoredRule};
 use crate::job::{Body, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
+use crate::policy::{Area, Facts, Policy};
 use crate::queue::Key;
 use crate::records::Sight;
 
@@ -35,6 +37,10 @@ pub struct World {
     pub writes: usize,
     pub sent: Vec<AgentFrame>,
     pub stored: Vec<StoredRule>,
+    /// The policy in force.
+    pub policy: Policy,
+    /// Areas that the agent may not watch.
+    pub forbidden: BTreeSet<Area>,
     version: u64,
 }
 
@@ -76,7 +82,7 @@ pub fn tombstone(name: &str) -> Tombstone {
     Tombstone { source: copy("team", name), deletion_policy: DeletionPolicy::Delete }
 }
 
-pub fn core(stored: Vec<StoredRule>) -> Core {
+pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Core {
     Core::new(Setup {
         home: Home { namespace: "runnel-system".into(), cluster_uid: "member".into() },
         hello: Hello {
@@ -89,6 +95,7 @@ pub fn core(stored: Vec<StoredRule>) -> Core {
         },
         stored,
         hub_cluster_uid: Some("hub".into()),
+        policy: Arc::new(policy.clone()),
         seed: 1,
     })
 }
@@ -96,8 +103,9 @@ pub fn core(stored: Vec<StoredRule>) -> Core {
 impl World {
     /// A cluster with these namespaces, its agent just started.
     pub fn new(namespaces: &[&str]) -> Self {
+        let policy = Policy::open();
         let mut world = Self {
-            core: core(vec![]),
+            core: core(vec![], &policy),
             now: Instant::now(),
             objects: BTreeMap::new(),
             namespaces: namespaces.iter().map(|name| ((*name).to_owned(), Namespace::default())).collect(),
@@ -107,6 +115,8 @@ impl World {
             writes: 0,
             sent: vec![],
             stored: vec![],
+            policy,
+            forbidden: BTreeSet::new(),
             version: 100,
         };
         world.list();
@@ -124,14 +134,72 @@ impl World {
             self.hear(Event::Namespace(name.as_str().into(), namespace));
         }
         self.hear(Event::NamespacesComplete);
-        for kind in ["configmaps", "secrets"] {
-            self.hear(Event::CopiesListed(kind));
-            for (copy, object) in self.objects.clone().into_iter().filter(|(copy, _)| *copy.resource == *kind) {
-                if object.labelled {
-                    self.hear(Event::Copy(copy, object.live));
-                }
+        for area in self.policy.areas() {
+            self.list_area(&area);
+        }
+    }
+
+    /// The first list of an area, or its refusal.
+    pub fn list_area(&mut self, area: &Area) {
+        if self.forbidden.contains(area) {
+            let trouble = Trouble::new(Reason::Forbidden, "no Role");
+            return self.hear(Event::CopiesForbidden(area.clone(), trouble));
+        }
+        self.hear(Event::CopiesListed(area.clone()));
+        for (copy, object) in self.objects.clone() {
+            if object.labelled && self.policy.area(&copy).as_ref() == Some(area) {
+                self.hear(Event::Copy(copy, object.live));
             }
-            self.hear(Event::CopiesComplete(kind));
+        }
+        self.hear(Event::CopiesComplete(area.clone()));
+    }
+
+    /// The policy file changes: watches end, the policy is heard, and new watches begin.
+    pub fn set_policy(&mut self, policy: Policy) {
+        let before = self.policy.areas();
+        self.untold.retain(|event| match event {
+            Event::Copy(copy, _) | Event::CopyGone(copy, _) => {
+                policy.area(copy).is_some_and(|area| before.contains(&area))
+            }
+            _ => true,
+        });
+        self.policy = policy;
+        self.hear(Event::Policy(Arc::new(self.policy.clone())));
+        for area in self.policy.areas().difference(&before) {
+            self.list_area(area);
+        }
+    }
+
+    /// The widest policy, with every right, and no namespace that refuses.
+    pub fn allow_everything(&mut self) {
+        for area in std::mem::take(&mut self.forbidden) {
+            if self.policy.areas().contains(&area) {
+                self.list_area(&area);
+            }
+        }
+        self.set_policy(Policy::open());
+        for name in self.namespaces.keys().cloned().collect::<Vec<_>>() {
+            self.set_namespace(&name, Some(Namespace::default()));
+        }
+        self.settle_now();
+    }
+
+    /// A Role is taken away.
+    pub fn forbid(&mut self, area: &Area) {
+        if self.policy.areas().contains(area) && self.forbidden.insert(area.clone()) {
+            let policy = &self.policy;
+            self.untold.retain(|event| match event {
+                Event::Copy(copy, _) | Event::CopyGone(copy, _) => policy.area(copy).as_ref() != Some(area),
+                _ => true,
+            });
+            self.list_area(area);
+        }
+    }
+
+    /// A Role is applied, and the watch of its area is tried again.
+    pub fn permit(&mut self, area: &Area) {
+        if self.forbidden.remove(area) && self.policy.areas().contains(area) {
+            self.list_area(area);
         }
     }
 
@@ -139,7 +207,7 @@ impl World {
     pub fn restart(&mut self) {
         self.under_way.clear();
         self.untold.clear();
-        self.core = core(self.stored.clone());
+        self.core = core(self.stored.clone(), &self.policy);
         self.list();
     }
 
@@ -162,6 +230,7 @@ impl World {
     /// Takes what the core wants done.
     pub fn give_out(&mut self) {
         while let Some(job) = self.core.next_job(self.now) {
+            self.check(&job);
             self.under_way.push_back(job);
         }
         while let Some(frame) = self.core.next_frame(self.now) {
@@ -169,6 +238,28 @@ impl World {
         }
         if let Some((_, rules)) = self.core.take_store() {
             self.stored = rules;
+        }
+    }
+
+    /// The law of the policy: no work is given out that writes what it denies, or that looks where it has nothing
+    /// watched.
+    fn check(&self, job: &Job) {
+        let refuses = |namespace: &str| self.namespaces.get(namespace).is_some_and(|namespace| namespace.refuses);
+        match (&job.key, &job.work) {
+            (Key::Namespace(name), _) => {
+                let denied = self.policy.denies_namespace(name, "runnel-system").or(self.policy.denies_creation(name));
+                assert_eq!(denied, None, "{name} is created");
+            }
+            (Key::Copy(copy), work) => {
+                assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
+                if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) = work {
+                    let denied = self.policy.denies_namespace(&copy.namespace, "runnel-system");
+                    assert_eq!(denied.or(self.policy.denies_kind(&copy.resource)), None, "{copy} is written");
+                    assert_eq!(*body.limits.policy, self.policy);
+                    // The watch of namespaces is late like any other.
+                    assert!(!refuses(&copy.namespace) || !self.untold.is_empty(), "{copy} is written");
+                }
+            }
         }
     }
 
@@ -206,6 +297,9 @@ impl World {
     }
 
     fn told(&mut self, copy: &SourceRef, was_labelled: bool) {
+        if self.policy.area(copy).is_none_or(|area| self.forbidden.contains(&area)) {
+            return;
+        }
         match self.objects.get(copy) {
             Some(object) if object.labelled => {
                 self.untold.push_back(Event::Copy(copy.clone(), object.live.clone()));
@@ -229,8 +323,10 @@ impl World {
 
     /// Somebody in the cluster deletes an object.
     pub fn delete(&mut self, copy: &SourceRef) {
+        let shown = self.policy.area(copy).is_some_and(|area| !self.forbidden.contains(&area));
         if let Some(object) = self.objects.remove(copy)
             && object.labelled
+            && shown
         {
             self.untold.push_back(Event::CopyGone(copy.clone(), object.live.uid));
         }
@@ -248,6 +344,7 @@ impl World {
             ownership: Ownership::Foreign,
             sealed: None,
             intact: false,
+            facts: Facts::default(),
             terminating: false,
             applied_at: 0,
         };
@@ -348,6 +445,7 @@ impl World {
             ownership: Ownership::Ours,
             sealed: Some(Sealed { rule, source, revision: body.revision }),
             intact: true,
+            facts: Facts::default(),
             terminating: false,
             applied_at: i64::try_from(self.version).unwrap(),
         };

@@ -1,0 +1,177 @@
+//! The member's policy, and rights that are missing in some namespaces.
+use super::*;
+use crate::policy::OnRevoke;
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(text).unwrap()
+}
+
+fn area(namespace: &str) -> Area {
+    Area { resource: "configmaps", namespace: Some(namespace.into()) }
+}
+
+fn reasons(state: &RuleState) -> Vec<(Reason, &str)> {
+    state.failures.iter().map(|failure| (failure.reason, &*failure.copy.namespace)).collect()
+}
+
+#[test]
+fn a_narrower_policy_leaves_what_is_there_and_a_wider_one_goes_on_at_once() {
+    let mut world = applied();
+    world.set_policy(policy("namespaces: {allowed: ['*'], denied: [b]}"));
+    world.edit(&copy("b", "s0"), |object| object.live.intact = false);
+    world.batch(vec![RuleDelta { upserts: vec![intent("s1", 2)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.copies, state.counts.applied, state.counts.failed), (4, 2, 2));
+    assert_eq!(reasons(&state), [(Reason::Denied, "b"), (Reason::Denied, "b")]);
+    assert!(state.failures[0].message.contains("namespaces.denied"));
+    assert!(!world.holds(&copy("b", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s1"), "r", "s1", 1));
+    // An order to remove is no content that comes in.
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert!(!world.objects.contains_key(&copy("b", "s1")));
+    world.set_policy(Policy::open());
+    world.settle_now();
+    assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
+    assert_eq!(world.told_state("r").unwrap().counts.applied, 2);
+}
+
+#[test]
+fn sizes_kinds_and_creation_are_judged_before_anything_is_written() {
+    let mut world = World::new(&["team", "a"]);
+    world.set_policy(policy("{maxObjectBytes: 1, kinds: [configmaps]}"));
+    world.connect();
+    let mut large = intent("large", 1);
+    let fields = [("data".to_owned(), serde_json::json!({"k": "22"}))];
+    large.payload = Payload::encode(Content { fields: fields.into(), ..Content::default() }.to_bytes());
+    let mut secret = intent("secret", 1);
+    secret.source = SourceRef::new("secrets", "team", "secret");
+    let terms = Terms { create_namespaces: true, ..terms("r", &["a", "new"]) };
+    let upserts = vec![large, secret, intent("small", 1)];
+    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms) }]);
+    world.settle();
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "small")]);
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.counts.failed), (1, 5));
+    let said: String = state.failures.iter().map(|failure| failure.message.as_str()).collect();
+    for field in ["maxObjectBytes", "(kinds)", "createNamespaces"] {
+        assert!(said.contains(field), "{said}");
+    }
+    world.set_policy(policy("createNamespaces: true"));
+    world.settle_now();
+    assert_eq!((world.objects.len(), world.told_state("r").unwrap().counts.applied), (6, 6));
+}
+
+#[test]
+fn what_a_policy_says_of_content_holds_after_a_restart_too() {
+    let mut world = applied();
+    world.edit(&copy("a", "s0"), |object| object.live.facts.bytes = 7);
+    world.restart();
+    world.set_policy(policy("maxObjectBytes: 6"));
+    world.connect();
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert_eq!(reasons(&world.told_state("r").unwrap()), [(Reason::Denied, "a"), (Reason::Denied, "b")]);
+    assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1));
+}
+
+#[test]
+fn a_namespace_refuses_copies_by_itself() {
+    let mut world = applied();
+    world.set_namespace("b", Some(Namespace { refuses: true, ..Namespace::default() }));
+    world.settle_now();
+    world.edit(&copy("b", "s0"), |object| object.live.intact = false);
+    world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.counts.failed), (3, 3));
+    assert!(state.failures.iter().all(|failure| failure.message.contains("runnel.dev/inbound")), "{state:?}");
+    world.set_namespace("b", Some(Namespace::default()));
+    world.settle_now();
+    assert_eq!(world.told_state("r").unwrap().counts.applied, 6);
+}
+
+#[test]
+fn a_namespace_without_a_role_does_not_hold_up_the_others() {
+    let mut world = World::new(&["team", "a", "b", "c"]);
+    world.forbidden = [area("b")].into();
+    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.connect();
+    let upserts = vec![intent("s0", 1)];
+    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b", "c"])) }]);
+    world.settle();
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);
+    let state = world.told_state("r").unwrap();
+    assert_eq!(reasons(&state), [(Reason::Forbidden, "b"), (Reason::Denied, "c")]);
+    // A rule that has nothing to do with the namespace goes as if nothing were missing; one that has, does not.
+    let there = |uid| RuleDelta { upserts: vec![intent("s1", 1)], ..with_terms(uid, terms(uid, &["a"])) };
+    let gone = |uid: &str| RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new(uid.into()) };
+    world.batch(vec![there("q")]);
+    world.settle_now();
+    world.batch(vec![gone("q"), gone("r")]);
+    world.settle();
+    assert!(world.told_state("q").unwrap().gone);
+    let state = world.told_state("r").unwrap();
+    assert!(!state.gone);
+    assert_eq!((state.counts.removing, reasons(&state)), (1, vec![(Reason::Forbidden, "b")]));
+    world.permit(&area("b"));
+    world.settle_now();
+    assert!(world.told_state("r").unwrap().gone && world.objects.is_empty());
+}
+
+#[test]
+fn a_role_that_is_applied_or_taken_away_is_noticed_without_a_restart() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.forbidden = [area("a"), area("b")].into();
+    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.settle();
+    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    for namespace in ["a", "b"] {
+        world.permit(&area(namespace));
+        world.settle_now();
+        assert!(world.holds(&copy(namespace, "s0"), "r", "s0", 1));
+    }
+    assert_eq!(world.told_state("r").unwrap().counts.applied, 2);
+    let writes = world.writes;
+    world.forbid(&area("a"));
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert_eq!((world.writes, world.told_state("r").unwrap().counts.failed), (writes, 1));
+    world.permit(&area("a"));
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+}
+
+#[test]
+fn what_was_ordered_to_go_while_nobody_could_see_it_goes_when_it_is_seen() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
+    world.connect();
+    let upserts = vec![intent("s0", 1), intent("s1", 1)];
+    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.settle_now();
+    world.forbidden = [area("b")].into();
+    world.restart();
+    world.connect();
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    world.permit(&area("b"));
+    world.settle();
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s1"), &copy("b", "s1")]);
+}
+
+#[test]
+fn a_revoked_cluster_loses_its_copies_where_its_policy_says_so_and_gets_them_again() {
+    let mut world = applied();
+    world.make_foreign(&copy("a", "s9"));
+    world.set_policy(Policy { on_revoke: OnRevoke::Purge, ..Policy::open() });
+    world.core.hear(Event::Revoked, world.now);
+    world.core.hear(Event::HubLost, world.now);
+    world.settle();
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s9")]);
+    world.connect();
+    world.settle_now();
+    assert_eq!(world.objects.len(), 5);
+}

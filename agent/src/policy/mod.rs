@@ -1,0 +1,250 @@
+//! The member's own policy: what its administrator lets a hub do here. The hub can widen nothing of it.
+//!
+//! What is denied is not written and is reported as `Denied`, with the field of the policy that says so. A copy from
+//! before stays as it is and is no longer corrected; only an order of the hub to remove it is still carried out,
+//! because that is no content that comes in.
+pub mod file;
+pub mod names;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use runnel_proto::model::{Content, KINDS, Kind, Pattern, Reason, SourceRef, matches_any};
+use serde_json::Value;
+
+use crate::decide::Trouble;
+use crate::seal;
+
+pub use parse::PolicyError;
+
+/// The type of a Secret that names none.
+const UNTYPED: &str = "Opaque";
+
+/// What becomes of the copies when the hub revokes this cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnRevoke {
+    /// They stay as they are, and are no longer corrected.
+    #[default]
+    Keep,
+    /// They are deleted.
+    Purge,
+}
+
+/// Names and globs that are allowed, and of those the ones that are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// What is allowed.
+    pub allowed: Vec<Pattern>,
+    /// What is not, even so.
+    pub denied: Vec<Pattern>,
+}
+
+impl Names {
+    fn all() -> Self {
+        Self { allowed: vec![Pattern::new("*")], denied: vec![] }
+    }
+}
+
+/// What one watch of copies covers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Area {
+    /// The kind, as its `plural[.group]`.
+    pub resource: &'static str,
+    /// The namespace; `None` for the whole cluster.
+    pub namespace: Option<Arc<str>>,
+}
+
+/// What is judged of an object's content.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes of its values, as Kubernetes counts them.
+    pub bytes: u64,
+    /// The type, for a kind that has types.
+    pub object_type: Option<Arc<str>>,
+}
+
+impl Facts {
+    /// The facts of an object's content.
+    pub fn of(kind: &Kind, content: &Content) -> Self {
+        let maps =
+            ["data", "binaryData"].into_iter().filter_map(|map| Some((map, content.fields.get(map)?.as_object()?)));
+        let bytes = maps.flat_map(|(map, values)| values.values().map(move |value| (map, value)));
+        let bytes = bytes.map(|(map, value)| {
+            let text = value.as_str().unwrap_or_default();
+            let (length, padding) =
+                (text.len() as u64, text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64);
+            // In base64, 4 bytes stand for 3.
+            let encoded = kind.sensitive || map == "binaryData";
+            if encoded { (length / 4 * 3).saturating_sub(padding) } else { length }
+        });
+        let typed = kind.fields.contains(&"type");
+        let named = content.fields.get("type").and_then(Value::as_str);
+        Self { bytes: bytes.sum(), object_type: typed.then(|| named.unwrap_or(UNTYPED).into()) }
+    }
+}
+
+/// The policy of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Where copies may be.
+    pub namespaces: Names,
+    /// Of which kinds copies may be.
+    pub kinds: BTreeSet<&'static str>,
+    /// Of which types Secrets may be.
+    pub secret_types: Names,
+    /// How large an object may be.
+    pub max_object_bytes: u64,
+    /// Whether a rule may overwrite what is not Runnel's. No rule can ask for it yet.
+    pub overwrite: bool,
+    /// Whether a rule may have namespaces created.
+    pub create_namespaces: bool,
+    /// What becomes of the copies when the hub revokes this cluster.
+    pub on_revoke: OnRevoke,
+    /// Whether the namespaces of Kubernetes and of the agent itself need to be named literally.
+    pub reserves: bool,
+}
+
+impl Default for Policy {
+    /// The policy of a file that says nothing.
+    fn default() -> Self {
+        Self {
+            namespaces: Names::all(),
+            kinds: KINDS.iter().map(|kind| kind.resource).collect(),
+            secret_types: Names::all(),
+            max_object_bytes: 1 << 20,
+            overwrite: false,
+            create_namespaces: false,
+            on_revoke: OnRevoke::Keep,
+            reserves: true,
+        }
+    }
+}
+
+impl Policy {
+    /// No policy: without a file everything is allowed that a hub may say at all.
+    pub fn open() -> Self {
+        Self {
+            max_object_bytes: u64::MAX,
+            overwrite: true,
+            create_namespaces: true,
+            reserves: false,
+            ..Self::default()
+        }
+    }
+
+    /// The only namespaces of copies, where the policy names each of them.
+    fn listed(&self) -> Option<impl Iterator<Item = &str>> {
+        let literal = self.namespaces.allowed.iter().all(Pattern::is_literal);
+        let names = self.namespaces.allowed.iter().map(Pattern::as_str);
+        literal.then(|| names.filter(|name| !matches_any(&self.namespaces.denied, name)))
+    }
+
+    /// What has to be watched: one area per kind, or per kind and namespace where the policy names each namespace,
+    /// so that the agent needs no right anywhere else.
+    pub fn areas(&self) -> BTreeSet<Area> {
+        let kinds = self.kinds.iter();
+        match self.listed() {
+            None => kinds.map(|resource| Area { resource, namespace: None }).collect(),
+            Some(names) => {
+                let names: Vec<Arc<str>> = names.map(Arc::from).collect();
+                let area = |resource| names.iter().map(move |name| Area { resource, namespace: Some(name.clone()) });
+                kinds.flat_map(|resource| area(*resource)).collect()
+            }
+        }
+    }
+
+    /// The area that shows a copy; `None` where the agent does not look at all.
+    pub fn area(&self, copy: &SourceRef) -> Option<Area> {
+        let resource = *self.kinds.get(&*copy.resource)?;
+        match self.listed() {
+            None => Some(Area { resource, namespace: None }),
+            Some(mut names) => names
+                .any(|name| *name == *copy.namespace)
+                .then(|| Area { resource, namespace: Some(copy.namespace.clone()) }),
+        }
+    }
+
+    /// Why copies may not be in a namespace. `home` is the agent's own.
+    pub fn denies_namespace(&self, name: &str, home: &str) -> Option<Trouble> {
+        if !names::is_namespace(name) {
+            return Some(denied("this is not a name that a namespace can have"));
+        }
+        let Names { allowed, denied: refused } = &self.namespaces;
+        if matches_any(refused, name) {
+            return Some(denied(format!("this member's policy refuses namespace {name} (namespaces.denied)")));
+        }
+        if allowed.iter().any(|pattern| pattern.is_literal() && pattern.matches(name)) {
+            return None;
+        }
+        if !matches_any(allowed, name) {
+            let text = "is not among the namespaces that this member's policy allows (namespaces.allowed)";
+            return Some(denied(format!("namespace {name} {text}")));
+        }
+        (self.reserves && (name.starts_with("kube-") || name == home)).then(|| {
+            let text = "no glob of this member's policy allows it, only its very name (namespaces.allowed)";
+            denied(format!("namespace {name} belongs to the system: {text}"))
+        })
+    }
+
+    /// Why copies of a kind may not be. Kinds that this agent does not know are not judged here.
+    pub fn denies_kind(&self, resource: &str) -> Option<Trouble> {
+        let known = Kind::by_resource(resource)?;
+        let text = "are not among the kinds that this member's policy allows (kinds)";
+        (!self.kinds.contains(known.resource)).then(|| denied(format!("{} {text}", known.resource)))
+    }
+
+    /// Why content may not be written.
+    pub fn denies_content(&self, facts: &Facts) -> Option<Trouble> {
+        if let Some(object_type) = &facts.object_type {
+            let shown = if is_plain(object_type) { object_type } else { "of this name" };
+            if matches_any(&self.secret_types.denied, object_type) {
+                return Some(denied(format!(
+                    "this member's policy refuses Secrets of type {shown} (secretTypes.denied)"
+                )));
+            }
+            if !matches_any(&self.secret_types.allowed, object_type) {
+                let text = format!("this member's policy allows no Secrets of type {shown} (secretTypes.allowed)");
+                return Some(denied(text));
+            }
+        }
+        let limit = self.max_object_bytes;
+        (facts.bytes > limit).then(|| {
+            let text = format!("the object has {} bytes, and this member's policy allows {limit}", facts.bytes);
+            denied(format!("{text} (maxObjectBytes)"))
+        })
+    }
+
+    /// Why this content may not be written as this copy; asked once more right before each write.
+    pub fn denies(&self, kind: &Kind, copy: &SourceRef, content: &Content, home: &str) -> Option<Trouble> {
+        self.denies_namespace(&copy.namespace, home)
+            .or_else(|| self.denies_kind(&copy.resource))
+            .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
+    }
+
+    /// Why a missing namespace is not created although a rule asks for it.
+    pub fn denies_creation(&self, namespace: &str) -> Option<Trouble> {
+        (!self.create_namespaces).then(|| {
+            let text = "does not exist, and this member's policy has none created (createNamespaces): create it";
+            denied(format!("namespace {namespace} {text}"))
+        })
+    }
+}
+
+/// Why a namespace takes no copies that says so itself.
+pub fn refused_by_namespace(name: &str) -> Trouble {
+    denied(format!(
+        "namespace {name} takes no copies: it is annotated {}: deny",
+        runnel_proto::model::INBOUND_ANNOTATION
+    ))
+}
+
+fn denied(message: impl Into<Arc<str>>) -> Trouble {
+    Trouble::new(Reason::Denied, message)
+}
+
+fn is_plain(text: &str) -> bool {
+    text.len() <= 80 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte))
+}

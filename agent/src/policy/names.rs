@@ -1,0 +1,50 @@
+//! Names as Kubernetes takes them. What comes from the hub becomes part of a request's path, so nothing else does.
+
+/// The longest label of a domain name, and so the longest namespace.
+const LABEL: usize = 63;
+/// The longest domain name, and so the longest name of an object.
+const SUBDOMAIN: usize = 253;
+
+/// Whether a namespace can be called so.
+pub fn is_namespace(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let ends = !name.starts_with('-') && !name.ends_with('-');
+    (1..=LABEL).contains(&name.len()) && ends && name.bytes().all(plain)
+}
+
+/// Whether an object of the kinds that are distributed can be called so.
+pub fn is_object(name: &str) -> bool {
+    let part = |part: &str| {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.bytes().all(plain)
+    };
+    name.len() <= SUBDOMAIN && name.split('.').all(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn only_what_kubernetes_takes_is_a_name() {
+        for name in ["a", "team-a", "0", "kube-system"] {
+            assert!(is_namespace(name) && is_object(name), "{name}");
+        }
+        assert!(is_object("ca.crt") && !is_namespace("ca.crt"));
+        assert!(is_object(&"a".repeat(253)) && !is_namespace(&"a".repeat(64)));
+        for name in ["", "-a", "a-", "A", "..", ".", "a..b", "a/b", "a:b", "a b", "ä", "a\u{0}", "a%2f", "*", "a_b"] {
+            assert!(!is_namespace(name) && !is_object(name), "{name:?}");
+        }
+        assert!(!is_object(&"a".repeat(254)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_can_leave_its_place_in_a_path(name in ".{0,40}") {
+            if is_object(&name) || is_namespace(&name) {
+                prop_assert!(!name.contains(['/', '%', '?', '#', '\\']) && name != ".." && name != ".");
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Reads a policy. Whatever it does not know it refuses, and says which field and what to write instead.
+use runnel_proto::model::{KINDS, Pattern};
+use serde_json::{Map, Value};
+
+use super::{Names, OnRevoke, Policy, names};
+
+/// Why a text is no policy: the field, and the cure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {cure}")]
+pub struct PolicyError {
+    /// The path of the field.
+    pub field: String,
+    /// What is wrong, and what to write.
+    pub cure: String,
+}
+
+fn error(field: &str, cure: impl Into<String>) -> PolicyError {
+    PolicyError { field: field.to_owned(), cure: cure.into() }
+}
+
+type Parsed<T> = Result<T, PolicyError>;
+
+const FIELDS: [&str; 7] =
+    ["namespaces", "kinds", "secretTypes", "maxObjectBytes", "overwrite", "createNamespaces", "onRevoke"];
+const LISTS: [&str; 2] = ["allowed", "denied"];
+/// The most entries of one list.
+const ENTRIES: usize = 10_000;
+
+impl Policy {
+    /// Reads the text of a policy file.
+    ///
+    /// # Errors
+    /// [`PolicyError`] for anything that is not exactly a policy.
+    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        let value: Value = serde_saphyr::from_str(text).map_err(|cause| {
+            let cause = cause.to_string();
+            error("the file", format!("is not YAML ({})", cause.lines().next().unwrap_or_default()))
+        })?;
+        if value.is_null() {
+            return Err(error("the file", "is empty: write {} for a policy with every default"));
+        }
+        let map = object("the file", &value, &FIELDS)?;
+        let mut policy = Self::default();
+        if let Some(value) = map.get("namespaces") {
+            policy.namespaces =
+                lists("namespaces", value, is_namespace_pattern, "a namespace's name, or a glob with *")?;
+        }
+        if let Some(value) = map.get("kinds") {
+            let known: Vec<_> = KINDS.iter().map(|kind| kind.resource).collect();
+            let kinds = strings("kinds", value)?;
+            let kinds = kinds.into_iter().enumerate().map(|(at, kind)| {
+                let row = known.iter().find(|known| **known == kind);
+                row.copied()
+                    .ok_or_else(|| error(&format!("kinds[{at}]"), format!("must be one of {}", known.join(", "))))
+            });
+            policy.kinds = kinds.collect::<Parsed<_>>()?;
+        }
+        if let Some(value) = map.get("secretTypes") {
+            policy.secret_types = lists("secretTypes", value, is_type_pattern, "a Secret's type, or a glob with *")?;
+        }
+        if let Some(value) = map.get("maxObjectBytes") {
+            let bytes = value.as_u64().filter(|bytes| *bytes > 0);
+            policy.max_object_bytes =
+                bytes.ok_or_else(|| error("maxObjectBytes", "must be a number of bytes, 1 or more"))?;
+        }
+        if let Some(value) = map.get("overwrite") {
+            policy.overwrite = flag("overwrite", value)?;
+        }
+        if let Some(value) = map.get("createNamespaces") {
+            policy.create_namespaces = flag("createNamespaces", value)?;
+        }
+        if let Some(value) = map.get("onRevoke") {
+            policy.on_revoke = match value.as_str() {
+                Some("Keep") => OnRevoke::Keep,
+                Some("Purge") => OnRevoke::Purge,
+                _ => return Err(error("onRevoke", "must be Keep or Purge")),
+            };
+        }
+        Ok(policy)
+    }
+}
+
+fn object<'a>(path: &str, value: &'a Value, fields: &[&str]) -> Parsed<&'a Map<String, Value>> {
+    let fits = || format!("must be a map with {}", fields.join(", "));
+    let map = value.as_object().ok_or_else(|| error(path, fits()))?;
+    match map.keys().find(|key| !fields.contains(&key.as_str())) {
+        None => Ok(map),
+        Some(unknown) => {
+            let shown: String = unknown.chars().filter(|c| !c.is_control()).take(60).collect();
+            let path = if path == "the file" { shown } else { format!("{path}.{shown}") };
+            Err(error(&path, format!("is not a field of a policy: write one of {}, or remove it", fields.join(", "))))
+        }
+    }
+}
+
+fn lists(path: &str, value: &Value, fits: fn(&str) -> bool, what: &str) -> Parsed<Names> {
+    let map = object(path, value, &LISTS)?;
+    let list = |name: &str| {
+        let Some(value) = map.get(name) else { return Ok(None) };
+        let path = format!("{path}.{name}");
+        let texts = strings(&path, value)?;
+        match texts.iter().position(|text| !fits(text)) {
+            Some(at) => Err(error(&format!("{path}[{at}]"), format!("must be {what}"))),
+            None => Ok(Some(texts.into_iter().map(Pattern::new).collect::<Vec<_>>())),
+        }
+    };
+    let all = Names::all();
+    Ok(Names { allowed: list("allowed")?.unwrap_or(all.allowed), denied: list("denied")?.unwrap_or(all.denied) })
+}
+
+fn strings(path: &str, value: &Value) -> Parsed<Vec<String>> {
+    let list = value.as_array().filter(|list| list.len() <= ENTRIES);
+    let list = list.ok_or_else(|| error(path, format!("must be a list of at most {ENTRIES} texts")))?;
+    let text = |(at, value): (usize, &Value)| match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(error(&format!("{path}[{at}]"), "must be a text: put it in quotes")),
+    };
+    list.iter().enumerate().map(text).collect()
+}
+
+fn flag(path: &str, value: &Value) -> Parsed<bool> {
+    value.as_bool().ok_or_else(|| error(path, "must be true or false"))
+}
+
+fn is_namespace_pattern(text: &str) -> bool {
+    if !text.contains('*') {
+        return names::is_namespace(text);
+    }
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-*".contains(&byte);
+    text.len() <= 63 && text.bytes().all(plain)
+}
+
+fn is_type_pattern(text: &str) -> bool {
+    (1..=253).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}

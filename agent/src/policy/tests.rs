@@ -1,0 +1,158 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+
+const HOME: &str = "runnel-system";
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(text).unwrap()
+}
+
+fn allows(policy: &Policy, namespace: &str) -> bool {
+    policy.denies_namespace(namespace, HOME).is_none()
+}
+
+fn content(value: Value) -> Content {
+    Content { fields: serde_json::from_value(value).unwrap(), ..Content::default() }
+}
+
+fn secret(object_type: &str, data: &str) -> Facts {
+    let kind = Kind::by_resource("secrets").unwrap();
+    Facts::of(kind, &content(json!({"type": object_type, "data": {"k": data}})))
+}
+
+#[test]
+fn the_whole_file_is_read_and_an_empty_map_is_every_default() {
+    let whole = "
+namespaces: {allowed: [team-a, 'app-*'], denied: [app-secret]}
+kinds: [configmaps]
+secretTypes: {allowed: [Opaque], denied: ['x/*']}
+maxObjectBytes: 100
+overwrite: true
+createNamespaces: true
+onRevoke: Purge
+";
+    let whole = policy(whole);
+    assert_eq!(whole.namespaces.allowed, [Pattern::new("team-a"), Pattern::new("app-*")]);
+    assert_eq!(whole.namespaces.denied, [Pattern::new("app-secret")]);
+    assert_eq!(whole.kinds, BTreeSet::from(["configmaps"]));
+    assert_eq!(whole.secret_types.denied, [Pattern::new("x/*")]);
+    assert_eq!((whole.max_object_bytes, whole.overwrite, whole.create_namespaces), (100, true, true));
+    assert_eq!(whole.on_revoke, OnRevoke::Purge);
+    assert_eq!(policy("{}"), Policy::default());
+}
+
+#[test]
+fn what_is_no_policy_is_refused_with_the_field_and_the_cure() {
+    for (text, field, cure) in [
+        ("", "the file", "is empty"),
+        ("[]", "the file", "must be a map with namespaces"),
+        ("{", "the file", "is not YAML"),
+        ("namespace: []", "namespace", "is not a field of a policy: write one of namespaces"),
+        ("namespaces: [a]", "namespaces", "must be a map with allowed, denied"),
+        ("namespaces: {alowed: [a]}", "namespaces.alowed", "write one of allowed, denied"),
+        ("namespaces: {allowed: a}", "namespaces.allowed", "must be a list"),
+        ("namespaces: {allowed: [a, Team]}", "namespaces.allowed[1]", "must be a namespace's name"),
+        ("namespaces: {allowed: [5]}", "namespaces.allowed[0]", "put it in quotes"),
+        ("namespaces: {denied: ['..']}", "namespaces.denied[0]", "must be a namespace's name"),
+        ("kinds: [pods]", "kinds[0]", "must be one of configmaps, secrets"),
+        ("kinds: secrets", "kinds", "must be a list"),
+        ("secretTypes: {allowed: ['']}", "secretTypes.allowed[0]", "must be a Secret's type"),
+        ("maxObjectBytes: 0", "maxObjectBytes", "must be a number of bytes"),
+        ("maxObjectBytes: 1Mi", "maxObjectBytes", "must be a number of bytes"),
+        ("overwrite: maybe", "overwrite", "must be true or false"),
+        ("createNamespaces: 1", "createNamespaces", "must be true or false"),
+        ("onRevoke: keep", "onRevoke", "must be Keep or Purge"),
+    ] {
+        let error = Policy::parse(text).unwrap_err();
+        assert_eq!(error.field, field, "{text}");
+        assert!(error.cure.contains(cure), "{text}: {error}");
+    }
+}
+
+#[test]
+fn globs_leave_the_namespaces_of_the_system_alone_and_names_do_not() {
+    let all = policy("{}");
+    assert!(allows(&all, "team-a"));
+    for system in ["kube-system", "kube-public", HOME] {
+        assert!(!allows(&all, system), "{system}");
+        assert!(allows(&policy(&format!("namespaces: {{allowed: ['*', {system}]}}")), system), "{system}");
+        assert!(allows(&Policy::open(), system), "{system}");
+    }
+    let some = policy("namespaces: {allowed: ['team-*', extra], denied: ['*-old']}");
+    assert!(allows(&some, "team-a") && allows(&some, "extra"));
+    assert!(!allows(&some, "team-old") && !allows(&some, "other"));
+    for trick in ["", "..", "Team-a", "team-a/x", "team-ä", "team-a ", &"team-".repeat(20)] {
+        assert!(!allows(&all, trick) && !allows(&some, trick) && !allows(&Policy::open(), trick), "{trick:?}");
+    }
+}
+
+#[test]
+fn each_denial_names_its_field() {
+    let policy = policy(
+        "{namespaces: {allowed: ['*'], denied: [never]}, kinds: [secrets], maxObjectBytes: 3,
+        secretTypes: {allowed: [Opaque, 'a/*'], denied: [a/b]}}",
+    );
+    let says = |trouble: Option<Trouble>, field: &str| {
+        let trouble = trouble.unwrap();
+        assert_eq!(trouble.reason, Reason::Denied);
+        assert!(trouble.message.contains(field), "{}", trouble.message);
+    };
+    says(policy.denies_namespace("never", HOME), "namespaces.denied");
+    says(policy.denies_namespace("kube-system", HOME), "namespaces.allowed");
+    says(policy.denies_kind("configmaps"), "(kinds)");
+    says(policy.denies_content(&secret("kubernetes.io/tls", "")), "kubernetes.io/tls (secretTypes.allowed)");
+    says(policy.denies_content(&secret("a/b", "")), "secretTypes.denied");
+    says(policy.denies_content(&secret("Opaque", "MTIzNA==")), "4 bytes");
+    says(policy.denies_creation("new"), "createNamespaces");
+    assert_eq!(policy.denies_content(&secret("a/c", "MTIz")), None);
+    assert_eq!(policy.denies_kind("secrets"), None);
+    assert_eq!(policy.denies_kind("widgets.example.org"), None, "kinds that nobody knows are refused elsewhere");
+}
+
+#[test]
+fn sizes_are_those_of_kubernetes() {
+    let kind = |resource| Kind::by_resource(resource).unwrap();
+    let fields = content(json!({"data": {"key": "1234"}, "binaryData": {"b": "MTIzNA=="}}));
+    assert_eq!(Facts::of(kind("configmaps"), &fields), Facts { bytes: 8, object_type: None });
+    let fields = content(json!({"data": {"key": "MTIzNA==", "other": "MTIz"}}));
+    assert_eq!(Facts::of(kind("secrets"), &fields), Facts { bytes: 7, object_type: Some("Opaque".into()) });
+}
+
+#[test]
+fn names_alone_are_watched_one_by_one() {
+    let areas = |text| policy(text).areas().into_iter().collect::<Vec<_>>();
+    let cluster = |resource| Area { resource, namespace: None };
+    assert_eq!(areas("{}"), [cluster("configmaps"), cluster("secrets")]);
+    assert_eq!(areas("namespaces: {allowed: [a, 'b*']}"), [cluster("configmaps"), cluster("secrets")]);
+    let single = |resource, name: &str| Area { resource, namespace: Some(name.into()) };
+    let expected = [single("secrets", "a"), single("secrets", "b")];
+    assert_eq!(areas("{namespaces: {allowed: [a, b, c], denied: [c]}, kinds: [secrets]}"), expected);
+    assert!(areas("namespaces: {allowed: []}").is_empty());
+}
+
+fn patterns() -> impl Strategy<Value = Vec<String>> {
+    proptest::collection::vec("[ab*]{1,3}|kube-system|runnel-system", 0..3)
+}
+
+proptest! {
+    /// What a policy allows it also watches, and what it lists it neither watches nor allows elsewhere.
+    #[test]
+    fn what_is_allowed_is_watched(allowed in patterns(), denied in patterns(), name in "[ab]{1,3}|kube-system|runnel-system") {
+        let pattern = |texts: Vec<String>| texts.into_iter().map(Pattern::new).collect();
+        let policy = Policy { namespaces: Names { allowed: pattern(allowed), denied: pattern(denied) }, ..Policy::default() };
+        let copy = SourceRef::new("secrets", &name, "x");
+        let area = policy.area(&copy);
+        prop_assert!(area.is_some() || !allows(&policy, &name));
+        prop_assert!(area.as_ref().is_none_or(|area| policy.areas().contains(area)));
+        let listed = policy.namespaces.allowed.iter().all(Pattern::is_literal);
+        if listed {
+            prop_assert_eq!(area.is_some(), allows(&policy, &name));
+        }
+    }
+
+    #[test]
+    fn whatever_is_read_is_a_policy_or_an_error(text in ".{0,80}") {
+        let _ = Policy::parse(&text);
+    }
+}

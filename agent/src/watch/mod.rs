@@ -1,0 +1,136 @@
+//! What the agent looks at in its cluster: copies, where the policy has them watched, and namespaces.
+//!
+//! The policy comes into force here, between the end of the watches that it no longer has and the beginning of its
+//! new ones, so that the core hears everything in this order.
+mod copies;
+mod namespaces;
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::stream::{FuturesUnordered, StreamExt};
+use kube::Client;
+use kube::runtime::watcher;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::core::Event;
+use crate::metrics::Metrics;
+use crate::policy::file::{POLL, PolicyFile};
+use crate::policy::{Area, Policy};
+use crate::seal::Sealer;
+
+pub use namespaces::namespaces;
+
+/// The watches of copies, as the policy has them.
+pub struct Watches {
+    /// Access to the member cluster.
+    pub client: Client,
+    /// Knows our copies.
+    pub sealer: Sealer,
+    /// Where the policy lies, if there is one.
+    pub file: Option<PolicyFile>,
+    /// The policy in force.
+    pub policy: Arc<Policy>,
+    /// Where it counts.
+    pub metrics: Metrics,
+    /// To the core.
+    pub events: mpsc::Sender<Event>,
+}
+
+type Running = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
+
+impl Watches {
+    /// Watches until the receiver is gone.
+    pub async fn run(mut self) {
+        let (mut running, mut stops) = (Running::new(), BTreeMap::new());
+        self.begin(&mut running, &mut stops);
+        let mut tick = tokio::time::interval(POLL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.events.closed() => return,
+                Some(()) = running.next() => {}
+                _ = tick.tick() => {
+                    let Some(policy) = self.changed().await else { continue };
+                    self.policy = Arc::new(policy);
+                    let areas = self.policy.areas();
+                    // A watch that is told to stop says nothing more: it is asked for that first.
+                    stops.retain(|area, stop: &mut CancellationToken| {
+                        let stays = areas.contains(area);
+                        if !stays {
+                            stop.cancel();
+                        }
+                        stays
+                    });
+                    if self.events.send(Event::Policy(self.policy.clone())).await.is_err() {
+                        return;
+                    }
+                    self.begin(&mut running, &mut stops);
+                }
+            }
+        }
+    }
+
+    /// Begins the watches that the policy has and that do not run yet.
+    fn begin(&self, running: &mut Running, stops: &mut BTreeMap<Area, CancellationToken>) {
+        for area in self.policy.areas() {
+            if stops.contains_key(&area) {
+                continue;
+            }
+            let stop = CancellationToken::new();
+            stops.insert(area.clone(), stop.clone());
+            let watch = copies::copies(self.client.clone(), area, self.sealer.clone(), self.events.clone());
+            running.push(Box::pin(async move {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
+                    () = watch => {}
+                }
+            }));
+        }
+    }
+
+    /// A policy that differs from the one in force.
+    async fn changed(&mut self) -> Option<Policy> {
+        let file = self.file.as_mut()?;
+        match file.poll().await? {
+            Ok(policy) => {
+                self.metrics.policy_broken.set(0);
+                if policy == *self.policy {
+                    return None;
+                }
+                tracing::info!(file = %file.path().display(), "the policy has changed: the new one is in force");
+                Some(policy)
+            }
+            Err(cause) => {
+                self.metrics.policy_broken.set(1);
+                let file = file.path().display();
+                tracing::error!(%file, "the new policy cannot be used, and the one before stays in force: {cause}");
+                None
+            }
+        }
+    }
+}
+
+/// The status of a failed watch, if the API server gave one. The error's text is not used: it may quote an object.
+fn status(error: &watcher::Error) -> Option<&kube::core::Status> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status),
+        _ => None,
+    }
+}
+
+fn cure(code: u16) -> &'static str {
+    match code {
+        0 => "the API server does not answer",
+        401 => "the API server does not accept the agent's credentials",
+        403 => "grant the agent the rights of its chart",
+        410 => "the watch was too old and begins anew",
+        _ => "see the API server's log",
+    }
+}
