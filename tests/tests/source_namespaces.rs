@@ -5,11 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::binaries;
 use runnel_tests::control_plane::{ControlPlane, Options};
-use runnel_tests::fleet::NAMESPACE;
-use runnel_tests::guard::Program;
-use runnel_tests::helm::{Helm, chart};
-use runnel_tests::ports::{self, local};
-use runnel_tests::restartable::Restartable;
+use runnel_tests::fleet::{FleetOptions, Hub, NAMESPACE};
+use runnel_tests::helm::Helm;
+use runnel_tests::pod::Site;
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -59,32 +57,23 @@ async fn says(plane: &ControlPlane, namespace: &str, kind: &str, reason: &str, w
 async fn a_limited_hub_reads_where_it_may_and_says_exactly_what_it_lacks() -> Result<()> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
     let plane = ControlPlane::start("limited", Options { audit_reads: true, ..Options::default() }).await?;
-    for namespace in [NAMESPACE, "open", "shut"] {
+    for namespace in ["open", "shut"] {
         plane.kubectl(&["create", "namespace", namespace]).await?;
     }
-    let folder = chart("runnel-hub");
-    let folder = folder.to_str().context("a path that is not text")?;
-    let install = ["install", "runnel-hub", folder, "--namespace", NAMESPACE, "--set", "sourceNamespaces={open,shut}"];
-    Helm::find().await?.on(plane.kubeconfig(), &install).await?;
+    let limited = json!({"sourceNamespaces": ["open", "shut"]});
+    let options = FleetOptions { hub_values: limited, ..FleetOptions::default() };
+    let hub = Hub::install(&Helm::find().await?, &Site::from(&plane), &built, &options).await?;
     let binding = plane.kubectl(&["get", "rolebinding", "runnel-hub-sources", "-n", "shut", "-o", "json"]).await?;
     plane.kubectl(&["delete", "rolebinding", "runnel-hub-sources", "-n", "shut"]).await?;
     for namespace in ["open", "shut", "outside"] {
         plane.kubectl_stdin(&["apply", "-f", "-"], &rule(namespace)).await?;
     }
     let mark = plane.mark();
-    let kubeconfig = plane.token_kubeconfig(NAMESPACE, "runnel-hub").await?;
-    let program = Program::new(&built.hub, plane.folder().join("runnel-hub.log")).arguments([
-        "run".to_owned(),
-        format!("--kubeconfig={}", kubeconfig.display()),
-        format!("--listen={}", local(ports::free()?)),
-        format!("--ops-listen={}", local(ports::free()?)),
-        "--source-namespaces=open,shut".to_owned(),
-    ]);
-    let hub = Restartable::new("runnel-hub", program);
-    hub.start()?;
+    hub.start().await?;
+    let process = hub.replicas()[0].process();
 
     // One is served, one lacks a right, one lies outside; none is in the others' way.
-    says(&plane, "open", "Ready", "NoClusters", &[]).await.with_context(|| hub.last_words())?;
+    says(&plane, "open", "Ready", "NoClusters", &[]).await.with_context(|| process.last_words())?;
     let missing = ["configmaps of the namespace shut", "get, list and watch", "a Role in the namespace shut"];
     says(&plane, "shut", "Stalled", "SourceUnreadable", &missing).await?;
     says(&plane, "outside", "Stalled", "SourceUnreadable", &["add outside to `sourceNamespaces`"]).await?;
