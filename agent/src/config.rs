@@ -27,6 +27,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run until a signal.
+    // The last one counts: what is given last, such as a chart's `extraArgs`, replaces what stands before it.
+    #[command(args_override_self = true)]
     Run(Options),
 }
 

@@ -20,6 +20,8 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run the hub.
+    // The last one counts: what is given last, such as a chart's `extraArgs`, replaces what stands before it.
+    #[command(args_override_self = true)]
     Run(Run),
     /// Let clusters join.
     #[command(subcommand)]
