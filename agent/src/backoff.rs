@@ -19,7 +19,7 @@ pub const RECHECK: Backoff = Backoff { base: Duration::from_secs(5), limit: Dura
 /// For an API server that is away or overloaded: it says nothing about the copy.
 pub const UNAVAILABLE: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(30) };
 /// For connections to the hub.
-pub const CONNECT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(30) };
+pub const CONNECT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
 
 impl Backoff {
     /// The longest delay after this many failures in a row (1 is the first).

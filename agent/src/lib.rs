@@ -12,6 +12,7 @@ pub mod core;
 pub mod decide;
 pub mod desired;
 pub mod events;
+pub mod fence;
 pub mod job;
 pub mod join;
 pub mod link;

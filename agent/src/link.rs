@@ -16,6 +16,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::backoff::{Backoff, CONNECT, Jitter};
+use crate::fence::Fence;
 use crate::join::{self, whole};
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
@@ -55,6 +56,8 @@ pub struct Link {
     pub join_file: Option<std::path::PathBuf>,
     /// To the core.
     pub events: mpsc::Sender<LinkEvent>,
+    /// Which leader of the hub is obeyed.
+    pub fence: Fence,
 }
 
 /// Why a stream ended.
@@ -158,6 +161,7 @@ impl Link {
             return Ended::Over;
         }
         let ended = self.session(client(channel.clone()), address, outbound).await;
+        self.fence.closed(Instant::now());
         if self.events.send(LinkEvent::Closed).await.is_err() {
             return Ended::Over;
         }
@@ -201,6 +205,7 @@ impl Link {
             Ok(Err(status)) => return Err(early(&status)),
             Err(_) => return Err(Ended::Failed("the hub accepted the stream but said nothing".to_owned())),
         };
+        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         let HubFrame::SnapshotBegin(begin) = &frame else {
             return Err(Ended::Failed("the hub's first frame is not the beginning of a snapshot".to_owned()));
@@ -221,18 +226,26 @@ impl Link {
     async fn serve(&mut self, client: RunnelClient<Channel>, mut inbound: Streaming<wire::HubFrame>) -> Ended {
         let mut leave_at = self.leave_at();
         let mut renew_at = from_now(self.renew_time());
+        let mut draining = false;
         loop {
             tokio::select! {
                 frame = inbound.message() => {
                     let frame = match frame {
                         Ok(Some(frame)) => frame,
+                        // As it said it would. Another replica is there at once, and not all agents should be.
+                        Ok(None) | Err(_) if draining => {
+                            return Ended::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now()));
+                        }
                         Ok(None) => return Ended::Failed("the hub closed the stream".to_owned()),
                         Err(status) => return refused(&status),
                     };
                     match self.pass(frame).await {
                         Ok(None) => {}
                         // The hub is going: stay for a random part of the time that it gives.
-                        Ok(Some(within)) => leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw())),
+                        Ok(Some(within)) => {
+                            draining = true;
+                            leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw()));
+                        }
                         Err(ended) => return ended,
                     }
                 }
@@ -252,6 +265,7 @@ impl Link {
 
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Option<Duration>, Ended> {
+        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Batch(batch) = &frame {

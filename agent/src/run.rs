@@ -20,6 +20,7 @@ use crate::backoff::{Backoff, Jitter};
 use crate::classify::CallError;
 use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
+use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
 use crate::link::Link;
 use crate::metrics::Metrics;
@@ -156,7 +157,7 @@ fn tasks(
         start: Some((start, ready)),
         drain: drain.clone(),
     };
-    let link = Link { identity, store, jitter, metrics, join_file, events: link_events };
+    let link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence: Fence::default() };
     tasks.push(("link", task(drain, link.run(started))));
     tasks.push((
         "core",

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 32] = [
+const DECIDE: [&str; 33] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -31,6 +31,7 @@ const DECIDE: [&str; 32] = [
     "agent/src/core",
     "agent/src/decide",
     "agent/src/desired",
+    "agent/src/fence",
     "agent/src/job",
     "agent/src/lib",
     "agent/src/live",

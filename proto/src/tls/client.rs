@@ -26,8 +26,8 @@ use crate::identity::{Fingerprint, SpiffeId, is_address};
 
 /// For the name, the connection and the handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
-/// A peer that is gone without a word is noticed after this twice.
-const KEEPALIVE: Duration = Duration::from_secs(20);
+/// A peer that is gone without a word is noticed after this twice: not much later than another replica of the hub leads.
+const KEEPALIVE: Duration = Duration::from_secs(9);
 
 /// Settings to join with: the hub must have the pinned authority and be the hub of that id. Nothing, the token
 /// included, is sent before this is proven.

@@ -1,0 +1,100 @@
+//! Which leader of the hub is obeyed: never one that was deposed.
+//!
+//! Of the hub's replicas one leads, and each frame says by what right: an epoch, and a term that rises within it. A stream
+//! of a lower term than one that is known is not obeyed, and one stream speaks of one term only. What is known is kept for
+//! a minute after the last stream in it: no lease is longer, so a deposed leader has noticed by then; and a hub that was
+//! restored from an old backup, whose terms begin again lower, is taken again.
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a term is remembered after its last stream.
+const MEMORY: Duration = Duration::from_secs(60);
+/// The longest epoch that is taken: a uid is shorter.
+const EPOCH_LIMIT: usize = 128;
+
+/// What is known of the hub's leaders.
+#[derive(Default)]
+pub struct Fence {
+    /// The highest term of each epoch, and when it was last heard of.
+    highest: BTreeMap<String, (u64, Instant)>,
+    /// What the present stream says.
+    stream: Option<(String, u64)>,
+}
+
+impl Fence {
+    /// A frame says this. Whether it may be obeyed.
+    ///
+    /// # Errors
+    /// A sentence that says why the stream has to be closed.
+    pub fn admit(&mut self, epoch: &str, term: u64, now: Instant) -> Result<(), String> {
+        if let Some((own_epoch, own_term)) = &self.stream {
+            return match own_epoch == epoch && *own_term == term {
+                true => Ok(()),
+                false => Err(format!("the hub's term changed from {own_term} to {term} within the stream")),
+            };
+        }
+        if epoch.len() > EPOCH_LIMIT {
+            return Err(format!("the hub's epoch is longer than {EPOCH_LIMIT} bytes"));
+        }
+        self.highest.retain(|_, (_, heard)| now.saturating_duration_since(*heard) < MEMORY);
+        if let Some((highest, _)) = self.highest.get(epoch)
+            && term < *highest
+        {
+            return Err(format!("a replica of the hub that leads no more (term {term}, known is {highest})"));
+        }
+        self.highest.insert(epoch.to_owned(), (term, now));
+        self.stream = Some((epoch.to_owned(), term));
+        Ok(())
+    }
+
+    /// The stream has ended.
+    pub fn closed(&mut self, now: Instant) {
+        if let Some((epoch, term)) = self.stream.take() {
+            self.highest.insert(epoch, (term, now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn a_lower_term_of_one_epoch_is_not_obeyed() {
+        let (mut fence, start) = (Fence::default(), Instant::now());
+        assert_eq!(fence.admit("e1", 5, start), Ok(()));
+        fence.closed(start + second(3600));
+        assert!(fence.admit("e1", 4, start + second(3630)).unwrap_err().contains("term 4, known is 5"));
+        assert_eq!(fence.admit("e1", 6, start + second(3630)), Ok(()));
+        fence.closed(start + second(3640));
+        // Terms compare only inside an epoch, and a stray epoch makes none forgotten.
+        assert_eq!(fence.admit("e2", 1, start + second(3650)), Ok(()));
+        fence.closed(start + second(3650));
+        assert!(fence.admit("e1", 5, start + second(3651)).is_err());
+    }
+
+    #[test]
+    fn a_stream_has_one_term() {
+        let (mut fence, start) = (Fence::default(), Instant::now());
+        assert_eq!(fence.admit("e1", 5, start), Ok(()));
+        assert_eq!(fence.admit("e1", 5, start), Ok(()));
+        assert!(fence.admit("e1", 6, start).is_err() && fence.admit("e2", 5, start).is_err());
+        fence.closed(start);
+        assert_eq!(fence.admit("e1", 6, start), Ok(()));
+    }
+
+    #[test]
+    fn a_restored_hub_is_taken_again_after_a_minute() {
+        let (mut fence, start) = (Fence::default(), Instant::now());
+        assert_eq!(fence.admit("e1", 50, start), Ok(()));
+        fence.closed(start + second(10));
+        assert!(fence.admit("e1", 3, start + second(69)).is_err());
+        fence.closed(start + second(69));
+        assert_eq!(fence.admit("e1", 3, start + second(70)), Ok(()));
+        assert!(Fence::default().admit(&"x".repeat(200), 1, start).is_err());
+    }
+}
