@@ -51,7 +51,7 @@ pub struct Election {
 /// How a request about the Lease ended.
 enum Answer {
     /// With the Lease, if there is one.
-    Lease(Option<Lease>),
+    Lease(Option<Box<Lease>>),
     /// The Lease is not as it was seen.
     Changed,
     /// Anything else.
@@ -122,9 +122,9 @@ impl Election {
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(lease, sent, now),
+            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(*lease, sent, now),
             Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
-            Answer::Lease(seen) => self.candidate.saw(seen, now),
+            Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
         }
@@ -133,7 +133,7 @@ impl Election {
     /// Sends one request, within a part of the time in which a renewal must succeed.
     async fn ask(&self, verb: &str, call: impl Future<Output = Result<Option<Lease>, kube::Error>>) -> Answer {
         match tokio::time::timeout(self.timing.renew / 2, call).await {
-            Ok(Ok(lease)) => Answer::Lease(lease),
+            Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Answer::Changed,
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 let why = &status.message;
@@ -207,7 +207,7 @@ impl Election {
                 }
                 // A renewal that was cut off may have arrived.
                 Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self.candidate.saw(seen, Instant::now()),
+                    Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), Instant::now()),
                     Answer::Changed | Answer::Failed => break,
                 },
                 Answer::Failed => break,

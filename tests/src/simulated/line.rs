@@ -27,6 +27,7 @@ pub struct Line {
     out: Option<UnboundedSender<Bytes>>,
     inbound: Streaming<Bytes>,
     record: Record,
+    lead: Option<(String, u64)>,
 }
 
 impl Line {
@@ -50,7 +51,7 @@ impl Line {
         let request = Request::new(UnboundedReceiverStream::new(frames));
         let path = PathAndQuery::from_static(SESSION);
         let inbound = grpc.streaming(request, path, Plain).await?.into_inner();
-        Ok(Self { out: Some(out), inbound, record: Record { sessions: 1, ..Record::default() } })
+        Ok(Self { out: Some(out), inbound, record: Record { sessions: 1, ..Record::default() }, lead: None })
     }
 
     /// Opens a stream, says what is held, and returns when the hub has answered with the begin of its snapshot.
@@ -108,6 +109,12 @@ impl Line {
         };
         self.record.bytes.push(bytes.clone());
         let frame = wire::HubFrame::decode(bytes).map_err(|error| Status::internal(error.to_string()))?;
+        let lead = (frame.epoch.clone(), frame.term);
+        if self.lead.as_ref().is_some_and(|before| *before != lead) {
+            self.record.complaints.push(format!("the term changed to {} within a stream", lead.1));
+        }
+        self.lead = Some(lead.clone());
+        self.record.led_by(lead);
         let (frame, refused) = hub_frame(frame).map_err(|error| Status::internal(error.to_string()))?;
         let complaints = refused.iter().map(|refusal| format!("unreadable: {}", refusal.message));
         self.record.complaints.extend(complaints);

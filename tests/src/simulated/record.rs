@@ -14,6 +14,8 @@ pub struct Record {
     pub ends: Vec<(tonic::Code, String)>,
     /// Streams that were opened.
     pub sessions: usize,
+    /// Epoch and term of the hub's leaders, each time they changed.
+    pub leads: Vec<(String, u64)>,
     /// What the hub did against the protocol.
     pub complaints: Vec<String>,
 }
@@ -26,6 +28,22 @@ impl Record {
         self.ends.extend(later.ends);
         self.sessions += later.sessions;
         self.complaints.extend(later.complaints);
+        for lead in later.leads {
+            self.led_by(lead);
+        }
+    }
+
+    /// A frame of this epoch and term came.
+    pub fn led_by(&mut self, (epoch, term): (String, u64)) {
+        if let Some((_, higher)) = self.leads.iter().find(|(known, higher)| *known == epoch && *higher > term) {
+            self.complaints.push(format!("a frame of term {term}, after one of term {higher}"));
+        }
+        if epoch.is_empty() || term == 0 {
+            self.complaints.push("a frame without epoch or term".to_owned());
+        }
+        if self.leads.last().is_none_or(|last| *last != (epoch.clone(), term)) {
+            self.leads.push((epoch, term));
+        }
     }
 
     /// The batches.

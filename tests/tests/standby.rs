@@ -1,0 +1,12 @@
+//! Two replicas of the hub on one control plane, as the chart installs them: one leads, the other stands by.
+
+#[path = "standby/killed.rs"]
+mod killed;
+#[path = "standby/lease.rs"]
+mod lease;
+#[path = "standby/paused.rs"]
+mod paused;
+#[path = "standby/pinned.rs"]
+mod pinned;
+#[path = "standby/stage.rs"]
+mod stage;

@@ -1,0 +1,62 @@
+//! Agents whose connections all go to the replica that stands by, as a load balancer with source affinity sends them.
+
+use anyhow::{Result, ensure};
+
+use super::stage::{self, forget, nothing_was_sent, served_again};
+
+const AGENTS: usize = 3;
+
+#[tokio::test]
+async fn agents_pinned_to_the_standby_join_are_served_and_follow_it_when_it_leads() -> Result<()> {
+    let stage = stage::stage("pinned").await?;
+    let leader = stage.leader().await?;
+    let standby = 3 - leader;
+    let address = stage.fleet.hub_replica(standby).address().to_owned();
+    let sent = stage.metric(standby, "runnel_hub_frames_sent_total").await?;
+    // The join itself, the session and its content pass the standby, which sees none of it.
+    let agents = stage.agents(AGENTS, &address).await?;
+    let (source, rule) = stage.rule(AGENTS).await?;
+    forget(&agents);
+    stage.edit(&source, "second").await?;
+    for agent in &agents {
+        agent.until("the edit", |state| state.record.upserts().len() == 1).await?;
+    }
+    ensure!(stage.metric(standby, "runnel_hub_sessions").await? == 0.0, "the standby has sessions of its own");
+    let now = stage.metric(standby, "runnel_hub_frames_sent_total").await?;
+    ensure!(now == sent, "the standby has sent frames of its own");
+    ensure!(stage.metric(leader, "runnel_hub_sessions").await? >= AGENTS as f64);
+    stage.calm(&rule).await?;
+
+    // The leader leaves: the replica to which they are pinned takes over, and serves them itself.
+    forget(&agents);
+    stage.fleet.hub_replica(leader).process().terminate(stage::SOON).await?;
+    served_again(&agents).await?;
+    nothing_was_sent(&agents)?;
+    ensure!(stage.leader().await? == standby);
+    ensure!(stage.metric(standby, "runnel_hub_sessions").await? >= AGENTS as f64);
+
+    // And back, while they stay where they are: it stands by again and passes them on.
+    stage.revive().await?;
+    forget(&agents);
+    stage.fleet.hub_replica(standby).process().kill()?;
+    stage.fleet.hub_replica(standby).pod().start().await?;
+    served_again(&agents).await?;
+    nothing_was_sent(&agents)
+}
+
+#[tokio::test]
+async fn what_comes_by_the_port_of_the_replicas_is_served_by_the_leader_only() -> Result<()> {
+    let stage = stage::stage("replicas").await?;
+    let leader = stage.leader().await?;
+    let credentials = stage.join(1, &stage.balancer.address()).await?;
+    let port = |number: usize| stage.fleet.hub_replica(number).pod().port("replica");
+    let at = |address: String| {
+        let mut credentials = credentials.clone();
+        credentials.address = address;
+        credentials
+    };
+    ensure!(at(port(leader)?).channel().await.is_ok(), "the leader does not serve");
+    // One that stands by passes nothing on from there, so connections cannot run in circles.
+    ensure!(at(port(3 - leader)?).channel().await.is_err(), "the standby takes connections from replicas");
+    Ok(())
+}
