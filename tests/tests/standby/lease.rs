@@ -86,7 +86,9 @@ async fn an_api_server_that_is_away_for_a_minute_ends_the_lead_and_nothing_else(
     }
     stage.edit(&source, "second").await?;
     for agent in &agents {
-        agent.until("the edit", |state| state.record.upserts().len() == 1).await?;
+        // The watches of sources are opened again within half a minute.
+        eventually("the edit", SOON, async || Ok(agent.look(|state| state.record.upserts().len() == 1).then_some(())))
+            .await?;
     }
     Ok(())
 }
