@@ -108,11 +108,14 @@ async fn values_that_cannot_be_meant_are_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_refusal_does_not_repeat_a_join_string() -> Result<()> {
+async fn a_refusal_does_not_repeat_what_is_secret() -> Result<()> {
     let helm = Helm::find().await?;
-    for values in
-        ["{join: {string: s3cr3t, existingSecret: b}}", "{join: {string: s3cr3t, other: 1}}", "{join: [s3cr3t]}"]
-    {
+    for values in [
+        "{join: {string: s3cr3t, existingSecret: b}}",
+        "{join: {string: s3cr3t, other: 1}}",
+        "{join: [s3cr3t]}",
+        "{proxy: {httpsProxy: 'http://name:s3cr3t@proxy:3128'}}",
+    ] {
         let error = helm.template("runnel-agent", values).await.err().with_context(|| format!("it takes {values}"))?;
         ensure!(!format!("{error:#}").contains("s3cr3t"), "{error:#}");
     }
@@ -225,6 +228,25 @@ fn same(values: &Value, schema: &Value, path: &str) -> Result<()> {
     for name in values.as_object().into_iter().flatten().map(|(name, _)| name) {
         ensure!(properties.contains_key(name), "{path}.{name} is not in the schema");
     }
+    Ok(())
+}
+
+/// What Prometheus and Grafana get is what the files say, with their own braces as they are.
+#[tokio::test]
+async fn alerts_and_dashboard_are_handed_on_as_they_are() -> Result<()> {
+    let helm = Helm::find().await?;
+    let values = "{metrics: {prometheusRule: {enabled: true}, dashboard: {enabled: true}}}";
+    let documents = documents(&helm, "runnel-hub", values).await?;
+    let file = |name: &str| std::fs::read_to_string(chart("runnel-hub").join(name));
+
+    let rule = &one(&documents, "PrometheusRule", "runnel-hub")?["spec"];
+    let alerts: Value = serde_saphyr::from_str(&file("rules/runnel.rules.yaml")?)?;
+    ensure!(*rule == alerts && rule["groups"][0]["rules"][0]["alert"].is_string(), "{rule}");
+    ensure!(rule.to_string().contains("{{ $labels."), "the alerts name nobody: {rule}");
+    let dashboard = &one(&documents, "ConfigMap", "runnel-hub-dashboard")?["data"]["runnel.json"];
+    let dashboard: Value = serde_json::from_str(dashboard.as_str().context("no dashboard")?)?;
+    let panels: Value = serde_json::from_str(&file("dashboards/runnel.json")?)?;
+    ensure!(dashboard == panels && dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 3));
     Ok(())
 }
 

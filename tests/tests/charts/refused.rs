@@ -44,6 +44,8 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ("runnel-agent", "{policy: {createNamespace: true}}", "additional properties 'createNamespace'"),
     ("runnel-agent", "{join: {string: a, existingSecret: b}}", "join.existingSecret"),
     ("runnel-agent", "{proxy: {httpsProxy: 'socks5://proxy:1080'}}", "proxy.httpsProxy"),
+    ("runnel-agent", "{proxy: {httpsProxy: 'https://proxy:3128'}}", "proxy.httpsProxy"),
+    ("runnel-agent", "{proxy: {httpsProxy: 'http://name:s3cr3t@proxy:3128'}}", "proxy.httpsProxy"),
     ("runnel-agent", "{proxy: {noProxy: '10.0.0.0/8'}}", "/proxy/noProxy"),
     ("runnel-agent", "{extraArgs: [run]}", "/extraArgs/0"),
 ];
