@@ -145,10 +145,7 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
 }
 
 /// Rights of the hub that this story has no use for, and what they are for.
-const HUB_RESERVE: [&str; 3] = [
-    "patch secrets",
+const HUB_RESERVE: [&str; 1] = [
     // An Event that repeats.
     "patch events.events.k8s.io",
-    // A member that has left.
-    "delete memberclusters.runnel.dev",
 ];
