@@ -110,14 +110,14 @@ impl Watch {
         let code = status.map_or(0, |status| status.code);
         let namespace = self.area.namespace.as_deref().unwrap_or("*");
         let Some(status) = status.filter(|status| status.code == 403) else {
-            let kind = self.area.resource;
-            tracing::warn!(kind, namespace, status = code, "watching copies failed; trying again: {}", cure(code));
+            let resource = self.area.resource;
+            tracing::warn!(resource, namespace, status = code, "watching copies failed; trying again: {}", cure(code));
             return None;
         };
         let trouble = classify::refused_watch(status, &self.area);
         if !std::mem::replace(&mut self.refused, true) {
-            let kind = self.area.resource;
-            tracing::warn!(kind, namespace, "copies cannot be watched here yet: {}", trouble.message);
+            let resource = self.area.resource;
+            tracing::warn!(resource, namespace, "copies cannot be watched here yet: {}", trouble.message);
         }
         Some(Event::CopiesForbidden(self.area.clone(), trouble))
     }

@@ -14,8 +14,8 @@ const HEAD_LIMIT: usize = 8 * 1024;
 /// The proxy that the environment names: `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`.
 pub(super) fn route_of_environment() -> Result<Route, ConnectError> {
     let first = |names: [&str; 2]| {
-        let values = names.into_iter().filter_map(|name| env::var(name).ok());
-        values.filter(|value| !value.trim().is_empty()).next().unwrap_or_default()
+        let mut values = names.into_iter().filter_map(|name| env::var(name).ok());
+        values.find(|value| !value.trim().is_empty()).unwrap_or_default()
     };
     let route = Route::new(&first(["HTTPS_PROXY", "https_proxy"]), &first(["NO_PROXY", "no_proxy"]));
     Ok(route?)

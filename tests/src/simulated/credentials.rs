@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
 use runnel_proto::identity::{Authority, JoinString, MemberKey, SKEW};
-use runnel_proto::tls::{Connector, endpoint, join_config, session_config};
+use runnel_proto::tls::{Connector, Route, endpoint, join_config, session_config};
 use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
 use rustls::ClientConfig;
@@ -153,6 +153,6 @@ pub struct Forgery<'a> {
 /// # Errors
 /// When nobody answers, or the wrong one does; with the whole chain of causes.
 pub async fn channel(address: &str, config: ClientConfig) -> Result<Channel> {
-    let connected = endpoint(address)?.connect_with_connector(Connector::new(config)).await;
+    let connected = endpoint(address)?.connect_with_connector(Connector::new(config).by(Route::direct())).await;
     connected.with_context(|| format!("no connection to {address}"))
 }

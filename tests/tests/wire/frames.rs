@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use runnel_proto::model::{AgentFrame, Hello, RuleName, RuleState, RuleUid, SetDigest, SourceRef};
-use runnel_proto::tls::Connector;
+use runnel_proto::tls::{Connector, Route};
 use runnel_proto::wire;
 use runnel_tests::scene::Metrics;
 use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
@@ -152,7 +152,7 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
     bystander.is_unharmed(&stage, 1).await?;
 
     // No gRPC, no HTTP/2, no TLS.
-    let connector = Connector::new(credentials.config()?);
+    let connector = Connector::new(credentials.config()?).by(Route::direct());
     let mut stream = connector.connect(&credentials.address).await?;
     stream.write_all(&noise.repeat(50)).await?;
     closes(&mut stream).await.context("noise inside TLS")?;
