@@ -54,9 +54,24 @@ impl Alone {
     /// A hub, and the agent's namespace; no agent yet.
     pub async fn prepare(name: &str, life: Duration) -> Result<Self> {
         let plane = plane().await?;
+        Self::prepare_on(plane, name, life, &[], &Value::Null).await
+    }
+
+    /// The same on a control plane of the test's own, with namespaces, and with the rights of other values of the
+    /// chart.
+    pub async fn prepare_on(
+        plane: &'static ControlPlane,
+        name: &str,
+        life: Duration,
+        namespaces: &[&str],
+        values: &Value,
+    ) -> Result<Self> {
         let place = Place::new("alone", plane.client().await?);
         let hub = FakeHub::start(life).await?;
         place.make(&Draft::namespace(name).json()).await?;
+        for short in namespaces {
+            place.make(&Draft::namespace(&format!("{name}-{short}")).json()).await?;
+        }
         let join_file = plane.folder().join(format!("{name}.join"));
         std::fs::write(&join_file, hub.join_string(true)?)?;
         Ok(Self {
@@ -64,11 +79,19 @@ impl Alone {
             place,
             hub,
             name: name.to_owned(),
-            kubeconfig: account(plane, AGENT, name, &Value::Null).await?,
+            kubeconfig: account(plane, AGENT, name, values).await?,
             policy_file: None,
             join_file,
             agent: None,
         })
+    }
+
+    /// Writes the agent's policy file.
+    pub fn set_policy(&mut self, text: &str) -> Result<()> {
+        let path = self.plane.folder().join(format!("{}.policy.yaml", self.name));
+        std::fs::write(&path, text)?;
+        self.policy_file = Some(path);
+        Ok(())
     }
 
     /// Gives the agent another join string.

@@ -3,5 +3,7 @@ mod alone;
 mod connection;
 mod copies;
 mod fake_hub;
+mod hostile;
+mod limited;
 mod restart;
 mod rights;
