@@ -13,6 +13,7 @@ pub mod join;
 pub mod lease;
 pub mod metrics;
 pub mod plan;
+pub mod plugin;
 pub mod server;
 pub mod session;
 pub mod shared;

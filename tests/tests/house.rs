@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 33] = [
+const DECIDE: [&str; 44] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -20,6 +20,17 @@ const DECIDE: [&str; 33] = [
     "hub/src/lease/decide",
     "hub/src/lib",
     "hub/src/plan",
+    "hub/src/plugin/args",
+    "hub/src/plugin/checks",
+    "hub/src/plugin/complete",
+    "hub/src/plugin/diagnose",
+    "hub/src/plugin/explain",
+    "hub/src/plugin/limit",
+    "hub/src/plugin/rights",
+    "hub/src/plugin/rules",
+    "hub/src/plugin/seen",
+    "hub/src/plugin/table",
+    "hub/src/plugin/values",
     "hub/src/session",
     "hub/src/status",
     "hub/src/token/request",
@@ -45,13 +56,15 @@ const DECIDE: [&str; 33] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 25] = [
+const DO: [&str; 27] = [
     "hub/src/authority",
+    "hub/src/bin/kubectl-runnel",
     "hub/src/config",
     "hub/src/join",
     "hub/src/lease",
     "hub/src/main",
     "hub/src/metrics",
+    "hub/src/plugin",
     "hub/src/run",
     "hub/src/server",
     "hub/src/shared",

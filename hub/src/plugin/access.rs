@@ -1,0 +1,234 @@
+//! A cluster of the user's kubeconfig, and calls to it that explain themselves.
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail};
+use http::{HeaderValue, Method, Request, header};
+use jiff::Timestamp;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::api::PostParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde_json::Value;
+
+use super::explain::{self, Place};
+use super::rights::{Right, refusal};
+
+/// What the API server records as the writer.
+pub const FIELD_MANAGER: &str = "kubectl-runnel";
+/// A call that takes longer is given up.
+const CALL_LIMIT: Duration = Duration::from_secs(20);
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// The API server's time is in the header of every answer.
+const CLOCK: &str = "/version";
+
+/// A cluster that the user has access to.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    /// For sentences.
+    pub place: Place,
+    /// `--kubeconfig`, for helm.
+    pub kubeconfig: Option<PathBuf>,
+    /// The context, for helm.
+    pub context: String,
+    /// The namespace of the context.
+    pub default_namespace: String,
+}
+
+impl Cluster {
+    /// The cluster of a context; without one that of the current context. Nothing is asked of it yet.
+    ///
+    /// # Errors
+    /// A sentence, when the kubeconfig cannot be used or has no such context.
+    pub async fn open(role: &'static str, kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
+        let read = match kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None => Kubeconfig::read(),
+        };
+        let shown = kubeconfig.map_or("the kubeconfig".to_owned(), |path| format!("the kubeconfig {}", path.display()));
+        let read = read.map_err(|error| unusable(&shown, &error))?;
+        let Some(context) = context.map(str::to_owned).or_else(|| read.current_context.clone()) else {
+            bail!("{shown} has no current context: name that of {role}, or `kubectl config use-context NAME`");
+        };
+        let named: Vec<&str> = read.contexts.iter().map(|one| one.name.as_str()).collect();
+        let Some(found) = read.contexts.iter().find(|one| one.name == context) else {
+            bail!("{shown} has no context {context} for {role}: it has {}", named.join(", "));
+        };
+        let inner = found.context.clone().unwrap_or_default();
+        let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
+        let config = Config::from_custom_kubeconfig(read, &options).await;
+        let mut config = config.map_err(|error| unusable(&shown, &error))?;
+        config.default_retry = false;
+        config.connect_timeout = Some(CONNECT_LIMIT);
+        config.read_timeout = Some(CALL_LIMIT);
+        let agent = HeaderValue::from_static(concat!("kubectl-runnel/", env!("CARGO_PKG_VERSION")));
+        config.headers.push((header::USER_AGENT, agent));
+        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let place = Place { role, context: context.clone(), server };
+        let client = Client::try_from(config).map_err(|error| unusable(&shown, &error))?;
+        Ok(Self {
+            client,
+            place,
+            kubeconfig: kubeconfig.map(Path::to_owned),
+            context,
+            default_namespace: inner.namespace.unwrap_or_else(|| "default".to_owned()),
+        })
+    }
+
+    /// A client, for code that the hub has as well.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Reads an object by its path; `None` where there is none.
+    ///
+    /// # Errors
+    /// A sentence that names the place and the cure.
+    pub async fn get(&self, action: &str, path: &str) -> anyhow::Result<Option<Value>> {
+        match self.ask(Method::GET, path, "", Value::Null).await {
+            Ok(value) => Ok(Some(value)),
+            Err(Some(kube::Error::Api(status))) if status.code == 404 && is_about_object(&status) => Ok(None),
+            Err(error) => Err(self.explained(action, error)),
+        }
+    }
+
+    /// Reads a list by its path.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`]; a kind that is not known is an error.
+    pub async fn list(&self, action: &str, path: &str) -> anyhow::Result<Vec<Value>> {
+        let answer =
+            self.ask(Method::GET, path, "", Value::Null).await.map_err(|error| self.explained(action, error))?;
+        Ok(answer.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
+    }
+
+    /// Changes an object by a merge patch.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn patch(&self, action: &str, path: &str, patch: Value) -> anyhow::Result<Value> {
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}");
+        let answer = self.ask(Method::PATCH, &path, "application/merge-patch+json", patch).await;
+        answer.map_err(|error| self.explained(action, error))
+    }
+
+    /// Makes an object, or changes what it says (server-side apply).
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn apply(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+        let answer = self.ask(Method::PATCH, &path, "application/apply-patch+yaml", object).await;
+        answer.map_err(|error| self.explained(action, error))
+    }
+
+    /// Deletes an object; whether there was one.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn delete(&self, action: &str, path: &str) -> anyhow::Result<bool> {
+        match self.ask(Method::DELETE, path, "", Value::Null).await {
+            Ok(_) => Ok(true),
+            Err(Some(kube::Error::Api(status))) if status.code == 404 => Ok(false),
+            Err(error) => Err(self.explained(action, error)),
+        }
+    }
+
+    /// The end of a pod's log; empty where it has none.
+    pub async fn log(&self, namespace: &str, pod: &str, previous: bool) -> Vec<String> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/log?tailLines=20&previous={previous}");
+        let Ok(request) = Request::get(path).body(Vec::new()) else { return Vec::new() };
+        let answer = tokio::time::timeout(CALL_LIMIT, self.client.request_text(request)).await;
+        answer.ok().and_then(Result::ok).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    /// The clock of the API server.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn clock(&self) -> anyhow::Result<Option<Timestamp>> {
+        let request = Request::get(CLOCK).body(kube::client::Body::empty())?;
+        let answer = match tokio::time::timeout(CALL_LIMIT, self.client.send(request)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(self.explained("ask for the time", Some(error))),
+            Err(_) => return Err(self.explained("ask for the time", None)),
+        };
+        let date = answer.headers().get(header::DATE).and_then(|date| date.to_str().ok());
+        Ok(date.and_then(|date| jiff::fmt::rfc2822::parse(date).ok()).map(|date| date.timestamp()))
+    }
+
+    /// Those of the rights that the user does not have.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn missing(&self, rights: &[Right]) -> anyhow::Result<Vec<Right>> {
+        let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
+        let mut missing = Vec::new();
+        for right in rights {
+            let attributes = ResourceAttributes {
+                verb: Some(right.verb.to_owned()),
+                group: Some(right.group.to_owned()),
+                resource: Some(right.resource.to_owned()),
+                namespace: Some(right.namespace.clone()),
+                ..ResourceAttributes::default()
+            };
+            let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
+            let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+            let params = PostParams::default();
+            let answer = tokio::time::timeout(CALL_LIMIT, api.create(&params, &review)).await;
+            let answer = match answer {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(error)) => return Err(self.explained("ask for your rights", Some(error))),
+                Err(_) => return Err(self.explained("ask for your rights", None)),
+            };
+            if !answer.status.is_some_and(|status| status.allowed) {
+                missing.push(right.clone());
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Ends with a sentence when the user lacks a right.
+    ///
+    /// # Errors
+    /// That sentence, or as [`Cluster::get`].
+    pub async fn require(&self, what: &str, rights: &[Right]) -> anyhow::Result<()> {
+        match refusal(what, &self.place, &self.missing(rights).await?) {
+            Some(refusal) => Err(anyhow!(refusal)),
+            None => Ok(()),
+        }
+    }
+
+    async fn ask(&self, method: Method, path: &str, kind: &str, body: Value) -> Result<Value, Option<kube::Error>> {
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let mut request = Request::builder().method(method).uri(path);
+        if !kind.is_empty() {
+            request = request.header(header::CONTENT_TYPE, kind);
+        }
+        let request = request.body(body).map_err(|error| Some(kube::Error::HttpError(error)))?;
+        match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await {
+            Ok(answer) => answer.map_err(Some),
+            Err(_) => Err(None),
+        }
+    }
+
+    /// `None`: no answer in time.
+    fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
+        match error {
+            Some(error) => anyhow!(explain::call(&self.place, action, &error)),
+            None => anyhow!("cannot {action}: {}", explain::unreachable(&self.place, "timed out")),
+        }
+    }
+}
+
+/// Whether a 404 speaks of the object, and not of its kind.
+fn is_about_object(status: &kube::core::Status) -> bool {
+    status.details.as_ref().is_some_and(|details| !details.name.is_empty())
+}
+
+/// Of the cause only the first line: the others quote the file, which holds credentials.
+fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
+    let cause = explain::whole(cause).lines().next().unwrap_or_default().to_owned();
+    anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
+}

@@ -1,0 +1,299 @@
+//! The command line of `kubectl runnel`.
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// The namespace of hub and agents.
+pub const SYSTEM: &str = "runnel-system";
+
+/// What the exit codes mean; part of `--help`.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 waited in vain.
+
+The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
+
+/// Installs Runnel, lets clusters join and leave, and tells how its rules and members fare.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-runnel", bin_name = "kubectl runnel", version, about, after_help = CODES)]
+pub struct Cli {
+    /// Kubeconfig file; else $KUBECONFIG or ~/.kube/config, as kubectl has it.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the hub; for join and unjoin that of the member, and --hub-context is the hub's.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+    /// For status: the namespace of the rules. Else: where hub and agents live (runnel-system).
+    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Install or upgrade the hub in the cluster of the current context.
+    Install(Install),
+    /// Let a cluster join: a join string on the hub, an agent in the member; waits until it is connected.
+    Join(Join),
+    /// Show rules, or one rule with its clusters and failures.
+    Status(Status),
+    /// Show the member clusters.
+    Members(Members),
+    /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
+    Unjoin(Unjoin),
+    /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
+    Uninstall(Uninstall),
+    /// Check what usually goes wrong, and say the cure.
+    Doctor(Doctor),
+    /// Show the versions of this plugin, the hub and the agents.
+    Version(Version),
+    /// Print a completion script.
+    Completion(Completion),
+    /// What may follow these words: for kubectl, which asks `kubectl_complete-runnel`.
+    #[command(name = "__complete", hide = true)]
+    Complete(Complete),
+}
+
+/// How answers are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table with more columns.
+    Wide,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// What is passed on to helm.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ChartValues {
+    /// A file of values for the chart; may be given several times.
+    #[arg(short = 'f', long = "values", value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// A value of the chart, as helm takes it; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The registry of the image, such as registry.example.com.
+    #[arg(long, value_name = "HOST")]
+    pub image_registry: Option<String>,
+    /// The tag of the image.
+    #[arg(long, value_name = "TAG")]
+    pub image_tag: Option<String>,
+    /// A Secret with registry credentials, in Runnel's namespace; may be given several times.
+    #[arg(long = "image-pull-secret", value_name = "NAME")]
+    pub image_pull_secrets: Vec<String>,
+    /// Forget values of an earlier installation; else they stay where they are not given anew.
+    #[arg(long)]
+    pub reset_values: bool,
+    /// Print all values of the chart with their defaults, and do nothing.
+    #[arg(long)]
+    pub show_values: bool,
+}
+
+/// Install or upgrade the hub.
+#[derive(Debug, Args)]
+pub struct Install {
+    /// Where agents in other clusters reach the hub; may be given several times.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
+    pub advertise: Vec<String>,
+    /// How many hub processes run.
+    #[arg(long, value_name = "NUMBER")]
+    pub replicas: Option<u32>,
+    /// ClusterIP, NodePort or LoadBalancer.
+    #[arg(long, value_name = "TYPE")]
+    pub service_type: Option<String>,
+    /// Read sources in these namespaces only.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub source_namespaces: Vec<String>,
+    /// Values of the chart runnel-hub.
+    #[command(flatten)]
+    pub values: ChartValues,
+    /// Wait until the hub is ready.
+    #[arg(long)]
+    pub wait: bool,
+    /// How long to wait.
+    #[arg(long, default_value = "5m", value_name = "DURATION")]
+    pub timeout: String,
+}
+
+/// The member's cluster.
+#[derive(Clone, Debug, Default, Args)]
+pub struct MemberAccess {
+    /// The context of the hub; else the current one.
+    #[arg(long, value_name = "NAME")]
+    pub hub_context: Option<String>,
+    /// Kubeconfig file of the member, where it is not in the same one as the hub.
+    #[arg(long, value_name = "FILE")]
+    pub member_kubeconfig: Option<PathBuf>,
+}
+
+/// Let a cluster join.
+#[derive(Debug, Args)]
+pub struct Join {
+    /// The name that the cluster gets on the hub, such as eu-1.
+    #[arg(required_unless_present = "show_values", default_value = "", hide_default_value = true)]
+    pub cluster: String,
+    /// Which cluster.
+    #[command(flatten)]
+    pub member: MemberAccess,
+    /// A label of the MemberCluster, by which rules select; may be given several times.
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub labels: Vec<String>,
+    /// An address of the hub, instead of those that it advertises; may be given several times.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
+    pub advertise: Vec<String>,
+    /// How long the join string is good for.
+    #[arg(long, default_value = "1h", value_name = "DURATION")]
+    pub ttl: String,
+    /// Where copies may go in the member: names, or globs; only names: no right on Secrets anywhere else.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub namespaces: Vec<String>,
+    /// Where copies may not go.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub denied_namespaces: Vec<String>,
+    /// Let rules create namespaces in the member.
+    #[arg(long)]
+    pub create_namespaces: bool,
+    /// The agent's proxy to the hub, such as http://proxy.example.com:3128.
+    #[arg(long, value_name = "URL")]
+    pub https_proxy: Option<String>,
+    /// Values of the chart runnel-agent.
+    #[command(flatten)]
+    pub values: ChartValues,
+    /// How long to wait for the connection.
+    #[arg(long, default_value = "3m", value_name = "DURATION")]
+    pub timeout: String,
+}
+
+/// Show rules, or one rule.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// One rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
+    pub rule: Option<String>,
+    /// The rules of all namespaces, and ClusterDistributionRules.
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+}
+
+/// Show the member clusters.
+#[derive(Debug, Args)]
+pub struct Members {
+    /// One cluster.
+    pub cluster: Option<String>,
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+}
+
+/// Let a cluster leave.
+#[derive(Debug, Args)]
+pub struct Unjoin {
+    /// The name of the cluster on the hub.
+    pub cluster: String,
+    /// Which cluster; given with --context or --member-kubeconfig, the agent is uninstalled there.
+    #[command(flatten)]
+    pub member: MemberAccess,
+    /// Remove a cluster that cannot be reached; its copies stay where they are.
+    #[arg(long)]
+    pub force: bool,
+    /// How long to wait.
+    #[arg(long, default_value = "2m", value_name = "DURATION")]
+    pub timeout: String,
+}
+
+/// What becomes of the copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Copies {
+    /// They stay, as objects of their own.
+    Keep,
+    /// They are removed from every member.
+    Delete,
+}
+
+/// Remove Runnel from the hub.
+#[derive(Debug, Args)]
+pub struct Uninstall {
+    /// What becomes of the copies in the members.
+    #[arg(long, value_enum)]
+    pub copies: Copies,
+    /// Go on where a member is away or the hub does not answer; says what is left behind.
+    #[arg(long)]
+    pub force: bool,
+    /// How long to wait for each step.
+    #[arg(long, default_value = "2m", value_name = "DURATION")]
+    pub timeout: String,
+}
+
+/// Check what usually goes wrong.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+}
+
+/// Show versions.
+#[derive(Debug, Args)]
+pub struct Version {
+    /// Only this plugin's.
+    #[arg(long)]
+    pub client: bool,
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+}
+
+/// Which script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// For `kubectl-runnel` in bash.
+    Bash,
+    /// For `kubectl-runnel` in zsh.
+    Zsh,
+    /// For `kubectl-runnel` in fish.
+    Fish,
+    /// For `kubectl runnel` in every shell that completes kubectl: save it as `kubectl_complete-runnel` in PATH.
+    Kubectl,
+}
+
+/// Print a completion script.
+#[derive(Debug, Args)]
+pub struct Completion {
+    /// For what.
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// What may follow.
+#[derive(Debug, Args)]
+pub struct Complete {
+    /// The words so far; the last one is not finished.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_becomes_of_the_copies_has_to_be_said() {
+        let error = Cli::try_parse_from(["kubectl-runnel", "uninstall"]).unwrap_err();
+        assert!(error.to_string().contains("--copies <COPIES>"), "{error}");
+        assert_eq!(error.exit_code(), 2);
+        let cli = Cli::try_parse_from(["kubectl-runnel", "join", "eu-1", "--context", "eu"]).unwrap();
+        assert_eq!(cli.context.as_deref(), Some("eu"));
+        assert!(Cli::try_parse_from(["kubectl-runnel", "join"]).is_err());
+        assert!(Cli::try_parse_from(["kubectl-runnel", "join", "--show-values"]).is_ok());
+    }
+}

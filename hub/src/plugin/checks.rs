@@ -1,0 +1,392 @@
+//! What the doctor checks: from what was seen, how it stands and the cure.
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::diagnose::{Finding, Reach, Workload, address, workload};
+use super::rights::Right;
+use super::seen::{condition, full_name, list, number, text, time};
+use super::table::{Tone, age, span};
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Fine.
+    Ok,
+    /// Worth a look.
+    Warn,
+    /// Wrong.
+    Fail,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        }
+    }
+}
+
+/// One check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// How it ended.
+    pub level: Level,
+    /// What was seen.
+    pub what: String,
+    /// What to do; empty when nothing is.
+    pub cure: String,
+}
+
+impl Check {
+    /// It is fine.
+    pub fn ok(what: impl Into<String>) -> Self {
+        Self { level: Level::Ok, what: what.into(), cure: String::new() }
+    }
+
+    /// It is worth a look.
+    pub fn warn(what: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { level: Level::Warn, what: what.into(), cure: cure.into() }
+    }
+
+    /// It is wrong.
+    pub fn fail(what: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { level: Level::Fail, what: what.into(), cure: cure.into() }
+    }
+}
+
+impl From<Finding> for Check {
+    fn from(finding: Finding) -> Self {
+        Self::fail(finding.what, finding.cure)
+    }
+}
+
+/// The lines for a person.
+pub fn lines(checks: &[Check], colours: bool) -> String {
+    let mut said = String::new();
+    for check in checks {
+        let (word, tone) = match check.level {
+            Level::Ok => ("ok  ", Tone::Good),
+            Level::Warn => ("warn", Tone::Odd),
+            Level::Fail => ("fail", Tone::Bad),
+        };
+        said += &format!("{}  {}\n", tone.paint(word, colours), check.what);
+        if !check.cure.is_empty() {
+            said += &format!("      -> {}\n", check.cure);
+        }
+    }
+    let count = |level| checks.iter().filter(|check| check.level == level).count();
+    said + &format!("\n{} ok, {} warn, {} fail\n", count(Level::Ok), count(Level::Warn), count(Level::Fail))
+}
+
+/// The same for a machine.
+pub fn as_json(checks: &[Check]) -> Value {
+    let one = |check: &Check| json!({"level": check.level.word(), "what": check.what, "cure": check.cure});
+    json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
+}
+
+/// The definitions: `found` holds those that the API server has, by name; `own` are those that this plugin has.
+pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
+    let cure = "kubectl runnel install";
+    let mut checks = Vec::new();
+    for wanted in own {
+        let name = text(wanted, "/metadata/name");
+        let Some(there) = found.iter().find(|there| text(there, "/metadata/name") == name) else {
+            checks.push(Check::fail(format!("the definition {name} is not installed"), cure));
+            continue;
+        };
+        if !condition(there, "Established").holds() {
+            let message = condition(there, "NamesAccepted").message;
+            checks.push(Check::fail(format!("the definition {name} is not served: {message}"), "see its conditions"));
+        } else if let Some(field) = missing_field(schema(wanted), schema(there), "") {
+            let what = format!("the definition {name} is older than this plugin: it has no {field}");
+            checks.push(Check::warn(what, "upgrade the hub: kubectl runnel install"));
+        }
+    }
+    if checks.is_empty() {
+        checks.push(Check::ok(format!("the definitions of {} kinds are installed and served", own.len())));
+    }
+    checks
+}
+
+fn schema(definition: &Value) -> &Value {
+    definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap_or(&Value::Null)
+}
+
+/// A field that `own` has and `there` has not.
+fn missing_field(own: &Value, there: &Value, path: &str) -> Option<String> {
+    let properties = own.get("properties").and_then(Value::as_object);
+    for (name, own) in properties.into_iter().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        let Some(there) = there.pointer(&format!("/properties/{name}")) else { return Some(path) };
+        if let Some(missing) = missing_field(own, there, &path) {
+            return Some(missing);
+        }
+    }
+    match (own.get("items"), there.get("items")) {
+        (Some(own), Some(there)) => missing_field(own, there, path),
+        _ => None,
+    }
+}
+
+/// The hub's Deployment.
+pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
+    let wanted = number(&seen.deployment, "/spec/replicas");
+    let ready = number(&seen.deployment, "/status/readyReplicas");
+    if !seen.deployment.is_null() && ready >= wanted && wanted > 0 {
+        let image = text(&seen.deployment, "/spec/template/spec/containers/0/image");
+        return vec![Check::ok(format!("the hub runs: {ready} of {wanted} pods are ready ({image})"))];
+    }
+    let mut checks: Vec<Check> = workload(seen, "runnel-hub", namespace).into_iter().map(Check::from).collect();
+    if seen.deployment.is_null() {
+        checks[0].cure = "kubectl runnel install --advertise HOST:PORT".to_owned();
+    } else {
+        let what = format!("{ready} of {wanted} pods of the hub are ready");
+        let cure = format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
+        let level = if ready > 0 { Level::Warn } else { Level::Fail };
+        checks.insert(0, Check { level, what, cure });
+    }
+    checks
+}
+
+/// The Lease of the leader; null where there is none.
+pub fn lease(lease: &Value, now: Timestamp) -> Check {
+    let holder = text(lease, "/spec/holderIdentity");
+    let seconds = number(lease, "/spec/leaseDurationSeconds").max(1);
+    let cure = "look at the hub's pods and logs: nobody leads, so nothing is sent";
+    if lease.is_null() {
+        return Check::fail("there is no Lease runnel-hub: no hub has ever led here", cure);
+    }
+    let renewed = time(lease, "/spec/renewTime");
+    let silent = renewed.map_or(i64::MAX, |at| now.as_second().saturating_sub(at.as_second()));
+    if holder.is_empty() || silent > seconds * 2 {
+        return Check::fail(format!("no hub leads: the Lease was last renewed {} ago", age(renewed, now)), cure);
+    }
+    Check::ok(format!("one hub leads: {}", holder.split(' ').next().unwrap_or(holder)))
+}
+
+/// Rights of the person who asks.
+pub fn rights(missing: &[Right], all: usize) -> Check {
+    if missing.is_empty() {
+        return Check::ok(format!("you have the rights that this plugin needs ({all} asked)"));
+    }
+    let list: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    Check::warn(
+        format!("you lack rights: {}", list.join(", ")),
+        "install, join or unjoin will be refused; ask the cluster's administrator, or bind the ClusterRole runnel-hub-admin",
+    )
+}
+
+/// Where agents are told to reach the hub, and how that answers here.
+pub fn addresses(seen: &[(String, Reach)]) -> Vec<Check> {
+    if seen.is_empty() {
+        let cure = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";
+        return vec![Check::fail("the hub advertises no address: no cluster can join", cure)];
+    }
+    seen.iter()
+        .map(|(at, reach)| match address(at, reach) {
+            None => Check::ok(format!("the hub answers at {at}")),
+            Some(Finding { what, cure }) => Check::warn(format!("{what} (seen from here)"), cure),
+        })
+        .collect()
+}
+
+/// Members: connected, accepted, with a certificate that lives on.
+pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut fine = 0;
+    for object in objects {
+        let name = text(object, "/metadata/name");
+        let connected = condition(object, "Connected");
+        let accepted = object.pointer("/spec/accepted").and_then(Value::as_bool) != Some(false);
+        let log = "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
+        if !accepted {
+            let cure = format!("set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force");
+            checks.push(Check::warn(format!("{name} is shut out (spec.accepted is false)"), cure));
+        } else if connected.reason == "NeverConnected" || connected.status.is_empty() {
+            let cure = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
+            checks.push(Check::fail(format!("{name} has never connected"), cure));
+        } else if !connected.holds() {
+            let since = age(connected.since, now);
+            checks.push(Check::fail(format!("{name} is not connected ({}, {since})", connected.reason), log));
+        } else if let Some(check) = certificate(object, now) {
+            checks.push(check);
+        } else {
+            fine += 1;
+        }
+        if condition(object, "Unclaimed").holds() {
+            let cure = "they stay; restore the rules, or delete the copies in the member";
+            checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), cure));
+        }
+        let pending = list(object, "/status/pendingRemovals").len();
+        if pending > 0 {
+            let cure = "they are seen to when it is back";
+            checks.push(Check::warn(format!("{name}: the copies of {pending} deleted rules wait for it"), cure));
+        }
+    }
+    if objects.is_empty() {
+        checks.push(Check::warn("no cluster has joined", "kubectl runnel join NAME --context CONTEXT"));
+    } else if fine > 0 {
+        checks.insert(0, Check::ok(format!("{fine} of {} members are connected and well", objects.len())));
+    }
+    checks
+}
+
+/// A connected agent renews at half of its certificate's life.
+fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
+    let name = text(object, "/metadata/name");
+    let end = time(object, "/status/certificate/expiresAt")?;
+    let left = end.as_second() - now.as_second();
+    let cure = "the agent renews by itself: its log in the member says why it did not";
+    if left <= 0 {
+        return Some(Check::fail(format!("the certificate of {name} has expired"), cure));
+    }
+    (left < 3600).then(|| Check::warn(format!("the certificate of {name} expires in {}", span(left)), cure))
+}
+
+/// Rules that are not ready.
+pub fn rules(objects: &[Value]) -> Vec<Check> {
+    let ready = |object: &&Value| condition(object, "Ready").holds();
+    let mut checks = Vec::new();
+    let fine = objects.iter().filter(ready).count();
+    if fine > 0 {
+        checks.push(Check::ok(format!("{fine} of {} rules are ready", objects.len())));
+    }
+    for object in objects.iter().filter(|object| !ready(object)) {
+        let (name, seen) = (full_name(object), condition(object, "Ready"));
+        let cure = format!("kubectl runnel status {name}");
+        if object.pointer("/metadata/deletionTimestamp").is_some() {
+            checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), cure));
+        } else if seen.status.is_empty() {
+            checks.push(Check::fail(format!("rule {name} has not been looked at by a hub"), "does the hub run?"));
+        } else if seen.status == "False" && seen.reason != "CopiesWaiting" {
+            checks.push(Check::fail(format!("rule {name}: {}: {}", seen.reason, seen.message), cure));
+        } else {
+            checks.push(Check::warn(format!("rule {name}: {}: {}", seen.reason, seen.message), cure));
+        }
+    }
+    checks
+}
+
+/// Clocks: that of the API server against this machine's.
+pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
+    let Some(server) = server else { return Check::warn("the API server tells no time", "check the clocks by hand") };
+    let apart = server.duration_since(here).abs();
+    let words = span(apart.as_secs());
+    let cure = "certificates depend on clocks: let all machines keep time by NTP";
+    if apart > SignedDuration::from_secs(60) {
+        return Check::fail(format!("the clock of the API server is {words} off from this machine's"), cure);
+    }
+    if apart > SignedDuration::from_secs(5) {
+        return Check::warn(format!("the clock of the API server is {words} off from this machine's"), cure);
+    }
+    Check::ok("the clocks of the API server and this machine agree")
+}
+
+/// The hub's own authority.
+pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
+    let left = ends.as_second() - now.as_second();
+    let cure = "the hub renews it by itself: its log says why it did not";
+    if left <= 0 {
+        return Check::fail("the hub's certificate authority has expired", cure);
+    }
+    if left < 7 * 86_400 {
+        return Check::warn(format!("the hub's certificate authority expires in {}", span(left)), cure);
+    }
+    Check::ok(format!("the hub's certificate authority is good for {}", span(left)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-01T01:00:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn lines_tell_level_and_cure() {
+        let checks = [Check::ok("a"), Check::warn("b", "do b"), Check::fail("c", "do c")];
+        let golden = "ok    a\nwarn  b\n      -> do b\nfail  c\n      -> do c\n\n1 ok, 1 warn, 1 fail\n";
+        assert_eq!(lines(&checks, false), golden);
+        assert_eq!(as_json(&checks)["checks"][2], json!({"level": "fail", "what": "c", "cure": "do c"}));
+    }
+
+    #[test]
+    fn definitions_that_are_missing_or_old_are_named() {
+        let definition = |fields: Value| {
+            json!({
+                "metadata": {"name": "memberclusters.runnel.dev"},
+                "spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"properties": fields}}}}}]},
+                "status": {"conditions": [{"type": "Established", "status": "True"}]},
+            })
+        };
+        let own = [definition(json!({"leaving": {}, "accepted": {}}))];
+        assert_eq!(definitions(&own, &own)[0].level, Level::Ok);
+        assert!(definitions(&[], &own)[0].what.contains("memberclusters.runnel.dev is not installed"));
+        let old = definitions(&[definition(json!({"accepted": {}}))], &own);
+        assert_eq!((old[0].level, old[0].what.ends_with("it has no spec.leaving")), (Level::Warn, true), "{old:?}");
+    }
+
+    #[test]
+    fn a_lease_that_nobody_renews_is_a_failure() {
+        let held = |at: &str| json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": at}});
+        assert_eq!(lease(&held("2026-01-01T00:59:58Z"), now()), Check::ok("one hub leads: runnel-hub-1"));
+        assert!(lease(&held("2026-01-01T00:50:00Z"), now()).what.contains("10m ago"));
+        assert_eq!(lease(&Value::Null, now()).level, Level::Fail);
+    }
+
+    #[test]
+    fn members_and_rules_fail_with_a_cure() {
+        let member = |name: &str, status: &str, reason: &str, ends: &str| {
+            json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
+                "certificate": {"expiresAt": ends},
+                "conditions": [{"type": "Connected", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            }})
+        };
+        let all = [
+            member("a", "True", "SessionOpen", "2026-01-02T00:00:00Z"),
+            member("b", "Unknown", "SessionLost", "2026-01-02T00:00:00Z"),
+            member("c", "False", "NeverConnected", ""),
+            member("d", "True", "SessionOpen", "2026-01-01T01:30:00Z"),
+        ];
+        let checks = members(&all, now());
+        let said: Vec<&str> = checks.iter().map(|check| check.what.as_str()).collect();
+        assert_eq!(
+            said,
+            [
+                "1 of 4 members are connected and well",
+                "b is not connected (SessionLost, 60m)",
+                "c has never connected",
+                "the certificate of d expires in 30m"
+            ]
+        );
+        assert_eq!(members(&[], now())[0].level, Level::Warn);
+        let rule = |status: &str, reason: &str| json!({"metadata": {"name": "r", "namespace": "n"}, "status": {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}});
+        let checks =
+            rules(&[rule("True", "AllApplied"), rule("False", "Conflict"), rule("Unknown", "ClustersUnreachable")]);
+        let levels: Vec<Level> = checks.iter().map(|check| check.level).collect();
+        assert_eq!(levels, [Level::Ok, Level::Fail, Level::Warn]);
+        assert_eq!(checks[1].cure, "kubectl runnel status n/r");
+    }
+
+    #[test]
+    fn clocks_and_addresses() {
+        assert_eq!(clocks(Some(now()), now()).level, Level::Ok);
+        assert_eq!(clocks("2026-01-01T01:02:00Z".parse().ok(), now()).level, Level::Fail);
+        assert_eq!(addresses(&[])[0].level, Level::Fail);
+        let seen = addresses(&[("a:1".into(), Reach::Hub), ("b:1".into(), Reach::Silent)]);
+        assert_eq!((seen[0].level, seen[1].level), (Level::Ok, Level::Warn));
+        assert_eq!(authority("2026-01-03T01:00:00Z".parse().unwrap(), now()).level, Level::Warn);
+    }
+
+    #[test]
+    fn a_hub_without_ready_pods_is_a_failure() {
+        let ready = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
+        let seen = Workload { deployment: ready, ..Workload::default() };
+        assert_eq!(hub(&seen, "n"), [Check::ok("the hub runs: 2 of 2 pods are ready (runnel-hub:0.1.0)")]);
+        let none = hub(&Workload::default(), "n");
+        assert_eq!((none[0].level, none[0].cure.contains("kubectl runnel install")), (Level::Fail, true));
+    }
+}

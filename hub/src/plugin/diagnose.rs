@@ -1,0 +1,329 @@
+//! What is wrong with pods and joins, from what was seen of them, and the cure.
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::seen::{condition, list, number, text, time};
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What.
+    pub what: String,
+    /// What to do.
+    pub cure: String,
+}
+
+impl Finding {
+    fn new(what: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self { what: what.into(), cure: cure.into() }
+    }
+}
+
+/// A Deployment of ours and what belongs to it.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    /// The Deployment; null where there is none.
+    pub deployment: Value,
+    /// Its pods.
+    pub pods: Vec<Value>,
+    /// Events about it and them.
+    pub events: Vec<Value>,
+    /// The end of the log, where a pod has one.
+    pub log: Vec<String>,
+}
+
+/// How an address of the hub answers, from where this plugin runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The hub answers, and it is the right one.
+    Hub,
+    /// Nothing listens.
+    Refused,
+    /// No answer at all.
+    Silent,
+    /// No such name.
+    Unknown,
+    /// Something else answers.
+    Other(String),
+}
+
+/// Understands why a connection failed.
+pub fn reach_of(cause: &str, is_tls: bool) -> Reach {
+    let lower = cause.to_lowercase();
+    if is_tls {
+        return Reach::Other(cause.to_owned());
+    }
+    if lower.contains("refused") {
+        Reach::Refused
+    } else if ["lookup", "not known", "resolve", "no address"].iter().any(|word| lower.contains(word)) {
+        Reach::Unknown
+    } else if ["timed out", "did not answer", "unreachable", "no route"].iter().any(|word| lower.contains(word)) {
+        Reach::Silent
+    } else {
+        Reach::Other(cause.to_owned())
+    }
+}
+
+/// What is wrong with an address of the hub; `None` when it answers.
+pub fn address(address: &str, reach: &Reach) -> Option<Finding> {
+    let change = "advertise the right one with `kubectl runnel install --advertise HOST:PORT`";
+    Some(match reach {
+        Reach::Hub => return None,
+        Reach::Refused => Finding::new(
+            format!("the hub's address {address} refuses connections"),
+            format!("does the hub run, and is this its Service's load balancer or node port? Else {change}"),
+        ),
+        Reach::Silent => Finding::new(
+            format!("the hub's address {address} does not answer: something drops the packets"),
+            format!("open TCP to it in the firewall or security group, or {change}"),
+        ),
+        Reach::Unknown => Finding::new(
+            format!("the name in the hub's address {address} is not known"),
+            format!("correct the DNS record, or {change}"),
+        ),
+        Reach::Other(why) => Finding::new(
+            format!("what answers at {address} is not this hub ({why})"),
+            format!("a load balancer must pass TLS through untouched, and the address must be this hub's: {change}"),
+        ),
+    })
+}
+
+/// What is wrong with a Deployment, the most telling first. `name` as in `deployment/NAME` of `namespace`.
+pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
+    if seen.deployment.is_null() {
+        let cure = "install it; `helm list -A` shows what is installed where";
+        return vec![Finding::new(format!("there is no Deployment {name} in {namespace}"), cure)];
+    }
+    let mut found = Vec::new();
+    let failure = condition(&seen.deployment, "ReplicaFailure");
+    if failure.holds() {
+        let cure = "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
+        found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), cure));
+    }
+    found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
+    found.extend(last_words(&seen.log).map(|said| Finding::new(format!("{name} says: {said}"), "do what it says")));
+    if seen.pods.is_empty() && !failure.holds() && number(&seen.deployment, "/spec/replicas") > 0 {
+        let cure =
+            format!("look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?");
+        found.push(Finding::new(format!("there is no pod of {name} yet"), cure));
+    }
+    if number(&seen.deployment, "/spec/replicas") == 0 {
+        let cure = format!("kubectl -n {namespace} scale deployment {name} --replicas=1");
+        found.push(Finding::new(format!("{name} is scaled to 0"), cure));
+    }
+    let mut warnings: Vec<&Value> = seen.events.iter().filter(|event| text(event, "/type") == "Warning").collect();
+    warnings.sort_by_key(|event| time(event, "/lastTimestamp").or_else(|| time(event, "/eventTime")));
+    if let Some(event) = warnings.last() {
+        let (reason, message) = (text(event, "/reason"), text(event, "/message"));
+        found.push(Finding::new(format!("event {reason}: {message}"), "see the event"));
+    }
+    found
+}
+
+fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
+    let name = text(pod, "/metadata/name");
+    let scheduled = condition(pod, "PodScheduled");
+    if scheduled.status == "False" {
+        let cure = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
+        return Some(Finding::new(format!("pod {name} finds no node: {}", scheduled.message), cure));
+    }
+    let container = list(pod, "/status/containerStatuses").first()?;
+    let (reason, message) = (text(container, "/state/waiting/reason"), text(container, "/state/waiting/message"));
+    let image = text(container, "/image");
+    let logs = format!("read `kubectl -n {namespace} logs {name} --previous`");
+    match reason {
+        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => Some(Finding::new(
+            format!("pod {name} cannot have its image {image}: {message}"),
+            "give --image-registry (and --image-pull-secret) of a registry that the nodes reach, or load the image into them",
+        )),
+        "CrashLoopBackOff" => Some(Finding::new(
+            format!(
+                "pod {name} ends again and again (exit code {})",
+                number(container, "/lastState/terminated/exitCode")
+            ),
+            logs,
+        )),
+        "" | "ContainerCreating" | "PodInitializing" => None,
+        other => Some(Finding::new(format!("pod {name}: {other}: {message}"), logs)),
+    }
+}
+
+/// The last complaint in a log.
+fn last_words(log: &[String]) -> Option<String> {
+    let complaint = |line: &String| -> Option<String> {
+        let Ok(entry) = serde_json::from_str::<Value>(line) else {
+            return line.starts_with("runnel-").then(|| line.trim().to_owned());
+        };
+        let said =
+            [text(&entry, "/message"), text(&entry, "/fields/message")].into_iter().find(|said| !said.is_empty())?;
+        matches!(text(&entry, "/level"), "WARN" | "ERROR").then(|| said.to_owned())
+    };
+    log.iter().rev().find_map(complaint)
+}
+
+/// A join that has not come to its end.
+#[derive(Clone, Debug, Default)]
+pub struct JoinFacts {
+    /// The `MemberCluster`; null where there is none.
+    pub member: Value,
+    /// Whether the token was redeemed.
+    pub redeemed: bool,
+    /// The agent.
+    pub agent: Workload,
+    /// The addresses in the join string, as they answer here.
+    pub addresses: Vec<(String, Reach)>,
+}
+
+/// Why a cluster is not connected, the most telling first; never empty.
+pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if facts.member.is_null() {
+        found.push(Finding::new("the MemberCluster is gone from the hub: somebody has deleted it", "join again"));
+        return found;
+    }
+    let name = text(&facts.member, "/metadata/name");
+    if facts.member.pointer("/spec/accepted").and_then(Value::as_bool) == Some(false) {
+        let cure = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'");
+        found.push(Finding::new(format!("the hub does not accept {name} (spec.accepted is false)"), cure));
+    }
+    if facts.member.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true) {
+        let cure = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'");
+        found.push(Finding::new(format!("{name} is leaving (spec.leaving is true)"), cure));
+    }
+    let expired = time(&facts.member, "/spec/join/expiresAt").is_some_and(|end| end <= now);
+    if expired && !facts.redeemed {
+        found.push(Finding::new("the join string has expired before it was used", "join again"));
+    }
+    found.extend(workload(&facts.agent, "runnel-agent", namespace));
+    let wrong: Vec<Finding> = facts.addresses.iter().filter_map(|(at, reach)| address(at, reach)).collect();
+    let all_wrong = wrong.len() == facts.addresses.len();
+    found.extend(wrong);
+    if all_wrong && !facts.addresses.is_empty() {
+        // Where the agent cannot even ask, what its pod says is an effect.
+        found.rotate_right(facts.addresses.len());
+    }
+    if facts.redeemed && !condition(&facts.member, "Connected").holds() {
+        let cure =
+            format!("look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent");
+        found.push(Finding::new("the agent has joined, but its stream does not stand", cure));
+    }
+    if found.is_empty() {
+        let cure = format!(
+            "the hub's address answers from here, so look from there: kubectl -n {namespace} logs deployment/runnel-agent \
+             in the member; a firewall or proxy (--https-proxy) may stand between"
+        );
+        found.push(Finding::new("the agent has not come to the hub", cure));
+    }
+    found
+}
+
+/// One line for a wait: the first thing that is wrong.
+pub fn in_short(found: &[Finding]) -> String {
+    let first = found.first().map(|finding| finding.what.as_str()).unwrap_or("waiting");
+    let line: String = first.chars().take(110).collect();
+    line.lines().next().unwrap_or_default().to_owned()
+}
+
+/// All of it, as text.
+pub fn in_full(found: &[Finding]) -> String {
+    found.iter().map(|finding| format!("  - {}\n    -> {}", finding.what, finding.cure)).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:00:00Z".parse().unwrap()
+    }
+
+    fn running() -> Workload {
+        Workload { deployment: json!({"spec": {"replicas": 1}}), pods: vec![json!({})], ..Workload::default() }
+    }
+
+    fn whats(found: &[Finding]) -> Vec<&str> {
+        found.iter().map(|finding| finding.what.as_str()).collect()
+    }
+
+    #[test]
+    fn causes_are_told_apart() {
+        assert_eq!(reach_of("Connection refused (os error 111)", false), Reach::Refused);
+        assert_eq!(reach_of("failed to lookup address information", false), Reach::Unknown);
+        assert_eq!(reach_of("the hub at x did not answer within 5 seconds", false), Reach::Silent);
+        assert_eq!(reach_of("No route to host", false), Reach::Silent);
+        assert!(matches!(reach_of("TLS ... refused", true), Reach::Other(_)));
+        for (reach, word) in [
+            (Reach::Refused, "Service"),
+            (Reach::Silent, "firewall"),
+            (Reach::Unknown, "DNS"),
+            (Reach::Other("bad certificate".into()), "untouched"),
+        ] {
+            let found = address("hub:1", &reach).unwrap();
+            assert!(found.cure.contains(word) && found.cure.contains("--advertise") && found.what.contains("hub:1"));
+        }
+        assert_eq!(address("hub:1", &Reach::Hub), None);
+    }
+
+    #[test]
+    fn pods_that_do_not_start_are_explained() {
+        let waiting = |reason: &str| {
+            let status = json!({"image": "r/i:1", "state": {"waiting": {"reason": reason, "message": "m"}}, "lastState": {"terminated": {"exitCode": 1}}});
+            let pods = vec![json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})];
+            workload(&Workload { pods, ..running() }, "runnel-agent", "runnel-system")
+        };
+        assert_eq!(whats(&waiting("ImagePullBackOff")), ["pod p cannot have its image r/i:1: m"]);
+        assert!(waiting("ImagePullBackOff")[0].cure.contains("--image-registry"));
+        assert_eq!(whats(&waiting("CrashLoopBackOff")), ["pod p ends again and again (exit code 1)"]);
+        assert_eq!(whats(&waiting("CreateContainerConfigError")), ["pod p: CreateContainerConfigError: m"]);
+        assert!(waiting("ContainerCreating").is_empty());
+
+        let scheduled = json!({"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"});
+        let pods = vec![json!({"metadata": {"name": "p"}, "status": {"conditions": [scheduled]}})];
+        let found = workload(&Workload { pods, ..running() }, "runnel-agent", "runnel-system");
+        assert_eq!(whats(&found), ["pod p finds no node: 0/3 nodes are available"]);
+
+        let failure = json!({"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"});
+        let deployment = json!({"spec": {"replicas": 1}, "status": {"conditions": [failure]}});
+        let found = workload(&Workload { deployment, ..Workload::default() }, "runnel-agent", "runnel-system");
+        assert_eq!(whats(&found), ["no pod of runnel-agent can be made: exceeded quota"]);
+        let none = workload(&Workload::default(), "runnel-agent", "runnel-system");
+        assert_eq!(whats(&none), ["there is no Deployment runnel-agent in runnel-system"]);
+    }
+
+    #[test]
+    fn the_last_complaint_of_the_log_is_heard() {
+        let log = [
+            r#"{"level":"WARN","message":"old"}"#,
+            r#"{"level":"ERROR","fields":{"message":"the hub refused: the token has expired"}}"#,
+            r#"{"level":"INFO","message":"fine"}"#,
+        ];
+        let log: Vec<String> = log.iter().map(|line| (*line).to_owned()).collect();
+        let found = workload(&Workload { log, ..running() }, "runnel-agent", "n");
+        assert_eq!(whats(&found), ["runnel-agent says: the hub refused: the token has expired"]);
+    }
+
+    #[test]
+    fn a_join_names_its_obstacle_first() {
+        let member = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": true, "join": {"expiresAt": "2026-01-01T01:00:00Z"}}});
+        let facts = JoinFacts { member: member.clone(), agent: running(), ..JoinFacts::default() };
+        assert!(in_short(&join(&facts, "n", now())).starts_with("the agent has not come"));
+
+        let addresses = vec![("hub:1".to_owned(), Reach::Silent)];
+        let agent = Workload { deployment: json!({"spec": {"replicas": 1}}), ..Workload::default() };
+        let found = join(&JoinFacts { addresses, agent, ..facts.clone() }, "n", now());
+        assert_eq!(
+            whats(&found),
+            [
+                "the hub's address hub:1 does not answer: something drops the packets",
+                "there is no pod of runnel-agent yet"
+            ]
+        );
+        assert!(in_full(&found).starts_with("  - the hub's address hub:1"), "{}", in_full(&found));
+
+        let refused = json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": false, "join": {"expiresAt": "2025-01-01T01:00:00Z"}}});
+        let found = join(&JoinFacts { member: refused, ..facts.clone() }, "n", now());
+        assert!(found[0].what.contains("spec.accepted") && found[1].what.contains("expired"));
+        assert!(join(&JoinFacts::default(), "n", now())[0].what.contains("gone"));
+    }
+}

@@ -1,0 +1,93 @@
+//! `kubectl runnel install`: the hub.
+use std::time::Duration;
+
+use anyhow::anyhow;
+use runnel_proto::identity::is_address;
+
+use super::access::Cluster;
+use super::args::{self, ChartValues};
+use super::helm::{self, HUB, Helm};
+use super::progress::Progress;
+use super::seen::{condition, text};
+use super::values::{self, Install};
+use super::{IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use crate::crd;
+
+/// Definitions are served soon after they are made.
+const SERVED: Duration = Duration::from_secs(30);
+const BETWEEN: Duration = Duration::from_millis(200);
+
+/// Installs or upgrades the hub.
+pub(super) async fn run(session: &Session<'_>, options: &args::Install) -> anyhow::Result<()> {
+    if options.values.show_values {
+        return say(&helm::shown_values(session.charts, HUB)?);
+    }
+    check(&options.values, &options.advertise)?;
+    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let namespace = session.system()?;
+    let helm = Helm::unpack(session.charts)?;
+    let hub = session.hub().await?;
+    hub.require("install Runnel", &rights::install(namespace)).await?;
+    let progress = Progress::start(&format!("installing {}", hub.place));
+    let install = Install {
+        chart: HUB,
+        namespace,
+        values: values::of_hub(options),
+        given: &options.values,
+        wait: options.wait.then(|| format!("{}s", timeout.as_secs().max(1))),
+    };
+    let installed = helm.install(&hub, &install).await;
+    let took = progress.elapsed();
+    progress.end();
+    let notes = installed?;
+    served(&hub).await?;
+    eprintln!("Installed {} in {}.", hub.place, limit::words(took));
+    say(&format!("{notes}\n"))
+}
+
+/// What can be seen to be wrong before anything is touched.
+pub(super) fn check(values: &ChartValues, advertise: &[String]) -> anyhow::Result<()> {
+    if let Some(wrong) = advertise.iter().find(|address| !is_address(address)) {
+        return Err(usage(format!(
+            "--advertise `{wrong}` is not an address: write host:port, such as hub.example.com:8443"
+        )));
+    }
+    helm::check_files(values).map_err(|error| usage(error.to_string()))
+}
+
+/// Waits until the API server serves our kinds: established is not yet served, as its storage comes a moment later.
+async fn served(hub: &Cluster) -> anyhow::Result<()> {
+    let begin = std::time::Instant::now();
+    for definition in crd::definitions() {
+        let name = definition.metadata.name.unwrap_or_default();
+        let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
+        loop {
+            match hub.get("read the definitions", &path).await? {
+                Some(found) if condition(&found, "Established").holds() => break,
+                None => {
+                    return Err(anyhow!(
+                        "the definition {name} is not there: was crds.install set to false? Install it first"
+                    ));
+                }
+                Some(found) if begin.elapsed() > SERVED => {
+                    let why = text(&found, "/status/conditions/0/message").to_owned();
+                    return Err(ended(IN_VAIN, format!("the API server does not serve {name}: {why}")));
+                }
+                Some(_) => tokio::time::sleep(BETWEEN).await,
+            }
+        }
+    }
+    loop {
+        match (look::rules(hub, None).await, look::members(hub).await) {
+            (Ok(_), Ok(_)) => return Ok(()),
+            // Whoever may only install may not read them, and need not.
+            (Err(error), _) | (_, Err(error))
+                if begin.elapsed() > SERVED || error.to_string().contains("forbidden") =>
+            {
+                eprintln!("warning: {error:#}");
+                return Ok(());
+            }
+            _ => tokio::time::sleep(BETWEEN).await,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! `kubectl runnel join`: a token on the hub, an agent in the member, and the wait until they have met.
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use jiff::Timestamp;
+use runnel_proto::identity::JoinString;
+use serde_json::{Value, json};
+
+use super::access::Cluster;
+use super::args;
+use super::diagnose::{self, Finding, JoinFacts, Reach};
+use super::helm::{self, AGENT, Helm};
+use super::install::check;
+use super::progress::Progress;
+use super::seen::{condition, text};
+use super::values::{self, Install};
+use super::{IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use crate::token::{self, TokenRequest};
+
+/// The Secret through which the agent gets its join string.
+pub(super) const JOIN_SECRET: &str = "runnel-agent-join";
+/// Where the agent keeps who it is.
+const IDENTITY_SECRET: &str = "runnel-agent-identity";
+const BETWEEN: Duration = Duration::from_millis(200);
+/// How often it is looked for what may be wrong.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+
+/// Lets a cluster join.
+pub(super) async fn run(session: &Session<'_>, options: &args::Join) -> anyhow::Result<()> {
+    if options.values.show_values {
+        return say(&helm::shown_values(session.charts, AGENT)?);
+    }
+    check(&options.values, &options.advertise)?;
+    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let namespace = session.system()?;
+    let request = TokenRequest {
+        cluster: options.cluster.clone(),
+        labels: options.labels.clone(),
+        ttl: options.ttl.clone(),
+        advertise: options.advertise.clone(),
+    };
+    request.check().map_err(|error| usage(error.to_string()))?;
+    let helm = Helm::unpack(session.charts)?;
+    let hub = hub(session, &options.member).await?;
+    let Some(member) = member(session, &options.member).await? else {
+        let text = "name the cluster that joins: --context NAME (or --member-kubeconfig FILE); the hub is that of the \
+                    current context, or of --hub-context";
+        return Err(usage(text));
+    };
+    hub.require("let a cluster join", &rights::join_hub(namespace)).await?;
+    member.require("install the agent", &rights::join_member(namespace)).await?;
+    let mut progress = Progress::start(&format!("looking at {}", member.place));
+    let joining = Joining { hub: &hub, member: &member, namespace, options, timeout };
+    let ended = joining.run(&helm, request, &mut progress).await;
+    progress.end();
+    say(&ended?)
+}
+
+/// The hub of a command whose `--context` names the member.
+pub(super) async fn hub(session: &Session<'_>, access: &args::MemberAccess) -> anyhow::Result<Cluster> {
+    Cluster::open("the hub", session.kubeconfig, access.hub_context.as_deref()).await
+}
+
+/// The member of such a command, where it is named.
+pub(super) async fn member(session: &Session<'_>, access: &args::MemberAccess) -> anyhow::Result<Option<Cluster>> {
+    if session.context.is_none() && access.member_kubeconfig.is_none() {
+        return Ok(None);
+    }
+    let kubeconfig: Option<&Path> = access.member_kubeconfig.as_deref().or(session.kubeconfig);
+    Cluster::open("the member", kubeconfig, session.context).await.map(Some)
+}
+
+struct Joining<'a> {
+    hub: &'a Cluster,
+    member: &'a Cluster,
+    namespace: &'a str,
+    options: &'a args::Join,
+    timeout: Duration,
+}
+
+impl Joining<'_> {
+    async fn run(&self, helm: &Helm, request: TokenRequest, progress: &mut Progress) -> anyhow::Result<String> {
+        let name = &self.options.cluster;
+        let uid = self.uid().await?;
+        let before = self.hub.get("read the MemberCluster", &look::member_path(name)).await?;
+        let connected = before.as_ref().is_some_and(|member| condition(member, "Connected").holds());
+        let elsewhere = before.as_ref().map(|member| text(member, "/status/clusterUid")).unwrap_or_default();
+        if connected && elsewhere != uid {
+            bail!(
+                "{name} is connected already, from another cluster than {}: choose another name, or let that one leave \
+                 first with `kubectl runnel unjoin {name}`",
+                self.member.place
+            );
+        }
+        let join = match connected {
+            // Its agent is at work: only the chart is brought up to date.
+            true => None,
+            false => {
+                progress.say(&format!("making a join string for {name} on the hub"));
+                let made = token::create(self.hub.client(), self.namespace, request).await;
+                let made = made.map_err(|error| self.no_token(&error))?;
+                let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
+                self.hand_over(&made).await?;
+                self.forget_certificate().await?;
+                Some(read)
+            }
+        };
+        let existed = look::workload(self.member, AGENT, self.namespace).await?;
+        progress.say("installing the agent");
+        let install = Install {
+            chart: AGENT,
+            namespace: self.namespace,
+            values: values::of_agent(self.options, JOIN_SECRET),
+            given: &self.options.values,
+            wait: None,
+        };
+        helm.install(self.member, &install).await?;
+        if join.is_some() && !existed.deployment.is_null() {
+            self.restart().await?;
+        }
+        self.wait(join.as_ref(), &uid, progress).await?;
+        if join.is_some() {
+            // It is used, and nobody else needs to read it.
+            let _ = self.member.delete("delete the used join string", &self.secret_path()).await;
+        }
+        Ok(self.done(join.is_some(), progress.elapsed()))
+    }
+
+    fn done(&self, joined: bool, took: Duration) -> String {
+        let name = &self.options.cluster;
+        let verb =
+            if joined { "has joined and is connected" } else { "was connected already; its agent is up to date" };
+        format!("{name} {verb} ({}).\n", limit::words(took))
+    }
+
+    /// What tells the member's cluster apart.
+    async fn uid(&self) -> anyhow::Result<String> {
+        let system = self.member.get("read the namespace kube-system", "/api/v1/namespaces/kube-system").await?;
+        Ok(system.as_ref().map(|found| text(found, "/metadata/uid").to_owned()).unwrap_or_default())
+    }
+
+    fn no_token(&self, error: &anyhow::Error) -> anyhow::Error {
+        let said = format!("{error:#}");
+        if said.contains("no address of the hub is known") {
+            return anyhow!(
+                "{} advertises no address: `kubectl runnel install --advertise HOST:PORT` with the address at \
+                 which agents in other clusters reach it, or give --advertise here",
+                self.hub.place
+            );
+        }
+        anyhow!("cannot make a join string on {}: {said}", self.hub.place)
+    }
+
+    fn secret_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/secrets/{JOIN_SECRET}", self.namespace)
+    }
+
+    /// Puts the join string where the agent finds it; it travels in the body of a request only.
+    async fn hand_over(&self, join_string: &str) -> anyhow::Result<()> {
+        let namespace = self.namespace;
+        let path = format!("/api/v1/namespaces/{namespace}");
+        if self.member.get(&format!("read the namespace {namespace}"), &path).await?.is_none() {
+            let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+            self.member.apply(&format!("create the namespace {namespace}"), &path, object).await?;
+        }
+        let secret = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": JOIN_SECRET, "labels": {"app.kubernetes.io/part-of": "runnel"}},
+            "data": {"join-string": data_encoding::BASE64.encode(join_string.as_bytes())},
+        });
+        self.member.apply(&format!("write the Secret {namespace}/{JOIN_SECRET}"), &self.secret_path(), secret).await?;
+        Ok(())
+    }
+
+    /// An agent that is not connected may hold a certificate that its hub takes no more, or that of another hub. Without
+    /// one it joins anew, and still knows its copies by the keys that stay.
+    async fn forget_certificate(&self) -> anyhow::Result<()> {
+        let path = format!("/api/v1/namespaces/{}/secrets/{IDENTITY_SECRET}", self.namespace);
+        if self.member.get("read the agent's identity", &path).await?.is_some() {
+            self.member.patch("let the agent join anew", &path, json!({"data": {"tls.crt": null}})).await?;
+        }
+        Ok(())
+    }
+
+    /// An agent that runs reads its join string when it starts.
+    async fn restart(&self) -> anyhow::Result<()> {
+        let path = format!("/apis/apps/v1/namespaces/{}/deployments/{AGENT}", self.namespace);
+        let annotations = json!({"kubectl.kubernetes.io/restartedAt": Timestamp::now().to_string()});
+        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+        self.member.patch("restart the agent", &path, patch).await.map(drop)
+    }
+
+    async fn wait(&self, join: Option<&JoinString>, uid: &str, progress: &mut Progress) -> anyhow::Result<()> {
+        let name = &self.options.cluster;
+        progress.say(&format!("waiting for the agent of {name}"));
+        let begin = std::time::Instant::now();
+        let mut looked = begin;
+        // By the same machine, and only once: the addresses do not change while this waits.
+        let mut addresses: Option<Vec<(String, Reach)>> = None;
+        loop {
+            let seen = self.hub.get("read the MemberCluster", &look::member_path(name)).await;
+            if let Ok(Some(object)) = &seen
+                && condition(object, "Connected").holds()
+                && text(object, "/status/clusterUid") == uid
+            {
+                return Ok(());
+            }
+            let late = begin.elapsed() >= self.timeout;
+            if late || looked.elapsed() >= LOOK_EVERY {
+                if let (None, Some(join)) = (&addresses, join) {
+                    addresses = Some(look::reach(join).await);
+                }
+                let found = self.findings(seen.ok().flatten(), addresses.clone().unwrap_or_default()).await;
+                if late {
+                    return Err(self.in_vain(&found));
+                }
+                progress.say(&format!("waiting for the agent of {name}: {}", diagnose::in_short(&found)));
+                looked = std::time::Instant::now();
+            }
+            tokio::time::sleep(BETWEEN).await;
+        }
+    }
+
+    async fn findings(&self, object: Option<Value>, addresses: Vec<(String, Reach)>) -> Vec<Finding> {
+        let object = object.unwrap_or_default();
+        let agent = look::workload(self.member, AGENT, self.namespace).await.unwrap_or_default();
+        let hash = text(&object, "/spec/join/tokenHash");
+        let redeemed = !hash.is_empty() && text(&object, "/status/join/tokenHash") == hash;
+        let facts = JoinFacts { redeemed, member: object, agent, addresses };
+        diagnose::join(&facts, self.namespace, Timestamp::now())
+    }
+
+    fn in_vain(&self, found: &[Finding]) -> anyhow::Error {
+        let name = &self.options.cluster;
+        let text = format!(
+            "{name} is not connected after {}. What is wrong, most telling first:\n{}\nThe agent keeps trying until the \
+             join string expires; `kubectl runnel join {name} ...` again makes a new one.",
+            limit::words(self.timeout),
+            diagnose::in_full(found)
+        );
+        ended(IN_VAIN, text)
+    }
+}
+
+/// What an agent leaves in its namespace when helm has uninstalled it.
+pub(super) async fn forget_agent(member: &Cluster, namespace: &str) -> anyhow::Result<bool> {
+    let binary = Helm::binary()?;
+    let there = Helm::uninstall(&binary, member, AGENT, namespace).await.context("the agent is still installed")?;
+    for secret in [IDENTITY_SECRET, "runnel-agent-terms", JOIN_SECRET] {
+        let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
+        member.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await?;
+    }
+    Ok(there)
+}

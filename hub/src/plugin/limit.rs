@@ -1,0 +1,82 @@
+//! Durations and names on the command line.
+use std::time::Duration;
+
+/// Understands a duration such as `5m`.
+///
+/// # Errors
+/// A sentence that names the flag.
+pub fn duration(flag: &str, given: &str) -> Result<Duration, String> {
+    let wrong = || format!("{flag} `{given}` is not a duration: write for example 90s or 5m");
+    let parsed: jiff::SignedDuration = given.trim().parse().map_err(|_| wrong())?;
+    Duration::try_from(parsed).map_err(|_| wrong())
+}
+
+/// How long, in words for a person.
+pub fn words(duration: Duration) -> String {
+    if duration < Duration::from_secs(10) {
+        return format!("{:.1} s", duration.as_secs_f64());
+    }
+    super::table::span(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Whether this can be the name of an object; what cannot is never put into a path.
+pub fn is_name(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    !name.is_empty() && name.len() <= 253 && name.chars().all(good) && name != "." && name != ".."
+}
+
+/// A rule as it is named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuleRef {
+    /// A `DistributionRule`.
+    Namespaced {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A `ClusterDistributionRule`.
+    Cluster(String),
+}
+
+/// Understands `NAME`, `NAMESPACE/NAME`, `drule/NAME` and `cdrule/NAME`.
+///
+/// # Errors
+/// A sentence that says how to name a rule.
+pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, String> {
+    let wrong = || format!("`{given}` names no rule: write NAME, NAMESPACE/NAME or cdrule/NAME");
+    let (before, name) = given.split_once('/').unwrap_or(("drule", given));
+    if !is_name(name) || !is_name(namespace) {
+        return Err(wrong());
+    }
+    match before {
+        "drule" | "distributionrule" | "distributionrules" => {
+            Ok(RuleRef::Namespaced { namespace: namespace.to_owned(), name: name.to_owned() })
+        }
+        "cdrule" | "clusterdistributionrule" | "clusterdistributionrules" => Ok(RuleRef::Cluster(name.to_owned())),
+        other if is_name(other) => Ok(RuleRef::Namespaced { namespace: other.to_owned(), name: name.to_owned() }),
+        _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_rules_are_understood_or_refused_by_name() {
+        assert_eq!(duration("--timeout", "90s"), Ok(Duration::from_secs(90)));
+        assert!(duration("--timeout", "soon").unwrap_err().contains("--timeout `soon`"));
+        assert!(duration("--timeout", "-1s").is_err());
+        assert_eq!(words(Duration::from_millis(1240)), "1.2 s");
+        let named =
+            |namespace: &str, name: &str| RuleRef::Namespaced { namespace: namespace.into(), name: name.into() };
+        assert_eq!(rule("a", "n"), Ok(named("n", "a")));
+        assert_eq!(rule("m/a", "n"), Ok(named("m", "a")));
+        assert_eq!(rule("drule/a", "n"), Ok(named("n", "a")));
+        assert_eq!(rule("cdrule/a", "n"), Ok(RuleRef::Cluster("a".into())));
+        for wrong in ["", "a/b/c", "../a", "A", "a/..", "a?b"] {
+            assert!(rule(wrong, "n").is_err(), "{wrong}");
+        }
+    }
+}

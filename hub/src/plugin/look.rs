@@ -1,0 +1,100 @@
+//! Looks at what is in a cluster: workloads, rules, members, and the hub's addresses.
+use std::time::Duration;
+
+use runnel_proto::identity::{Fingerprint, JoinString};
+use runnel_proto::tls::{ConnectError, Connector, join_config};
+use serde_json::Value;
+
+use super::access::Cluster;
+use super::diagnose::{Reach, Workload, reach_of};
+use super::explain::whole;
+use super::seen::{list, text};
+
+/// The path of our API group.
+pub const API: &str = "/apis/runnel.dev/v1alpha1";
+/// How long an address may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The path of a `MemberCluster`.
+pub fn member_path(name: &str) -> String {
+    format!("{API}/memberclusters/{name}")
+}
+
+/// The path of a rule.
+pub fn rule_path(object: &Value) -> String {
+    let (namespace, name) = (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+    if namespace.is_empty() {
+        return format!("{API}/clusterdistributionrules/{name}");
+    }
+    format!("{API}/namespaces/{namespace}/distributionrules/{name}")
+}
+
+/// All members.
+///
+/// # Errors
+/// As [`Cluster::list`].
+pub async fn members(hub: &Cluster) -> anyhow::Result<Vec<Value>> {
+    hub.list("list the members", &format!("{API}/memberclusters")).await
+}
+
+/// The rules of a namespace; without one, those of all namespaces and `ClusterDistributionRule`s.
+///
+/// # Errors
+/// As [`Cluster::list`].
+pub async fn rules(hub: &Cluster, namespace: Option<&str>) -> anyhow::Result<Vec<Value>> {
+    let Some(namespace) = namespace else {
+        let mut all = hub.list("list the rules", &format!("{API}/distributionrules")).await?;
+        let path = format!("{API}/clusterdistributionrules");
+        all.extend(hub.list("list the ClusterDistributionRules", &path).await?);
+        return Ok(all);
+    };
+    let path = format!("{API}/namespaces/{namespace}/distributionrules");
+    hub.list(&format!("list the rules of {namespace}"), &path).await
+}
+
+/// A Deployment of ours with pods, events and log; what may not be read is left out.
+///
+/// # Errors
+/// When the Deployment itself may not be read.
+pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Result<Workload> {
+    let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
+    let Some(deployment) = on.get(&format!("read the Deployment {name}"), &path).await? else {
+        return Ok(Workload::default());
+    };
+    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}");
+    let pods = on.list("list pods", &path).await.unwrap_or_default();
+    let path = format!("/api/v1/namespaces/{namespace}/events");
+    let mut events = on.list("list events", &path).await.unwrap_or_default();
+    events.retain(|event| text(event, "/involvedObject/name").starts_with(name));
+    let mut log = Vec::new();
+    if let Some(pod) = pods.last() {
+        let waits = list(pod, "/status/containerStatuses").iter().any(|one| !text(one, "/state/waiting").is_empty());
+        let pod = text(pod, "/metadata/name");
+        log = on.log(namespace, pod, waits).await;
+        if log.is_empty() {
+            log = on.log(namespace, pod, !waits).await;
+        }
+    }
+    Ok(Workload { deployment, pods, events, log })
+}
+
+/// How the hub answers at each address of a join string, from here.
+pub async fn reach(join: &JoinString) -> Vec<(String, Reach)> {
+    let asked = join.addresses.iter().map(|address| one(address, join.pin, &join.hub));
+    let answers = futures::future::join_all(asked).await;
+    join.addresses.iter().cloned().zip(answers).collect()
+}
+
+/// How the hub of that id, with the authority of that pin, answers at an address.
+pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reach {
+    let config = match join_config(pin, hub) {
+        Ok(config) => config,
+        Err(error) => return Reach::Other(error.to_string()),
+    };
+    match tokio::time::timeout(ANSWER, Connector::new(config).connect(address)).await {
+        Err(_) => Reach::Silent,
+        Ok(Ok(_)) => Reach::Hub,
+        Ok(Err(ConnectError::Tls { source, .. })) => reach_of(&source.to_string(), true),
+        Ok(Err(error)) => reach_of(&whole(&error), false),
+    }
+}

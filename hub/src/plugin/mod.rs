@@ -1,0 +1,146 @@
+//! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
+//!
+//! Deciding files: `args`, `checks`, `complete`, `diagnose`, `explain`, `limit`, `rights`, `rules`, `seen`, `table`,
+//! `values`. The others talk to clusters, to helm and to the person.
+mod access;
+pub mod args;
+mod checks;
+mod complete;
+mod diagnose;
+mod doctor;
+mod explain;
+mod helm;
+mod install;
+mod join;
+mod limit;
+mod look;
+mod progress;
+mod rights;
+mod rules;
+mod seen;
+mod status;
+mod table;
+mod uninstall;
+mod unjoin;
+mod values;
+mod version;
+
+use std::io::Write;
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::shells::{Bash, Fish, Zsh};
+use include_dir::Dir;
+use serde_json::Value;
+
+use access::Cluster;
+use args::{Cli, Command, Output, Shell};
+
+/// Something failed in a way that has an exit code of its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Ended {
+    /// The exit code.
+    pub code: u8,
+    /// What to say; may be empty when all is said.
+    pub text: String,
+}
+
+/// Failed.
+pub const FAILED: u8 = 1;
+/// The command line is wrong.
+pub const USAGE: u8 = 2;
+/// What was waited for did not come.
+pub const IN_VAIN: u8 = 3;
+
+fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
+    Ended { code, text: text.into() }.into()
+}
+
+fn usage(text: impl Into<String>) -> anyhow::Error {
+    ended(USAGE, text)
+}
+
+/// What every command needs to know.
+struct Session<'a> {
+    kubeconfig: Option<&'a Path>,
+    context: Option<&'a str>,
+    namespace: Option<&'a str>,
+    charts: &'a Dir<'a>,
+}
+
+impl Session<'_> {
+    /// The hub, where `--context` names it.
+    async fn hub(&self) -> anyhow::Result<Cluster> {
+        Cluster::open("the hub", self.kubeconfig, self.context).await
+    }
+
+    /// Where hub and agents live.
+    fn system(&self) -> anyhow::Result<&str> {
+        let namespace = self.namespace.unwrap_or(args::SYSTEM);
+        if limit::is_name(namespace) {
+            Ok(namespace)
+        } else {
+            Err(usage(format!("--namespace `{namespace}` is no name")))
+        }
+    }
+}
+
+/// Does what the command line says. `charts` holds `runnel-hub` and `runnel-agent`.
+///
+/// # Errors
+/// A text for a person; [`Ended`] where the exit code is not [`FAILED`].
+pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
+    let session = Session {
+        kubeconfig: cli.kubeconfig.as_deref(),
+        context: cli.context.as_deref(),
+        namespace: cli.namespace.as_deref(),
+        charts,
+    };
+    match cli.command {
+        Command::Install(options) => install::run(&session, &options).await,
+        Command::Join(options) => join::run(&session, &options).await,
+        Command::Status(options) => status::run(&session, &options).await,
+        Command::Members(options) => status::members(&session, &options).await,
+        Command::Unjoin(options) => unjoin::run(&session, &options).await,
+        Command::Uninstall(options) => uninstall::run(&session, &options).await,
+        Command::Doctor(options) => doctor::run(&session, &options).await,
+        Command::Version(options) => version::run(&session, &options).await,
+        Command::Completion(options) => say(&script(options.shell)),
+        Command::Complete(options) => {
+            let found = complete::candidates(&Cli::command(), &options.words);
+            // The last line tells kubectl not to offer files.
+            say(&(found.iter().map(|one| format!("{one}\n")).collect::<String>() + ":4\n"))
+        }
+    }
+}
+
+fn script(shell: Shell) -> String {
+    let mut command = Cli::command().bin_name("kubectl-runnel");
+    let mut text = Vec::new();
+    match shell {
+        Shell::Bash => clap_complete::generate(Bash, &mut command, "kubectl-runnel", &mut text),
+        Shell::Zsh => clap_complete::generate(Zsh, &mut command, "kubectl-runnel", &mut text),
+        Shell::Fish => clap_complete::generate(Fish, &mut command, "kubectl-runnel", &mut text),
+        Shell::Kubectl => return complete::SCRIPT.to_owned(),
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Prints to standard output; a reader that has gone away is no error.
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Prints objects for machines; `None` for a table.
+fn for_machines(output: Option<Output>, value: &Value) -> anyhow::Result<Option<String>> {
+    Ok(match output {
+        Some(Output::Json) => Some(serde_json::to_string_pretty(value)? + "\n"),
+        Some(Output::Yaml) => Some(serde_saphyr::to_string(value)?),
+        Some(Output::Wide) | None => None,
+    })
+}

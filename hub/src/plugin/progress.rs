@@ -1,0 +1,61 @@
+//! What a person sees while something takes its time: one line that changes on a terminal, a line per change elsewhere.
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+const TICK: Duration = Duration::from_millis(120);
+
+/// A wait that is shown on standard error.
+pub struct Progress {
+    bar: ProgressBar,
+    shown: bool,
+    last: String,
+    begin: Instant,
+}
+
+impl Progress {
+    /// Begins to wait for `what`.
+    pub fn start(what: &str) -> Self {
+        let shown = std::io::stderr().is_terminal();
+        let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed:>4}") {
+            bar.set_style(style);
+        }
+        let mut progress = Self { bar, shown, last: String::new(), begin: Instant::now() };
+        if shown {
+            progress.bar.enable_steady_tick(TICK);
+        }
+        progress.say(what);
+        progress
+    }
+
+    /// Says how it stands.
+    pub fn say(&mut self, text: &str) {
+        if self.last == text {
+            return;
+        }
+        self.last = text.to_owned();
+        self.bar.set_message(text.to_owned());
+        if !self.shown {
+            eprintln!("{text}");
+        }
+    }
+
+    /// How long it has taken.
+    pub fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    /// Ends the line.
+    pub fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Whether standard output may have colours.
+pub fn colours() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    std::io::stdout().is_terminal() && !refused && !dumb
+}

@@ -1,0 +1,130 @@
+//! The rights that a person needs for a command.
+
+/// One right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// Such as `create`.
+    pub verb: &'static str,
+    /// The API group; empty for the core.
+    pub group: &'static str,
+    /// Such as `deployments`.
+    pub resource: &'static str,
+    /// The namespace; empty for the whole cluster.
+    pub namespace: String,
+}
+
+impl std::fmt::Display for Right {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let dot = if self.group.is_empty() { "" } else { "." };
+        write!(to, "{} {}{dot}{}", self.verb, self.resource, self.group)?;
+        if self.namespace.is_empty() { Ok(()) } else { write!(to, " in namespace {}", self.namespace) }
+    }
+}
+
+const RUNNEL: &str = crate::crd::GROUP;
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+fn rights(list: &[(&'static str, &'static str, &'static str)], namespace: &str) -> Vec<Right> {
+    let right = |(verb, group, resource): &(&'static str, &'static str, &'static str)| Right {
+        verb,
+        group,
+        resource,
+        namespace: namespace.to_owned(),
+    };
+    list.iter().map(right).collect()
+}
+
+/// To install a chart, with its roles.
+fn chart(namespace: &str) -> Vec<Right> {
+    let mut needed = rights(
+        &[
+            ("create", "", "secrets"),
+            ("create", "", "serviceaccounts"),
+            ("create", "apps", "deployments"),
+            ("patch", "apps", "deployments"),
+            ("create", RBAC, "roles"),
+            ("create", RBAC, "rolebindings"),
+        ],
+        namespace,
+    );
+    needed.extend(rights(
+        &[("get", "", "namespaces"), ("create", RBAC, "clusterroles"), ("create", RBAC, "clusterrolebindings")],
+        "",
+    ));
+    needed
+}
+
+/// To install the hub.
+pub fn install(namespace: &str) -> Vec<Right> {
+    let mut needed = chart(namespace);
+    needed.extend(rights(&[("create", "", "services")], namespace));
+    needed.extend(rights(&[("create", "apiextensions.k8s.io", "customresourcedefinitions")], ""));
+    needed
+}
+
+/// To let a cluster join, on the hub.
+pub fn join_hub(namespace: &str) -> Vec<Right> {
+    let mut needed = rights(&[("get", RUNNEL, "memberclusters"), ("create", RUNNEL, "memberclusters")], "");
+    needed.extend(rights(&[("patch", RUNNEL, "memberclusters")], ""));
+    needed.extend(rights(&[("get", "", "secrets")], namespace));
+    needed
+}
+
+/// To let a cluster join, in the member.
+pub fn join_member(namespace: &str) -> Vec<Right> {
+    chart(namespace)
+}
+
+/// To let a cluster leave.
+pub fn unjoin() -> Vec<Right> {
+    rights(
+        &[("get", RUNNEL, "memberclusters"), ("patch", RUNNEL, "memberclusters"), ("delete", RUNNEL, "memberclusters")],
+        "",
+    )
+}
+
+/// To remove the hub.
+pub fn uninstall(namespace: &str) -> Vec<Right> {
+    let mut needed = Vec::new();
+    for resource in ["distributionrules", "clusterdistributionrules", "memberclusters"] {
+        needed.extend(rights(
+            &[("list", RUNNEL, resource), ("patch", RUNNEL, resource), ("delete", RUNNEL, resource)],
+            "",
+        ));
+    }
+    needed.extend(rights(&[("delete", "apps", "deployments"), ("delete", "", "secrets")], namespace));
+    needed.extend(rights(&[("delete", "apiextensions.k8s.io", "customresourcedefinitions")], ""));
+    needed
+}
+
+/// What is missing, as a sentence; `None` when nothing is.
+pub fn refusal(what: &str, place: &super::explain::Place, missing: &[Right]) -> Option<String> {
+    if missing.is_empty() {
+        return None;
+    }
+    let list: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "you may not {what} on {place}; you lack the right to {}: ask its administrator, or choose another context",
+        list.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::explain::Place;
+
+    #[test]
+    fn what_is_missing_is_named_with_verb_resource_and_namespace() {
+        let place = Place { role: "the hub", context: "c".into(), server: "https://s".into() };
+        assert_eq!(refusal("install the hub", &place, &[]), None);
+        let missing = [install("runnel-system").remove(2), unjoin().remove(2)];
+        let said = refusal("install the hub", &place, &missing).unwrap();
+        assert!(
+            said.contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev:"),
+            "{said}"
+        );
+        let never = |needed: Vec<Right>| needed.iter().all(|right| right.verb != "*" && right.resource != "*");
+        assert!(never(install("a")) && never(join_hub("a")) && never(join_member("a")) && never(uninstall("a")));
+    }
+}

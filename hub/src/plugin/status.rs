@@ -1,0 +1,96 @@
+//! `kubectl runnel status` and `members`.
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::access::Cluster;
+use super::args::{Members, Output, Status};
+use super::limit::{self, RuleRef};
+use super::look::{self, API};
+use super::progress::colours;
+use super::{Session, ended, for_machines, rules, say, seen, usage};
+
+/// Shows rules, or one.
+pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Result<()> {
+    let hub = session.hub().await?;
+    let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
+    if !limit::is_name(&namespace) {
+        return Err(usage(format!("--namespace `{namespace}` is no name")));
+    }
+    let now = Timestamp::now();
+    if let Some(given) = &options.rule {
+        let rule = seen::tidy(one(&hub, given, &namespace).await?);
+        return match for_machines(options.output, &rule)? {
+            Some(text) => say(&text),
+            None => say(&rules::rule(&rule, now, colours())),
+        };
+    }
+    let all = options.all_namespaces;
+    let found = look::rules(&hub, (!all).then_some(namespace.as_str())).await?;
+    let found: Vec<Value> = found.into_iter().map(seen::tidy).collect();
+    if let Some(text) = for_machines(options.output, &listed(&found))? {
+        return say(&text);
+    }
+    if found.is_empty() {
+        let place = if all { "this cluster".to_owned() } else { format!("namespace {namespace}") };
+        let hint = if all { "" } else { " (-A shows all namespaces)" };
+        eprintln!("No rules in {place}{hint}.");
+    } else {
+        say(&rules::rules(&found, all, options.output == Some(Output::Wide), now).text(colours()))?;
+    }
+    // Below the rules, as most that is wrong with all of them is a member that is away.
+    if let Ok(members) = look::members(&hub).await {
+        say(&format!("\n{}\n", rules::members_in_short(&members)))?;
+    }
+    Ok(())
+}
+
+async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {
+    let (path, what, other) = match limit::rule(given, namespace).map_err(usage)? {
+        RuleRef::Cluster(name) => {
+            (format!("{API}/clusterdistributionrules/{name}"), format!("ClusterDistributionRule {name}"), None)
+        }
+        RuleRef::Namespaced { namespace, name } => (
+            format!("{API}/namespaces/{namespace}/distributionrules/{name}"),
+            format!("DistributionRule {name} in namespace {namespace}"),
+            (!given.contains('/')).then(|| format!("{API}/clusterdistributionrules/{name}")),
+        ),
+    };
+    if let Some(found) = hub.get("read the rule", &path).await? {
+        return Ok(found);
+    }
+    if let Some(path) = other
+        && let Ok(Some(found)) = hub.get("read the rule", &path).await
+    {
+        return Ok(found);
+    }
+    Err(ended(super::FAILED, format!("there is no {what}: `kubectl runnel status -A` lists all rules")))
+}
+
+/// Shows members.
+pub(super) async fn members(session: &Session<'_>, options: &Members) -> anyhow::Result<()> {
+    let hub = session.hub().await?;
+    let found: Vec<Value> = match &options.cluster {
+        Some(name) if !limit::is_name(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),
+        Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
+            Some(member) => vec![seen::tidy(member)],
+            None => return Err(ended(super::FAILED, format!("there is no member {name}: `kubectl runnel members`"))),
+        },
+        None => look::members(&hub).await?.into_iter().map(seen::tidy).collect(),
+    };
+    let value = match (&options.cluster, found.as_slice()) {
+        (Some(_), [one]) => one.clone(),
+        _ => listed(&found),
+    };
+    if let Some(text) = for_machines(options.output, &value)? {
+        return say(&text);
+    }
+    if found.is_empty() {
+        eprintln!("{}", rules::members_in_short(&found));
+        return Ok(());
+    }
+    say(&rules::members(&found, options.output == Some(Output::Wide), Timestamp::now()).text(colours()))
+}
+
+fn listed(items: &[Value]) -> Value {
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}

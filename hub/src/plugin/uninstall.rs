@@ -1,0 +1,184 @@
+//! `kubectl runnel uninstall`: rules, members, the hub, its definitions; in this order, as each needs the next.
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::access::Cluster;
+use super::args::{self, Copies};
+use super::helm::{HUB, Helm};
+use super::progress::Progress;
+use super::seen::{condition, full_name, list, text};
+use super::unjoin::remove;
+use super::{FAILED, IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use crate::crd::{self, FINALIZER};
+
+const BETWEEN: Duration = Duration::from_millis(250);
+
+/// Removes Runnel from the hub.
+pub(super) async fn run(session: &Session<'_>, options: &args::Uninstall) -> anyhow::Result<()> {
+    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let namespace = session.system()?;
+    let binary = Helm::binary()?;
+    let hub = session.hub().await?;
+    hub.require("uninstall the hub", &rights::uninstall(namespace)).await?;
+    let (mut rules, mut members) = (Vec::new(), Vec::new());
+    if any_definition(&hub).await? {
+        rules = look::rules(&hub, None).await?;
+        members = look::members(&hub).await?;
+    }
+    let away: Vec<String> = members
+        .iter()
+        .filter(|member| !condition(member, "Connected").holds())
+        .map(|member| text(member, "/metadata/name").to_owned())
+        .collect();
+    if !away.is_empty() && !rules.is_empty() && options.copies == Copies::Delete && !options.force {
+        let text = format!(
+            "not connected: {}. Their copies cannot be deleted; nothing was changed. Bring them back, or --force to go on \
+             and leave their copies where they are",
+            away.join(", ")
+        );
+        return Err(ended(FAILED, text));
+    }
+    let removing = Removing { hub: &hub, options, timeout };
+    let count = rules.len();
+    removing.rules(rules).await?;
+    let what = if options.copies == Copies::Keep { "kept" } else { "deleted" };
+    say(&format!("{count} rules are deleted; their copies in connected clusters are {what}.\n"))?;
+    // Only now they say which orders nobody has carried out.
+    let members = if members.is_empty() { members } else { look::members(&hub).await? };
+    for member in &members {
+        let name = text(member, "/metadata/name");
+        for pending in list(member, "/status/pendingRemovals") {
+            eprintln!("warning: the copies of rule {} stay in {name}, which was not connected", text(pending, "/rule"));
+        }
+        remove(&hub, name, timeout).await?;
+    }
+    say(&format!("{} members are deleted.\n", members.len()))?;
+    let there = Helm::uninstall(&binary, &hub, HUB, namespace).await?;
+    say(if there { "The hub is uninstalled.\n" } else { "There was no release runnel-hub of helm's.\n" })?;
+    removing.definitions().await?;
+    removing.remains(namespace).await?;
+    say("The definitions and the hub's own Secrets are deleted.\n")?;
+    if !members.is_empty() {
+        say("The agents are still installed. In each member:\n")?;
+        for member in &members {
+            let name = text(member, "/metadata/name");
+            say(&format!("  helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT   # {name}\n"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
+    for definition in crd::definitions() {
+        let name = definition.metadata.name.unwrap_or_default();
+        if hub.get("read the definitions", &definition_path(&name)).await?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn definition_path(name: &str) -> String {
+    format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+}
+
+struct Removing<'a> {
+    hub: &'a Cluster,
+    options: &'a args::Uninstall,
+    timeout: Duration,
+}
+
+impl Removing<'_> {
+    /// Deletes the rules and waits until the hub has let go of each.
+    async fn rules(&self, rules: Vec<Value>) -> anyhow::Result<()> {
+        let policy = if self.options.copies == Copies::Keep { "Retain" } else { "Delete" };
+        for rule in &rules {
+            let (path, name) = (look::rule_path(rule), full_name(rule));
+            if text(rule, "/spec/deletionPolicy") != policy {
+                let patch = json!({"spec": {"deletionPolicy": policy}});
+                self.hub.patch(&format!("set the deletionPolicy of rule {name}"), &path, patch).await?;
+            }
+        }
+        for rule in &rules {
+            self.hub.delete(&format!("delete rule {}", full_name(rule)), &look::rule_path(rule)).await?;
+        }
+        let mut progress = Progress::start(&format!("{} rules are being deleted", rules.len()));
+        let begin = Instant::now();
+        let mut left = rules;
+        while !left.is_empty() && begin.elapsed() < self.timeout {
+            let mut still = Vec::new();
+            for rule in left {
+                if self.hub.get("read the rule", &look::rule_path(&rule)).await?.is_some() {
+                    still.push(rule);
+                }
+            }
+            left = still;
+            if !left.is_empty() {
+                progress.say(&format!("{} rules wait until their copies have been seen to", left.len()));
+                tokio::time::sleep(BETWEEN).await;
+            }
+        }
+        progress.end();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = left.iter().map(full_name).collect();
+        if !self.options.force {
+            let text = format!(
+                "not gone within {}: {}. The hub lets go of a rule when its copies have been seen to: does it run \
+                 (`kubectl runnel doctor`)? With --force they are released without it, and their copies stay",
+                limit::words(self.timeout),
+                names.join(", ")
+            );
+            return Err(ended(IN_VAIN, text));
+        }
+        for rule in &left {
+            self.release(rule).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes our finalizer, and no other, from a rule that nobody sees to.
+    async fn release(&self, rule: &Value) -> anyhow::Result<()> {
+        let (path, name) = (look::rule_path(rule), full_name(rule));
+        let Some(now) = self.hub.get("read the rule", &path).await? else { return Ok(()) };
+        eprintln!(
+            "warning: rule {name} is released by force: its copies stay in every cluster that has not removed them"
+        );
+        let others: Vec<&Value> = list(&now, "/metadata/finalizers").iter().filter(|one| **one != FINALIZER).collect();
+        let version = text(&now, "/metadata/resourceVersion");
+        let patch = json!({"metadata": {"finalizers": others, "resourceVersion": version}});
+        self.hub.patch(&format!("release rule {name}"), &path, patch).await.map(drop)
+    }
+
+    async fn definitions(&self) -> anyhow::Result<()> {
+        let names: Vec<String> = crd::definitions().into_iter().filter_map(|one| one.metadata.name).collect();
+        for name in &names {
+            self.hub.delete(&format!("delete the definition {name}"), &definition_path(name)).await?;
+        }
+        let begin = Instant::now();
+        for name in &names {
+            while self.hub.get("read the definitions", &definition_path(name)).await?.is_some() {
+                if begin.elapsed() >= self.timeout {
+                    let text = format!(
+                        "the definition {name} is still there: objects of its kind have finalizers of somebody else"
+                    );
+                    return Err(ended(IN_VAIN, text));
+                }
+                tokio::time::sleep(BETWEEN).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the hub made by itself, which helm does not know.
+    async fn remains(&self, namespace: &str) -> anyhow::Result<()> {
+        for secret in ["runnel-hub-identity", "runnel-hub-authorities"] {
+            let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
+            self.hub.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await?;
+        }
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
+        self.hub.delete(&format!("delete the Lease {namespace}/{HUB}"), &path).await.map(drop)
+    }
+}

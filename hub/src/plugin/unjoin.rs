@@ -1,0 +1,148 @@
+//! `kubectl runnel unjoin`: a cluster leaves in order, or by force.
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::access::Cluster;
+use super::args;
+use super::helm::Helm;
+use super::join::{forget_agent, hub, member};
+use super::progress::Progress;
+use super::seen::{condition, full_name, list, number, text};
+use super::table::age;
+use super::{FAILED, IN_VAIN, Session, ended, limit, look, rights, say, usage};
+
+const BETWEEN: Duration = Duration::from_millis(250);
+
+/// Lets a cluster leave.
+pub(super) async fn run(session: &Session<'_>, options: &args::Unjoin) -> anyhow::Result<()> {
+    let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
+    let name = &options.cluster;
+    if !limit::is_name(name) {
+        return Err(usage(format!("`{name}` is no name of a cluster")));
+    }
+    let namespace = session.system()?;
+    let hub = hub(session, &options.member).await?;
+    let member = member(session, &options.member).await?;
+    if member.is_some() {
+        // Before anything is changed.
+        Helm::binary()?;
+    }
+    hub.require("let a cluster leave", &rights::unjoin()).await?;
+    let Some(object) = hub.get("read the MemberCluster", &look::member_path(name)).await? else {
+        return Err(ended(FAILED, format!("there is no member {name}: `kubectl runnel members` lists all")));
+    };
+    let connected = condition(&object, "Connected");
+    if !connected.holds() && !options.force {
+        let since = age(connected.since, Timestamp::now());
+        let text = format!(
+            "{name} is not connected ({}, {since}), so its copies cannot be seen to; nothing was changed. Bring it back, \
+             or `kubectl runnel unjoin {name} --force` to remove it and leave its copies where they are",
+            if connected.reason.is_empty() { "NeverConnected" } else { connected.reason }
+        );
+        return Err(ended(FAILED, text));
+    }
+    let left_behind = match options.force && !connected.holds() {
+        true => Some(left_behind(&hub, name, &object).await),
+        false => {
+            leave(&hub, name, timeout, options.force).await?;
+            None
+        }
+    };
+    remove(&hub, name, timeout).await?;
+    say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are worth nothing.\n"))?;
+    if let Some(text) = left_behind {
+        say(&text)?;
+    }
+    match member {
+        Some(member) => {
+            let there = forget_agent(&member, namespace).await?;
+            let what = if there { "The agent is uninstalled" } else { "There was no agent of helm's" };
+            say(&format!("{what} in {}, and its own Secrets are deleted.\n", member.place))
+        }
+        None => say(&format!(
+            "The agent is still installed there: helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT\n"
+        )),
+    }
+}
+
+/// Waits until the hub says that nothing is left there.
+async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> anyhow::Result<()> {
+    let path = look::member_path(name);
+    hub.patch("let the cluster leave", &path, json!({"spec": {"leaving": true}})).await?;
+    let mut progress = Progress::start(&format!("{name} leaves: its copies are being seen to"));
+    let begin = Instant::now();
+    let outcome = loop {
+        let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(()) };
+        let (accepted, connected) = (condition(&object, "Accepted"), condition(&object, "Connected"));
+        if accepted.reason == "Left" {
+            break Ok(());
+        }
+        if begin.elapsed() >= timeout {
+            break Err((accepted.message.to_owned(), connected.holds()));
+        }
+        let how = if connected.holds() { accepted.message } else { "the agent is not connected any more" };
+        progress.say(&format!("{name} leaves: {how}"));
+        tokio::time::sleep(BETWEEN).await;
+    };
+    progress.end();
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(_) if force => {
+            eprintln!(
+                "warning: {name} has not seen to its copies within {}; it is removed by force",
+                limit::words(timeout)
+            );
+            Ok(())
+        }
+        Err((message, connected)) => {
+            let why = if connected { message } else { "its agent is not connected".to_owned() };
+            let text = format!(
+                "{name} has not left within {}: {why}. It goes on leaving (spec.leaving is true): `kubectl runnel unjoin \
+                 {name}` again waits again, with --force it is removed and what is left of its copies stays; \
+                 `kubectl runnel status -A` and the agent's log say what holds it",
+                limit::words(timeout)
+            );
+            Err(ended(IN_VAIN, text))
+        }
+    }
+}
+
+/// Deletes a `MemberCluster` and waits until it is gone.
+pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyhow::Result<()> {
+    let path = look::member_path(name);
+    let begin = Instant::now();
+    hub.delete(&format!("delete the MemberCluster {name}"), &path).await?;
+    while hub.get("read the MemberCluster", &path).await?.is_some() {
+        if begin.elapsed() >= timeout {
+            let text = format!("the MemberCluster {name} is still there: its metadata.finalizers say who holds it");
+            return Err(ended(IN_VAIN, text));
+        }
+        tokio::time::sleep(BETWEEN).await;
+    }
+    Ok(())
+}
+
+/// What stays in a cluster that is removed by force.
+async fn left_behind(hub: &Cluster, name: &str, object: &Value) -> String {
+    let rules = look::rules(hub, None).await.unwrap_or_default();
+    let mut lines = Vec::new();
+    for rule in &rules {
+        let cluster = list(rule, "/status/clusters").iter().find(|cluster| text(cluster, "/name") == name);
+        if let Some(applied) = cluster.map(|cluster| number(cluster, "/applied")).filter(|applied| *applied > 0) {
+            lines.push(format!("  {applied} copies of rule {}", full_name(rule)));
+        }
+    }
+    for pending in list(object, "/status/pendingRemovals") {
+        lines.push(format!("  the copies of the deleted rule {}", text(pending, "/rule")));
+    }
+    if lines.is_empty() {
+        lines.push("  nothing that the hub knows of".to_owned());
+    }
+    format!(
+        "Left behind there, as far as the hub knows:\n{}\nTo remove all of Runnel's copies in that cluster:\n  kubectl \
+         --context CONTEXT delete configmaps,secrets -A -l app.kubernetes.io/managed-by=runnel\n",
+        lines.join("\n")
+    )
+}

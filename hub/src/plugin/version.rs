@@ -1,0 +1,68 @@
+//! `kubectl runnel version`.
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::helm::HUB;
+use super::seen::text;
+use super::{Session, args, for_machines, look, say};
+
+/// Shows versions.
+pub(super) async fn run(session: &Session<'_>, options: &args::Version) -> anyhow::Result<()> {
+    let mut seen = json!({"client": env!("CARGO_PKG_VERSION")});
+    let mut why = None;
+    if !options.client {
+        match of_clusters(session).await {
+            Ok((hub, agents)) => {
+                seen["hub"] = hub;
+                seen["agents"] = json!(agents);
+            }
+            Err(error) => why = Some(error),
+        }
+    }
+    match for_machines(options.output, &seen)? {
+        Some(text) => say(&text)?,
+        None => say(&in_words(&seen))?,
+    }
+    match why {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+async fn of_clusters(session: &Session<'_>) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
+    let hub = session.hub().await?;
+    let namespace = session.system()?;
+    let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{HUB}");
+    let deployment = hub.get("read the Deployment runnel-hub", &path).await?;
+    let mut agents: BTreeMap<String, usize> = BTreeMap::new();
+    if deployment.is_some() {
+        for member in look::members(&hub).await? {
+            let version = text(&member, "/status/agentVersion");
+            let version = if version.is_empty() { "unknown" } else { version };
+            *agents.entry(version.to_owned()).or_default() += 1;
+        }
+    }
+    let described = deployment.map_or(Value::Null, |deployment| {
+        json!({
+            "version": text(&deployment, "/metadata/labels/app.kubernetes.io~1version"),
+            "image": text(&deployment, "/spec/template/spec/containers/0/image"),
+        })
+    });
+    Ok((described, agents))
+}
+
+fn in_words(seen: &Value) -> String {
+    let mut said = format!("Client: {}\n", text(seen, "/client"));
+    if let Some(hub) = seen.get("hub") {
+        said += &match hub.is_null() {
+            true => "Hub:    not installed\n".to_owned(),
+            false => format!("Hub:    {} ({})\n", text(hub, "/version"), text(hub, "/image")),
+        };
+    }
+    let agents = seen.get("agents").and_then(Value::as_object);
+    for (version, count) in agents.into_iter().flatten() {
+        said += &format!("Agents: {version} ({count})\n");
+    }
+    said
+}

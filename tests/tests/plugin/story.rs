@@ -1,0 +1,165 @@
+//! The life of an installation.
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::control_plane::ControlPlane;
+use runnel_tests::pod::Pod;
+use runnel_tests::ports;
+use runnel_tests::wait::eventually;
+use serde_json::{Value, json};
+
+use super::stage::{SECRET, SOON, Said, Stage, cluster, read, unseen};
+
+const SEED: &str = include_str!("../../../deploy/examples/seed-rule.yaml");
+
+struct Clusters {
+    stage: Stage,
+    hub: ControlPlane,
+    member: ControlPlane,
+    /// What the plugin is to pass on to helm, as on this machine all pods share the addresses.
+    hub_flags: String,
+    agent_flags: String,
+}
+
+impl Clusters {
+    async fn start() -> Result<Self> {
+        let (hub, member) = tokio::try_join!(cluster("hub"), cluster("member"))?;
+        let stage = Stage::new(&[("hub", hub.kubeconfig()), ("member", member.kubeconfig())]).await?;
+        let (grpc, replica, ops, agent) = (ports::free()?, ports::free()?, ports::free()?, ports::free()?);
+        let hub_flags = format!(
+            "--advertise 127.0.0.1:{grpc} --replicas 1 --set listenAddress=$(POD_IP) --set ports.grpc={grpc} --set \
+             ports.replica={replica} --set ports.ops={ops}"
+        );
+        let agent_flags = format!("--set listenAddress=127.0.0.1 --set ports.ops={agent}");
+        Ok(Self { stage, hub, member, hub_flags, agent_flags })
+    }
+
+    /// Installs the hub and starts its pod.
+    async fn install(&self) -> Result<Pod> {
+        self.stage.runnel(&format!("install {}", self.hub_flags)).await?.ok()?;
+        self.stage.hub(&self.hub).await
+    }
+
+    /// Lets the member join, with the pod that a node would start.
+    async fn join(&self) -> Result<(Said, Pod)> {
+        let words = format!("join eu-1 --context member --label env=prod {}", self.agent_flags);
+        let both = async { tokio::try_join!(self.stage.runnel(&words), self.stage.agent(&self.member)) };
+        let (said, agent) = unseen(both).await?;
+        ensure!(said.code == 0, "{said:?}\n{}", agent.process().last_words());
+        Ok((said, agent))
+    }
+
+    async fn seed(&self) -> Result<()> {
+        self.hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], SEED).await.map(drop)
+    }
+
+    /// Waits until the copy in the member's namespace default is, or is not, there with our label.
+    async fn copy(&self, wanted: Option<&str>) -> Result<Value> {
+        eventually(&format!("the copy to be {wanted:?}"), SOON, async || {
+            let copy = read(&self.member, "configmap app-settings").await?;
+            let owner = copy["metadata"]["labels"]["app.kubernetes.io/managed-by"].as_str().unwrap_or("nobody");
+            let seen = (!copy.is_null()).then_some(owner);
+            ensure!(seen == wanted, "it is {seen:?}");
+            Ok(Some(copy.clone()))
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hub_and_a_member_come_and_go() -> Result<()> {
+    let all = Clusters::start().await?;
+    let Clusters { stage, hub, member, .. } = &all;
+
+    // Empty clusters.
+    let said = stage.runnel("status").await?;
+    said.refused(1, &["kubectl runnel install"])?;
+    let hub_pod = all.install().await?;
+    ensure!(stage.runnel("status -A").await?.ok()?.contains("No cluster has joined yet"));
+
+    let (said, agent) = all.join().await?;
+    println!("from `join` to Connected: {:?}", said.took);
+    ensure!(said.out.starts_with("eu-1 has joined and is connected"), "{said:?}");
+    ensure!(!said.err.contains(SECRET) && !stage.record()?.contains(SECRET), "the join string was shown");
+    ensure!(read(member, "-n runnel-system secret runnel-agent-join").await?.is_null(), "the used join string stays");
+    ensure!(read(hub, "member eu-1").await?["metadata"]["labels"]["env"] == "prod");
+
+    a_rule_is_shown(&all).await?;
+    values_change(&all).await?;
+
+    // It leaves in order, and its copies with it.
+    let said = stage.runnel("unjoin eu-1 --context member --hub-context hub").await?.ok()?;
+    ensure!(said.contains("eu-1 has left") && said.contains("The agent is uninstalled"), "{said}");
+    drop(agent);
+    all.copy(None).await?;
+    ensure!(read(hub, "member eu-1").await?.is_null());
+    ensure!(read(member, "-n runnel-system deployment runnel-agent").await?.is_null());
+    ensure!(read(member, "-n runnel-system secret runnel-agent-identity").await?.is_null());
+    drop(hub_pod);
+    Ok(())
+}
+
+async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
+    let Clusters { stage, hub, .. } = all;
+    all.seed().await?;
+    all.copy(Some("runnel")).await?;
+    eventually("the rule to wait for a namespace", SOON, async || {
+        let rule = read(hub, "-n ns-codis-test drule rule-codis-test").await?;
+        Ok((rule["status"]["display"]["copies"] == "2/4").then_some(()))
+    })
+    .await?;
+    let said = stage.runnel("status -A").await?.ok()?;
+    ensure!(
+        said.contains("ns-codis-test   rule-codis-test   False   0/1        2/4      0        CopiesWaiting"),
+        "{said}"
+    );
+    ensure!(said.ends_with("\nMembers: all 1 connected\n") && !said.contains('\u{1b}'), "{said:?}");
+    let said = stage.runnel("-n ns-codis-test status rule-codis-test").await?.ok()?;
+    ensure!(said.contains("Copies    2 of 4 applied, 0 failed, 2 waiting"), "{said}");
+    ensure!(said.contains("eu-1      Waiting   2         0        2         CopiesWaiting"), "{said}");
+    let said = stage.runnel("status ns-codis-test/rule-codis-test -o json").await?.ok()?;
+    let read: Value = serde_json::from_str(&said)?;
+    ensure!(read["status"]["summary"]["copies"] == 4 && read["metadata"]["managedFields"].is_null(), "{said}");
+    let said = stage.runnel("members -o yaml").await?.ok()?;
+    let read: Value = serde_saphyr::from_str(&said)?;
+    ensure!(read["items"][0]["metadata"]["name"] == "eu-1", "{said}");
+    let said = stage.runnel("version -o json").await?.ok()?;
+    let read: Value = serde_json::from_str(&said)?;
+    ensure!(read["hub"]["image"] == "runnel-hub:0.1.0" && read["agents"] == json!({"0.1.0": 1}), "{said}");
+
+    // What no node says is wrong, and the rest is right.
+    let said = stage.runnel("doctor").await?;
+    ensure!(said.code == 1 && said.out.contains("fail  0 of 1 pods of the hub are ready"), "{said:?}");
+    for fine in [
+        "ok    the definitions of 3 kinds are installed and served",
+        "ok    you have the rights that this plugin needs",
+        "ok    1 of 1 members are connected and well",
+        "ok    one hub leads: ",
+        "ok    the clocks of the API server and this machine agree",
+        "ok    the hub's certificate authority is good for",
+        "ok    the hub answers at 127.0.0.1:",
+        "ok    helm v3.22.0",
+        "warn  rule ns-codis-test/rule-codis-test: CopiesWaiting",
+    ] {
+        ensure!(said.out.contains(fine), "it does not say `{fine}`: {}", said.out);
+    }
+    Ok(())
+}
+
+/// What was given before stays where it is not given anew.
+async fn values_change(all: &Clusters) -> Result<()> {
+    let Clusters { stage, hub, member, .. } = all;
+    stage.runnel("install --replicas 3").await?.ok()?;
+    let deployment = read(hub, "-n runnel-system deployment runnel-hub").await?;
+    ensure!(deployment["spec"]["replicas"] == 3, "{deployment}");
+    let arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    ensure!(arguments.contains("--advertise=127.0.0.1:"), "{arguments}");
+
+    let said = stage.runnel("join eu-1 --context member --denied-namespaces team-x").await?.ok()?;
+    ensure!(said.starts_with("eu-1 was connected already; its agent is up to date"), "{said}");
+    let policy = read(member, "-n runnel-system configmap runnel-agent-policy").await?;
+    let policy = policy["data"]["policy.yaml"].as_str().context("no policy")?.to_owned();
+    ensure!(policy.contains("team-x"), "{policy}");
+    let agent = read(member, "-n runnel-system deployment runnel-agent").await?;
+    ensure!(agent.to_string().contains("--ops-listen=127.0.0.1:"), "{agent}");
+    Ok(())
+}
