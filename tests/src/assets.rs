@@ -121,7 +121,7 @@ fn given(folder: &Path) -> Result<Assets> {
 }
 
 fn built(places: &Places) -> Result<Assets> {
-    let folder = places.cache.join(format!("{BINARY}-{}", fingerprint()?));
+    let folder = places.cache.join(format!("{BINARY}-{}", fingerprint(&["main.go", "go.mod", "go.sum"])?));
     let assets = Assets { folder };
     if assets.folder.is_dir() {
         return Ok(assets);
@@ -135,10 +135,11 @@ fn built(places: &Places) -> Result<Assets> {
     Ok(assets)
 }
 
-fn fingerprint() -> Result<String> {
+/// What tells one build of files in `tests/controlplane` from another.
+pub(crate) fn fingerprint(files: &[&str]) -> Result<String> {
     let mut content = ring::digest::Context::new(&ring::digest::SHA256);
     content.update(LINKER_FLAGS.as_bytes());
-    for name in ["main.go", "go.mod", "go.sum"] {
+    for name in files {
         let path = Path::new(MODULE).join(name);
         content.update(&fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
     }
@@ -161,17 +162,21 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
     fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
-    run_go(go, &unfinished.join(BINARY))?;
+    let what = format!(
+        "building the Kubernetes {KUBERNETES_VERSION} control plane once for this machine (about 4 minutes on 2 cores)"
+    );
+    run_go(go, &["."], &unfinished.join(BINARY), &what)?;
     for part in PARTS {
         symlink(BINARY, unfinished.join(part))?;
     }
     fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-fn run_go(go: &Path, binary: &Path) -> Result<()> {
+/// `go build` of a package of `tests/controlplane`, with a line that says `what` is done.
+pub(crate) fn run_go(go: &Path, package: &[&str], binary: &Path, what: &str) -> Result<()> {
     let mut command = Command::new(go);
     command.current_dir(MODULE).env("CGO_ENABLED", "0").env_remove("GOFLAGS");
-    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", LINKER_FLAGS, "-o"]).arg(binary).arg(".");
+    command.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", LINKER_FLAGS, "-o"]).arg(binary).args(package);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let child = match command.spawn() {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
@@ -181,9 +186,7 @@ fn run_go(go: &Path, binary: &Path) -> Result<()> {
         ),
         started => started.context("cannot run go")?,
     };
-    let _progress = Progress::start(&format!(
-        "building the Kubernetes {KUBERNETES_VERSION} control plane once for this machine (about 4 minutes on 2 cores)"
-    ));
+    let _progress = Progress::start(what);
     let output = child.wait_with_output().context("cannot wait for go")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

@@ -1,0 +1,127 @@
+//! `cargo e2e`: the images, installed by the charts, on clusters with real nodes.
+//!
+//! [`stage`] gives a hub cluster and two members, either with real nodes on this machine ([`crate::nodes`]) or the user's
+//! own; [`story`] installs Runnel there and tells what then happens to it, step by step.
+
+pub mod stage;
+pub mod story;
+pub mod waits;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+
+use crate::demo::narrate::Narrator;
+use crate::demo::{unless_interrupted, with_logs};
+use crate::nodes::packages;
+
+const INTERRUPTED: u8 = 130;
+
+/// Installs Runnel's images with its charts on clusters with real nodes, and breaks what can break there.
+///
+/// Without --hub it starts three clusters with a real node each on this machine, which needs root: kubelet, containerd
+/// and runc in namespaces of their own, without Docker. Debian's packages that are missing are installed.
+#[derive(Debug, Parser)]
+#[command(name = "cargo e2e", bin_name = "cargo e2e")]
+pub struct Arguments {
+    /// Uses a cluster of yours as the hub, instead of starting one.
+    #[arg(long, value_name = "KUBECONFIG", requires_all = ["member", "hub_address"])]
+    hub: Option<PathBuf>,
+    /// Uses a cluster of yours as a member; may be given several times.
+    #[arg(long, value_name = "NAME=KUBECONFIG", requires = "hub", value_parser = member)]
+    member: Vec<(String, PathBuf)>,
+    /// Where the pods of your members reach node port 30843 of your hub.
+    #[arg(long, value_name = "HOST:PORT", requires = "hub")]
+    hub_address: Option<String>,
+    /// The registry of the images on your clusters; without it they must be on the nodes (deploy/images/build).
+    #[arg(long, value_name = "REGISTRY", requires = "hub")]
+    image_registry: Option<String>,
+    /// Goes ahead on your clusters; without it, only says what would be done.
+    #[arg(long, requires = "hub")]
+    yes: bool,
+    /// Ends well, and says why, where no real nodes can be started.
+    #[arg(long, conflicts_with = "hub")]
+    skip_if_impossible: bool,
+}
+
+fn member(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        _ => Err("write NAME=KUBECONFIG, such as eu-1=/home/me/eu-1.kubeconfig".to_owned()),
+    }
+}
+
+/// Runs it with the arguments of this process, and returns its exit code: 0 when all went as told or was skipped as asked,
+/// 1 when something did not or the arguments are wrong, 130 when it was interrupted.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("e2e: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(run(&arguments));
+    runtime.shutdown_background();
+    code
+}
+
+async fn run(arguments: &Arguments) -> ExitCode {
+    let begin = Instant::now();
+    if arguments.hub.is_none()
+        && let Err(why) = packages::prepare()
+    {
+        return impossible(arguments, &why);
+    }
+    let mut narrator = Narrator::new();
+    match unless_interrupted(told(arguments, &mut narrator)).await {
+        Ok(Some(())) => {
+            narrator.title(&format!("\nDone: {} steps in {} s.", narrator.steps(), begin.elapsed().as_secs()));
+            ExitCode::SUCCESS
+        }
+        Ok(None) => {
+            narrator.title("\nInterrupted; nothing is left behind on this machine.");
+            ExitCode::from(INTERRUPTED)
+        }
+        Err(error) => {
+            let sentences: Vec<_> = error.chain().map(ToString::to_string).collect();
+            eprintln!("\ncargo e2e failed: {}", sentences.join(":\n  "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
+    if arguments.skip_if_impossible {
+        println!("skipped: {why:#}");
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("cargo e2e cannot start clusters here: {why:#}");
+    ExitCode::FAILURE
+}
+
+async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<()> {
+    let stage = match (&arguments.hub, &arguments.hub_address) {
+        (Some(_), _) if !arguments.yes => bail!(
+            "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test \
+             and another-test, and removes all of it again, with the custom resource definitions: give --yes for it"
+        ),
+        (Some(hub), Some(address)) => {
+            let registry = arguments.image_registry.as_deref().unwrap_or_default();
+            stage::given(hub, &arguments.member, address, registry).await?
+        }
+        _ => stage::local(narrator).await?,
+    };
+    // While the clusters are there, so that their logs can be kept.
+    with_logs(story::tell(&stage, narrator).await)
+}

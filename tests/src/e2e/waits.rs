@@ -1,0 +1,66 @@
+//! What the story waits for, each with a deadline, by looking at the API servers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::demo::cluster::Cluster;
+use crate::wait::eventually;
+
+/// For what takes an agent or a hub that runs.
+pub const SOON: Duration = Duration::from_secs(60);
+/// For what takes a new pod, a fail-over, or a node that starts.
+pub const LATER: Duration = Duration::from_secs(180);
+
+/// What `kubectl get -o json` says; an error while it is not there.
+///
+/// # Errors
+/// When the API server does not answer, or there is no such object.
+pub async fn get(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
+    let said = cluster.kubectl(&[&["get", "-o", "json"], arguments].concat(), "").await?;
+    serde_json::from_str(&said).context("kubectl did not print JSON")
+}
+
+/// Waits until a key of a copy has this value, and says for how long.
+///
+/// # Errors
+/// When it has not within `deadline`.
+pub async fn holds(
+    cluster: &Cluster,
+    (namespace, resource, name): (&str, &str, &str),
+    (key, value): (&str, &str),
+    deadline: Duration,
+) -> Result<Duration> {
+    let begin = Instant::now();
+    let what = format!("{key}={value} in {resource} {namespace}/{name} of {}", cluster.name);
+    eventually(&what, deadline, async || {
+        let object = get(cluster, &["-n", namespace, resource, name]).await?;
+        ensure!(object["data"][key] == value, "it has {}", object["data"][key]);
+        Ok(Some(()))
+    })
+    .await?;
+    Ok(begin.elapsed())
+}
+
+/// Waits until a condition of an object of the hub is True, and says for how long.
+///
+/// # Errors
+/// When it is not within `deadline`; with what was seen last.
+pub async fn condition(
+    hub: &Cluster,
+    object: &[&str],
+    condition: &str,
+    deadline: Duration,
+) -> Result<Duration> {
+    let begin = Instant::now();
+    eventually(&format!("{condition}=True of {}", object.join(" ")), deadline, async || {
+        let object = get(hub, object).await?;
+        let conditions = object["status"]["conditions"].as_array().context("it has no conditions yet")?;
+        let found = conditions.iter().find(|one| one["type"] == condition).context("it has no such condition yet")?;
+        ensure!(found["status"] == "True", "it is {}: {}", found["status"], found["message"]);
+        Ok(Some(()))
+    })
+    .await?;
+    Ok(begin.elapsed())
+}

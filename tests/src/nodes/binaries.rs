@@ -1,0 +1,68 @@
+//! The binary of all parts of a node, and the image that every pod needs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::{system, text};
+use crate::assets::{KUBERNETES_VERSION, Places, fingerprint, run_go, wait_for_turn};
+
+const NAME: &str = "node";
+const FILES: [&str; 5] = ["main.go", "nodes.go", "pause/main.go", "go.mod", "go.sum"];
+const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/images");
+/// What holds a pod's namespaces; nothing is pulled.
+pub(super) const PAUSE_IMAGE: &str = "runnel.test/pause:1";
+
+/// What a node is made of.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    /// The control plane, kubelet, kube-proxy, kube-scheduler and kubectl, by the first argument.
+    pub node: PathBuf,
+    /// The archive of the image that holds a pod's namespaces.
+    pub pause: PathBuf,
+}
+
+/// The binaries for this machine; built once, which takes minutes, and says so.
+///
+/// # Errors
+/// A sentence that says what is missing and what to do about it.
+pub fn find() -> Result<Binaries> {
+    let places = Places::from_environment()?;
+    let folder = places.cache.join(format!("{NAME}-{}", fingerprint(&FILES)?));
+    let binaries = Binaries { node: folder.join(NAME), pause: folder.join("pause.tar") };
+    if folder.is_dir() {
+        return Ok(binaries);
+    }
+    fs::create_dir_all(&places.cache).with_context(|| format!("cannot create {}", places.cache.display()))?;
+    let _turn = wait_for_turn(&places.cache, NAME, "the node")?;
+    if !folder.is_dir() {
+        build(&places.go, &folder)?;
+    }
+    Ok(binaries)
+}
+
+// Built beside its place and moved there in one step: what has the final name is complete.
+fn build(go: &Path, folder: &Path) -> Result<()> {
+    let unfinished = folder.with_extension("unfinished");
+    let _ = fs::remove_dir_all(&unfinished);
+    fs::create_dir_all(&unfinished).with_context(|| format!("cannot create {}", unfinished.display()))?;
+    let what = format!(
+        "building a Kubernetes {KUBERNETES_VERSION} node once for this machine (about 1 minute on 2 cores after the control \
+         plane, else 5)"
+    );
+    run_go(go, &["-tags", "nodes", "."], &unfinished.join(NAME), &what)?;
+    run_go(go, &["./pause"], &unfinished.join("pause"), "building the image of the pause container")?;
+    pause_image(&unfinished)?;
+    fs::rename(&unfinished, folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+fn pause_image(folder: &Path) -> Result<()> {
+    let (containerfile, folder) = (format!("{IMAGES}/Containerfile"), text(folder)?);
+    let build = ["--storage-driver", "vfs", "bud", "--quiet", "--isolation", "chroot", "--format", "docker"];
+    let what = ["--build-arg", "PROGRAM=pause", "--build-arg", "VERSION=1", "--file", &containerfile];
+    system("buildah", &[&build[..], &what[..], &["--tag", PAUSE_IMAGE, folder]].concat())?;
+    let archive = format!("docker-archive:{folder}/pause.tar:{PAUSE_IMAGE}");
+    system("buildah", &["--storage-driver", "vfs", "push", "--quiet", PAUSE_IMAGE, &archive])?;
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! A cluster with one real node.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use parking_lot::Mutex;
+
+use super::binaries::Binaries;
+use super::network::Place;
+use super::{config, text};
+use crate::control_plane::client_of;
+use crate::guard::{Guarded, Program, last_lines};
+use crate::scratch::Scratch;
+use crate::wait::eventually;
+
+const SCRIPT: &str = include_str!("node.sh");
+const STARTS: Duration = Duration::from_secs(120);
+const FIRST_PROCESS: Duration = Duration::from_secs(10);
+/// What a power cut takes from a node.
+const LOST: [&str; 3] = ["containerd-state", "containerd.sock", "addresses"];
+
+/// A cluster with one real node; dropping it ends everything in it.
+#[derive(Debug)]
+pub struct Machine {
+    process: Mutex<Option<Guarded>>,
+    name: String,
+    place: Place,
+    binaries: Binaries,
+    archives: Vec<PathBuf>,
+    folder: Scratch,
+}
+
+impl Machine {
+    /// Starts the machine with this number, from 1, and returns when its node is ready. Images are there as these archives
+    /// have them; nothing is pulled.
+    ///
+    /// # Errors
+    /// When anything of that fails; with the end of the log that tells why.
+    pub async fn start(name: &str, number: u8, binaries: &Binaries, archives: &[PathBuf]) -> Result<Self> {
+        let folder = Scratch::new(&format!("node-{name}"))?;
+        let place = Place(number);
+        config::write(folder.path(), place)?;
+        let archives = [std::slice::from_ref(&binaries.pause), archives].concat();
+        let machine = Self {
+            process: Mutex::new(None),
+            name: name.to_owned(),
+            place,
+            binaries: binaries.clone(),
+            archives,
+            folder,
+        };
+        machine.boot().await?;
+        Ok(machine)
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The address of its node.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.place.address()
+    }
+
+    /// An administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig")
+    }
+
+    /// The binary with all parts; its first argument says which.
+    #[must_use]
+    pub fn binary(&self) -> &Path {
+        &self.binaries.node
+    }
+
+    /// Ends the whole machine as a power cut would, starts it again with what it had on its disk, and returns when its node
+    /// is ready.
+    ///
+    /// # Errors
+    /// As [`Machine::start`].
+    pub async fn restart(&self) -> Result<()> {
+        // Its end is waited for: killed with all of its namespace.
+        drop(self.process.lock().take());
+        for name in LOST {
+            let path = self.folder.path().join(name);
+            let _ = fs::remove_file(&path);
+            let _ = fs::remove_dir_all(&path);
+        }
+        self.boot().await
+    }
+
+    async fn boot(&self) -> Result<()> {
+        self.place.make_groups()?;
+        let process = self.program()?.start()?;
+        let outer = process.pid();
+        *self.process.lock() = Some(process);
+        let first = eventually("the first process of a machine", FIRST_PROCESS, async || first_process(outer)).await;
+        self.place.connect(first.with_context(|| self.last_words())?)?;
+        self.ready().await.with_context(|| self.last_words())
+    }
+
+    fn program(&self) -> Result<Program> {
+        let folder = self.folder.path();
+        let archives: Vec<_> = self.archives.iter().map(|path| text(path)).collect::<Result<_>>()?;
+        let own = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", SCRIPT];
+        Ok(Program::new("/usr/bin/unshare", folder.join("machine.log"))
+            .arguments(own)
+            .environment("FOLDER", folder)
+            .environment("NODE", &self.binaries.node)
+            .environment("ADDRESS", self.place.address())
+            .environment("SERVICES", self.place.services())
+            .environment("ARCHIVES", archives.join(" ")))
+    }
+
+    async fn ready(&self) -> Result<()> {
+        let kubeconfig = self.kubeconfig();
+        eventually(&format!("the node of {}", self.name), STARTS, async || {
+            self.check()?;
+            let nodes: Api<Node> = Api::all(client_of(&kubeconfig).await?);
+            let conditions = nodes.get("node").await?.status.and_then(|status| status.conditions).unwrap_or_default();
+            let ready = conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
+            // After a restart the API server still has the old word for a while.
+            ensure!(ready.status == "True", "it is not ready: {}", ready.message.as_deref().unwrap_or_default());
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    fn check(&self) -> Result<()> {
+        match &*self.process.lock() {
+            Some(process) if process.is_running()? => Ok(()),
+            _ => bail!("the machine {} has ended", self.name),
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let logs = ["machine", "kube-apiserver", "containerd", "kubelet"].map(|part| {
+            let log = self.folder.path().join(format!("{part}.log"));
+            format!("the end of {part}.log:\n{}", last_lines(&log, 5))
+        });
+        logs.join("\n")
+    }
+}
+
+/// The child of `unshare`, once it has namespaces of its own.
+fn first_process(outer: u32) -> Result<Option<u32>> {
+    let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))?;
+    let Some(child) = children.split_whitespace().next() else { return Ok(None) };
+    let is_apart = fs::read_link(format!("/proc/{child}/ns/net"))? != fs::read_link("/proc/self/ns/net")?;
+    Ok(if is_apart { Some(child.parse()?) } else { None })
+}
