@@ -30,8 +30,6 @@ pub struct Stage {
     pub members: Vec<Cluster>,
     /// Where the members' pods reach the hub.
     pub address: String,
-    /// Where its node can be restarted: the machine of the first member.
-    pub machine: Option<usize>,
     /// The real helm.
     pub helm: Helm,
     /// Chart values that say which image.
@@ -70,22 +68,19 @@ pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
         narrator.say(&format!("{} has {size} bytes", archive.file_name().unwrap_or_default().display()));
     }
     let (begin, helm) = (Instant::now(), Helm::find().await?);
-    let (network, parts) =
-        tokio::task::spawn_blocking(|| anyhow::Ok((Network::make()?, binaries::find()?))).await??;
+    let (network, parts) = tokio::task::spawn_blocking(|| anyhow::Ok((Network::make()?, binaries::find()?))).await??;
     let names = ["hub", "member-1", "member-2"];
     let starts = (1..).zip(names).map(|(number, name)| Machine::start(name, number, &parts, &archives));
     let machines = try_join_all(starts).await?;
     narrator.took("3 clusters run, and their nodes are ready", begin.elapsed());
     let folder = Scratch::new("e2e")?;
     let kubectl = kubectl(folder.path(), &parts.node)?;
-    let cluster = |machine: &Machine| {
-        Cluster::new(machine.name(), &machine.kubeconfig(), &kubectl, &folder.path().join("cache"))
-    };
+    let cluster =
+        |machine: &Machine| Cluster::new(machine.name(), &machine.kubeconfig(), &kubectl, &folder.path().join("cache"));
     Ok(Stage {
         hub: cluster(&machines[0]),
         members: machines[1..].iter().map(cluster).collect(),
         address: format!("{}:{NODE_PORT}", machines[0].address()),
-        machine: Some(0),
         helm,
         image: json!({"pullPolicy": "Never"}),
         machines,
@@ -108,7 +103,6 @@ pub async fn given(hub: &Path, members: &[(String, PathBuf)], address: &str, reg
         hub: Cluster::new("hub", hub, &kubectl, &cache),
         members: members.iter().map(member).collect(),
         address: address.to_owned(),
-        machine: None,
         helm,
         image: json!({"registry": registry}),
         machines: Vec::new(),

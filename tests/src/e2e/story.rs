@@ -190,7 +190,7 @@ impl Story<'_> {
         }
         get(&self.stage.hub, &RULE).await.context("a rule went with the hub")?;
         self.narrator.say("every copy, every rule and every definition is still there");
-        if self.stage.machine.is_none() {
+        if self.stage.machine_of(0).is_none() {
             self.tidy().await?;
         }
         Ok(())

@@ -47,12 +47,7 @@ pub async fn holds(
 ///
 /// # Errors
 /// When it is not within `deadline`; with what was seen last.
-pub async fn condition(
-    hub: &Cluster,
-    object: &[&str],
-    condition: &str,
-    deadline: Duration,
-) -> Result<Duration> {
+pub async fn condition(hub: &Cluster, object: &[&str], condition: &str, deadline: Duration) -> Result<Duration> {
     let begin = Instant::now();
     eventually(&format!("{condition}=True of {}", object.join(" ")), deadline, async || {
         let object = get(hub, object).await?;

@@ -27,6 +27,8 @@ const LOST: [&str; 3] = ["containerd-state", "containerd.sock", "addresses"];
 #[derive(Debug)]
 pub struct Machine {
     process: Mutex<Option<Guarded>>,
+    // Process 1 of its namespace, as this machine calls it.
+    first: Mutex<u32>,
     name: String,
     place: Place,
     binaries: Binaries,
@@ -47,6 +49,7 @@ impl Machine {
         let archives = [std::slice::from_ref(&binaries.pause), archives].concat();
         let machine = Self {
             process: Mutex::new(None),
+            first: Mutex::new(0),
             name: name.to_owned(),
             place,
             binaries: binaries.clone(),
@@ -87,8 +90,13 @@ impl Machine {
     /// # Errors
     /// As [`Machine::start`].
     pub async fn restart(&self) -> Result<()> {
-        // Its end is waited for: killed with all of its namespace.
         drop(self.process.lock().take());
+        // Everything in its namespace is killed with its first process.
+        let first = *self.first.lock();
+        eventually("the end of a machine", FIRST_PROCESS, async || {
+            Ok((!Path::new("/proc").join(first.to_string()).exists()).then_some(()))
+        })
+        .await?;
         for name in LOST {
             let path = self.folder.path().join(name);
             let _ = fs::remove_file(&path);
@@ -103,7 +111,9 @@ impl Machine {
         let outer = process.pid();
         *self.process.lock() = Some(process);
         let first = eventually("the first process of a machine", FIRST_PROCESS, async || first_process(outer)).await;
-        self.place.connect(first.with_context(|| self.last_words())?)?;
+        let first = first.with_context(|| self.last_words())?;
+        *self.first.lock() = first;
+        self.place.connect(first)?;
         self.ready().await.with_context(|| self.last_words())
     }
 
@@ -126,7 +136,8 @@ impl Machine {
             self.check()?;
             let nodes: Api<Node> = Api::all(client_of(&kubeconfig).await?);
             let conditions = nodes.get("node").await?.status.and_then(|status| status.conditions).unwrap_or_default();
-            let ready = conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
+            let ready =
+                conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
             // After a restart the API server still has the old word for a while.
             ensure!(ready.status == "True", "it is not ready: {}", ready.message.as_deref().unwrap_or_default());
             Ok(Some(()))

@@ -67,7 +67,8 @@ impl Place {
         }
         // A new group of this hierarchy is empty, and no process may enter an empty one.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            let all = fs::read(groups.join("cpuset").join(file)).context("cannot read the processors of this machine")?;
+            let all =
+                fs::read(groups.join("cpuset").join(file)).context("cannot read the processors of this machine")?;
             fs::write(groups.join("cpuset").join(self.group()).join(file), all)?;
         }
         Ok(())
