@@ -20,11 +20,12 @@ pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
     SystemRandom::new().fill(&mut token).ok().context("the system gives no random numbers")?;
     let token = HEXLOWER.encode(&token);
     fs::create_dir_all(folder.join("network"))?;
-    let path = text(folder)?;
+    let (path, accounts) = (text(folder)?, KeyPair::generate()?);
     let files = [
         ("kubeconfig", kubeconfig(path, place, &token)),
         ("tokens.csv", format!("{token},administrator,1,system:masters\n")),
-        ("service-accounts.key", KeyPair::generate()?.serialize_pem()),
+        ("service-accounts.key", accounts.serialize_pem()),
+        ("service-accounts.pub", accounts.public_key_pem()),
         ("network/10-runnel.conflist", network(path, place)),
         ("containerd.toml", containerd(path)),
         ("kubelet.yaml", kubelet(path, place)),

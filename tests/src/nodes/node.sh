@@ -29,7 +29,7 @@ part containerd containerd --config containerd.toml
 part etcd "$NODE" etcd --data-dir etcd --unsafe-no-fsync
 part kube-apiserver "$NODE" kube-apiserver --etcd-servers http://127.0.0.1:2379 \
   --bind-address "$ADDRESS" --advertise-address "$ADDRESS" --secure-port 6443 --cert-dir certificates \
-  --service-account-key-file service-accounts.key --service-account-signing-key-file service-accounts.key \
+  --service-account-key-file service-accounts.pub --service-account-signing-key-file service-accounts.key \
   --service-account-issuer https://kubernetes.default.svc --token-auth-file tokens.csv --authorization-mode RBAC \
   --service-cluster-ip-range "$SERVICES.0/24" --allow-privileged --kubelet-preferred-address-types InternalIP
 
