@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use super::stage::{NODE_PORT, Stage};
 use super::waits::{LATER, SOON, condition, get, holds};
@@ -61,25 +62,51 @@ impl Story<'_> {
     }
 
     async fn join_members(&mut self) -> Result<()> {
-        self.narrator.step("The members: a join string each, and the agent's chart");
-        for member in &self.stage.members {
+        self.narrator.step("The members: one by a join string and the agent's chart, the other by the plugin");
+        let (last, first) = self.stage.members.split_last().context("there is no member")?;
+        for member in first {
             let begin = Instant::now();
-            member.kubectl(&["create", "namespace", NAMESPACE], "").await?;
-            let join = self.join_string(&member.name).await?;
-            let secret = json!({
-                "apiVersion": "v1", "kind": "Secret",
-                "metadata": {"name": "runnel-agent-join", "namespace": NAMESPACE},
-                "stringData": {"join-string": join.trim()},
-            });
-            member.kubectl(&["create", "-f", "-"], &secret.to_string()).await?;
-            let values = json!({"image": self.stage.image, "join": {"existingSecret": "runnel-agent-join"}});
-            let time = self.helm(member, &["install", "runnel-agent", "--wait"], Some(&values)).await?;
-            self.narrator.took(&format!("helm install --wait runnel-agent in {}", member.name), time);
+            self.join(member).await?;
             condition(&self.stage.hub, &["member", &member.name], "Connected", SOON).await?;
             self.narrator.took(&format!("{} is connected, from its join string on", member.name), begin.elapsed());
         }
+        let begin = Instant::now();
+        let said = self.join_by_plugin(last).await?;
+        self.narrator.command("member", &format!("kubectl runnel join {}", last.name));
+        self.narrator.output(&said);
+        condition(&self.stage.hub, &["member", &last.name], "Connected", SOON).await?;
+        self.narrator.took(&format!("{} is connected, from the command on", last.name), begin.elapsed());
         self.stage.hub.show(self.narrator, &["get", "member"]).await?;
         Ok(())
+    }
+
+    async fn join(&self, member: &Cluster) -> Result<()> {
+        member.kubectl(&["create", "namespace", NAMESPACE], "").await?;
+        let join = self.join_string(&member.name).await?;
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "runnel-agent-join", "namespace": NAMESPACE},
+            "stringData": {"join-string": join.trim()},
+        });
+        member.kubectl(&["create", "-f", "-"], &secret.to_string()).await?;
+        let values = json!({"image": self.stage.image, "join": {"existingSecret": "runnel-agent-join"}});
+        let time = self.helm(member, &["install", "runnel-agent", "--wait"], Some(&values)).await?;
+        self.narrator.took(&format!("helm install --wait runnel-agent in {}", member.name), time);
+        Ok(())
+    }
+
+    async fn join_by_plugin(&self, member: &Cluster) -> Result<String> {
+        let values = self.stage.folder().join("values.json");
+        std::fs::write(&values, json!({"image": self.stage.image}).to_string())?;
+        let mut plugin = Command::new(self.binaries.folder.join("kubectl-runnel"));
+        plugin.args(["join", &member.name, "--values"]).arg(&values);
+        plugin.arg("--kubeconfig").arg(&self.stage.hub.kubeconfig);
+        plugin.arg("--member-kubeconfig").arg(&member.kubeconfig);
+        plugin.env_remove("KUBECONFIG").env("RUNNEL_HELM", self.stage.helm.binary());
+        let output = plugin.kill_on_drop(true).output().await.context("cannot run kubectl-runnel")?;
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        ensure!(output.status.success(), "kubectl runnel join {}: {said}", member.name);
+        Ok(said)
     }
 
     async fn join_string(&self, member: &str) -> Result<String> {
