@@ -1,6 +1,8 @@
 //! The charts, by the real helm: the rights that they give, the values that they refuse, what they render, and their life
 //! on a real control plane.
 
+#[path = "charts/arguments.rs"]
+mod arguments;
 #[path = "charts/live.rs"]
 mod live;
 #[path = "charts/manual.rs"]
@@ -53,6 +55,21 @@ async fn the_rights_are_these_and_no_others() -> Result<()> {
              RUNNEL_UPDATE=1 cargo test -p runnel-tests --test charts rights\nexpected:\n{expected}\ngiven:\n{given}",
             path.display()
         );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn whatever_the_values_the_binary_knows_what_it_is_told() -> Result<()> {
+    let helm = Helm::find().await?;
+    for chart in CHARTS {
+        for (about, values) in tried(chart) {
+            let documents = documents(&helm, chart, values).await?;
+            arguments::are_known(chart, container(&documents)?).with_context(|| format!("{chart}, {about}"))?;
+            if chart == "runnel-agent" {
+                arguments::is_a_policy(&documents).with_context(|| format!("{chart}, {about}"))?;
+            }
+        }
     }
     Ok(())
 }
