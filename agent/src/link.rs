@@ -1,4 +1,7 @@
 //! The stream to the hub: opened, kept, renewed, and opened again. It decides nothing about copies.
+mod ended;
+mod renew;
+
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::anyhow;
@@ -6,20 +9,21 @@ use runnel_proto::convert::{agent_frame_to_wire, hub_frame};
 use runnel_proto::identity::{MemberKey, PeerCertificate};
 use runnel_proto::model::{AgentFrame, HubFrame, Refusal};
 use runnel_proto::tls::{Connector, endpoint, session_config};
+use runnel_proto::wire;
 use runnel_proto::wire::runnel_client::RunnelClient;
-use runnel_proto::wire::{self, RenewRequest};
 use runnel_proto::{FRAME_LIMIT, PROTOCOL_MAX, PROTOCOL_MIN};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
 
 use crate::backoff::{Backoff, CONNECT, Jitter};
 use crate::fence::Fence;
-use crate::join::{self, whole};
+use crate::join::whole;
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
+use ended::{Ended, early, refused};
 
 /// A stream that lived so long ends a series of failures.
 const STABLE: Duration = Duration::from_secs(60);
@@ -60,33 +64,23 @@ pub struct Link {
     pub fence: Fence,
 }
 
-/// Why a stream ended.
-enum Ended {
-    /// As planned; reconnect after this.
-    Planned(Duration),
-    /// The hub does not want this agent.
-    Refused(String),
-    /// Anything that passes.
-    Failed(String),
-    /// The core is gone.
-    Over,
-}
-
 impl Link {
     /// Keeps a stream open until the core is gone. `start` says when the agent knows what it holds.
     pub async fn run(mut self, start: tokio::sync::oneshot::Receiver<()>) {
         if start.await.is_err() {
             return;
         }
-        let (mut failures, mut turn) = (0, 0);
+        let (mut failures, mut turn, mut expired) = (0, 0, false);
         loop {
             let address = self.identity.addresses.get(turn % self.identity.addresses.len().max(1)).cloned();
             turn += 1;
             let opened = Instant::now();
-            let ended = match self.expired().await {
+            let address = address.unwrap_or_default();
+            let ended = match self.expired(&address, expired).await {
                 Some(ended) => ended,
-                None => self.stream(&address.unwrap_or_default()).await,
+                None => self.stream(&address).await,
             };
+            expired = matches!(ended, Ended::Expired);
             self.metrics.connected.set(0);
             if opened.elapsed() >= STABLE {
                 failures = 0;
@@ -97,11 +91,15 @@ impl Link {
                     tracing::info!(reconnect_in = ?delay, "the stream to the hub ends as planned");
                     delay
                 }
-                Ended::Refused(text) => {
+                Ended::Refused(text) | Ended::Revoked(text) => {
                     failures += 1;
                     let delay = REFUSED.jittered(failures, self.jitter.draw());
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
+                }
+                Ended::Expired => {
+                    failures += 1;
+                    CONNECT.full_jitter(failures, self.jitter.draw())
                 }
                 Ended::Failed(text) => {
                     failures += 1;
@@ -117,44 +115,19 @@ impl Link {
         }
     }
 
-    /// A certificate that has expired needs a new join string.
-    async fn expired(&mut self) -> Option<Ended> {
-        let not_after = not_after(&self.identity)?;
-        if SystemTime::now() < not_after {
-            return None;
-        }
-        if let Ok(string) = join::read_join_string(self.join_file.as_deref())
-            && string.token.id() != self.identity.token_id
-            && string.hub == self.identity.hub
-        {
-            match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
-                Ok(identity) => {
-                    self.identity = identity;
-                    return None;
-                }
-                Err(error) => return Some(Ended::Refused(error.to_string())),
-            }
-        }
-        let cure = format!(
-            "this agent's certificate has expired: make a new join string with `runnel-hub token create {}` and give it to the agent",
-            self.identity.cluster
-        );
-        Some(Ended::Refused(cure))
+    /// A connection to the hub, whose certificate is verified.
+    async fn channel(&self, address: &str) -> Result<Channel, Ended> {
+        let connector = connector(&self.identity)
+            .map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
+        let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
+        endpoint.connect_with_connector(connector).await.map_err(|error| Ended::Failed(whole(&error)))
     }
 
     /// One stream, from its opening to its end.
     async fn stream(&mut self, address: &str) -> Ended {
-        let connector = match connector(&self.identity) {
-            Ok(connector) => connector,
-            Err(error) => return Ended::Refused(format!("the stored identity cannot be used: {error}")),
-        };
-        let channel = match endpoint(address) {
-            Ok(endpoint) => endpoint.connect_with_connector(connector).await,
-            Err(error) => return Ended::Failed(error.to_string()),
-        };
-        let channel = match channel {
+        let channel = match self.channel(address).await {
             Ok(channel) => channel,
-            Err(error) => return Ended::Failed(whole(&error)),
+            Err(ended) => return ended,
         };
         let (frames, outbound) = mpsc::channel(8);
         if self.events.send(LinkEvent::Open(frames)).await.is_err() {
@@ -162,6 +135,9 @@ impl Link {
         }
         let ended = self.session(client(channel.clone()), address, outbound).await;
         self.fence.closed(Instant::now());
+        if matches!(ended, Ended::Revoked(_)) && self.events.send(LinkEvent::Revoked).await.is_err() {
+            return Ended::Over;
+        }
         if self.events.send(LinkEvent::Closed).await.is_err() {
             return Ended::Over;
         }
@@ -207,6 +183,9 @@ impl Link {
         };
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
+        if let HubFrame::Revoked(reason) = &frame {
+            return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
+        }
         let HubFrame::SnapshotBegin(begin) = &frame else {
             return Err(Ended::Failed("the hub's first frame is not the beginning of a snapshot".to_owned()));
         };
@@ -254,8 +233,9 @@ impl Link {
                     renew_at = match self.renew(client.clone()).await {
                         Ok(()) => from_now(self.renew_time()),
                         Err(error) => {
-                            tracing::warn!("renewing the certificate failed; trying again: {error:#}");
-                            tokio::time::Instant::now() + RENEW_AGAIN.mul_f64(0.5 + self.jitter.draw())
+                            tracing::warn!("renewing the certificate failed; trying again: {error}");
+                            let again = RENEW_AGAIN.min(self.life_left() / 4).max(Duration::from_millis(100));
+                            tokio::time::Instant::now() + again.mul_f64(0.5 + self.jitter.draw())
                         }
                     };
                 }
@@ -268,6 +248,9 @@ impl Link {
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
+        if let HubFrame::Revoked(reason) = &frame {
+            return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
+        }
         if let HubFrame::Batch(batch) = &frame {
             let bytes = batch.rules.iter().flat_map(|rule| &rule.upserts).map(|intent| intent.payload.bytes().len());
             self.metrics.payload_bytes.inc_by(bytes.sum::<usize>() as u64);
@@ -287,25 +270,14 @@ impl Link {
 
     /// When this stream must be replaced: the hub ends it at its certificate's end.
     fn leave_at(&self) -> tokio::time::Instant {
-        let left = not_after(&self.identity).and_then(|end| end.duration_since(SystemTime::now()).ok());
-        let left = left.unwrap_or_default();
+        let left = self.life_left();
         from_now(left.saturating_sub(Duration::from_secs(300).min(left / 10)))
     }
 
-    /// Gets a certificate for a new key; it is used when the next stream starts.
-    async fn renew(&mut self, mut client: RunnelClient<Channel>) -> anyhow::Result<()> {
-        let key = MemberKey::generate()?;
-        let request = RenewRequest { certificate_request: key.certificate_request()?.into() };
-        let call = tokio::time::timeout(FIRST_FRAME, client.renew(request)).await?;
-        let response = call.map_err(|status| anyhow!("{}", status.message()))?.into_inner();
-        let certificate = join::certificate(response, &key, SystemTime::now()).map_err(|text| anyhow!(text))?;
-        let renewed = Identity { key: key.to_pem(), certificate: Some(certificate), ..self.identity.clone() };
-        // Unusable or unstored, it must not take the place of one that works.
-        connector(&renewed)?;
-        self.store.save_identity(&renewed).await.map_err(|_| anyhow!("it cannot be stored"))?;
-        self.identity = renewed;
-        tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
-        Ok(())
+    /// For how long the agent's certificate is still good.
+    fn life_left(&self) -> Duration {
+        let left = not_after(&self.identity).and_then(|end| end.duration_since(SystemTime::now()).ok());
+        left.unwrap_or_default()
     }
 }
 
@@ -328,27 +300,4 @@ fn not_after(identity: &Identity) -> Option<SystemTime> {
 
 fn from_now(after: Duration) -> tokio::time::Instant {
     tokio::time::Instant::now() + after
-}
-
-/// A failure before the first frame: with TLS 1.3 a refused certificate shows only here.
-fn early(status: &Status) -> Ended {
-    match status.code() {
-        Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal if status.message().contains("error") => {
-            let text = "the hub ended the connection before it said anything: it may not accept this agent's certificate; \
-                        see the hub's log, and whether the MemberCluster is there and accepted";
-            Ended::Failed(format!("{text} ({})", whole(status)))
-        }
-        _ => refused(status),
-    }
-}
-
-fn refused(status: &Status) -> Ended {
-    match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
-            "{}: see that the MemberCluster is there and has spec.accepted: true, or join again with a new join string",
-            status.message()
-        )),
-        _ if status.message().is_empty() => Ended::Failed(format!("the stream ended ({:?})", status.code())),
-        _ => Ended::Failed(status.message().to_owned()),
-    }
 }

@@ -72,6 +72,12 @@ pub struct Run {
     /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
+    /// How long a member's certificate lives; its agent renews it at half of that.
+    #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
+    pub certificate_life: Duration,
+    /// How long after its end a member's certificate can still be renewed, and nothing else be done with it.
+    #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
+    pub expired_renewal_limit: Duration,
     /// What this replica is called in the Lease; no other may have this name at the same time.
     #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
     pub pod_name: Option<String>,
@@ -118,6 +124,10 @@ pub struct Create {
     pub advertise: Vec<String>,
 }
 
+/// The longest life of a certificate: thirty days.
+const LONGEST_LIFE: Duration = Duration::from_secs(720 * 60 * 60);
+/// The longest that an expired certificate can be renewed: a year.
+const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
 /// Longer than any sensible pause between a delete and a re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -150,12 +160,30 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+fn any_duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration = text.parse().map_err(|_| "write a duration such as 5s or 1m".to_owned())?;
-    let parsed = Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())?;
-    match parsed <= LONGEST_GRACE {
-        true => Ok(parsed),
-        false => Err("at most 24h".to_owned()),
+    Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match any_duration(text)? {
+        parsed if parsed <= LONGEST_GRACE => Ok(parsed),
+        _ => Err("at most 24h".to_owned()),
+    }
+}
+
+/// For how long a certificate is good: long enough to be renewed, short enough to matter.
+fn life(text: &str) -> Result<Duration, String> {
+    match any_duration(text)? {
+        parsed if (Duration::from_secs(4)..=LONGEST_LIFE).contains(&parsed) => Ok(parsed),
+        _ => Err("between 4s and 720h".to_owned()),
+    }
+}
+
+fn limit(text: &str) -> Result<Duration, String> {
+    match any_duration(text)? {
+        parsed if parsed <= LONGEST_LIMIT => Ok(parsed),
+        _ => Err("at most 8760h".to_owned()),
     }
 }
 

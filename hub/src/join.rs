@@ -11,17 +11,32 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use runnel_proto::identity::{IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name};
-use runnel_proto::wire;
+use runnel_proto::{REASON_METADATA, wire};
 use serde_json::{Value, json};
 use tonic::Status;
+use tonic::metadata::MetadataValue;
 
 use crate::authority::{ApiError, HubIdentity, within};
 use crate::crd::MemberCluster;
 use attempts::Attempts;
-use decide::{Refusal, admit, check_token, key_record, keys, redeem, renewed};
+use decide::{Refusal, admit_renewal, check_token, key_record, keys, redeem, renewed};
 
-/// How long a member's certificate lives; the agent renews it at half of that.
-pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long what a member gets is good.
+#[derive(Clone, Copy, Debug)]
+pub struct Lives {
+    /// How long a certificate lives; the agent renews it at half of that.
+    pub certificate: Duration,
+    /// How long after its end it can still be renewed.
+    pub expired_renewal: Duration,
+}
+
+impl Default for Lives {
+    fn default() -> Self {
+        let day = Duration::from_secs(24 * 60 * 60);
+        Self { certificate: day, expired_renewal: 30 * day }
+    }
+}
+
 /// The longest certificate request that is looked at.
 const REQUEST_LIMIT: usize = 8 * 1024;
 /// The hub's own status writes may come between reading and writing.
@@ -31,6 +46,7 @@ const TRIES: usize = 5;
 pub struct Registrar {
     members: Api<MemberCluster>,
     identity: Arc<HubIdentity>,
+    lives: Lives,
     attempts: Mutex<Attempts>,
 }
 
@@ -84,21 +100,25 @@ impl From<Failure> for Status {
 /// What a refusal is called in gRPC.
 pub fn refused(refusal: &Refusal) -> Status {
     let text = refusal.to_string();
-    match refusal {
-        Refusal::WrongToken(_) | Refusal::Gone(_) | Refusal::UnknownKey(_) | Refusal::CertificateExpired(_) => {
-            Status::unauthenticated(text)
-        }
+    let mut status = match refusal {
+        Refusal::WrongToken(_)
+        | Refusal::Gone(_)
+        | Refusal::UnknownKey(_)
+        | Refusal::CertificateExpired(_)
+        | Refusal::ExpiredTooLong(_) => Status::unauthenticated(text),
         Refusal::Expired(_) | Refusal::Spent(_) | Refusal::NotAccepted(_) | Refusal::Deleting(_) => {
             Status::failed_precondition(text)
         }
         Refusal::TooManyTries(_) => Status::resource_exhausted(text),
-    }
+    };
+    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(refusal.code()));
+    status
 }
 
 impl Registrar {
     /// Signs with this identity, and records keys in the status of the `MemberCluster`s.
-    pub fn new(client: Client, identity: Arc<HubIdentity>) -> Self {
-        Self { members: Api::all(client), identity, attempts: Mutex::default() }
+    pub fn new(client: Client, identity: Arc<HubIdentity>, lives: Lives) -> Self {
+        Self { members: Api::all(client), identity, lives, attempts: Mutex::default() }
     }
 
     /// Exchanges a token for a certificate; `from` is where the caller is.
@@ -151,7 +171,7 @@ impl Registrar {
         Err(Failure::Busy)
     }
 
-    /// Gives the holder of this verified certificate one for a new key. The old key stays good until its own end.
+    /// Gives the holder of this verified certificate, which may have expired, one for a new key.
     ///
     /// # Errors
     /// As `sync.proto` says; each text says what to do.
@@ -187,8 +207,8 @@ impl Registrar {
         for _ in 0..TRIES {
             let now = Timestamp::now();
             let member = self.member(cluster).await?;
-            admit(member.as_ref(), &self.identity.hub_id, peer, now)?;
-            let Some(member) = &member else { return Err(Refusal::Gone(cluster.to_owned()).into()) };
+            let limit = self.lives.expired_renewal;
+            let member = admit_renewal(member.as_ref(), &self.identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
             let keys = renewed(keys(member), &peer.key, record, now);
             if self.record(member, cluster, json!({"identity": {"keys": keys}})).await? {
@@ -211,7 +231,8 @@ impl Registrar {
         let uid = member.metadata.uid.as_deref().unwrap_or_default();
         let now = SystemTime::now();
         let identity = &self.identity;
-        let signed = identity.authority.sign_member(request, &identity.hub_id, cluster, uid, now, CERTIFICATE_LIFE)?;
+        let signed =
+            identity.authority.sign_member(request, &identity.hub_id, cluster, uid, now, self.lives.certificate)?;
         // Seconds, as the API server stores and the certificate says.
         let time = |time: SystemTime| Timestamp::try_from(time).and_then(|t| Timestamp::from_second(t.as_second()));
         let (issued, end) = (time(now), time(signed.not_after));

@@ -92,6 +92,7 @@ impl HubMetrics {
             HubFrame::Batch(_) => "batch",
             HubFrame::SnapshotEnd(_) => "snapshot_end",
             HubFrame::Drain(_) => "drain",
+            HubFrame::Revoked(_) => "revoked",
         };
         self.frames.get_or_create(&FrameLabels { frame: name }).inc();
         self.bytes.inc_by(wire.encoded_len() as u64);

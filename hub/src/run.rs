@@ -15,7 +15,7 @@ use runnel_hub::authority::{self, AuthorityError, HubIdentity, Serving};
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
-use runnel_hub::join::Registrar;
+use runnel_hub::join::{Lives, Registrar};
 use runnel_hub::lease::{self, Accepted, Door, Election, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
@@ -183,6 +183,7 @@ async fn start(
         cluster_uid,
         scope: Scope::new(options.source_namespaces.iter().cloned()),
         source_gone_grace: options.source_gone_grace,
+        expired_renewal_limit: options.expired_renewal_limit,
         revision_key: identity.revision_key.clone(),
     };
     let identity = Arc::new(identity);
@@ -195,7 +196,8 @@ async fn start(
         tls: serving.tls(),
         identity: identity.clone(),
     }));
-    let registrar = Registrar::new(client.clone(), identity);
+    let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
+    let registrar = Registrar::new(client.clone(), identity, lives);
     let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
 
     let registry = Arc::new(registry);

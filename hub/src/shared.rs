@@ -84,6 +84,8 @@ pub struct Settings {
     pub scope: Scope,
     /// How long a vanished source counts as being there.
     pub source_gone_grace: Duration,
+    /// How long after its end a member's certificate can still be renewed.
+    pub expired_renewal_limit: Duration,
     /// The key for revisions.
     pub revision_key: RevisionKey,
 }

@@ -36,6 +36,9 @@ pub const PROTOCOL_MIN: u32 = 1;
 /// The newest protocol this build speaks.
 pub const PROTOCOL_MAX: u32 = 1;
 
+/// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
+pub const REASON_METADATA: &str = "runnel-reason";
+
 /// The largest gRPC message that either end takes, in bytes.
 ///
 /// The largest object an API server stores (1.5 MiB) fits compressed; agent frames are far smaller

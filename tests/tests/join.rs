@@ -12,8 +12,8 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_hub::authority::{IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::crd::MemberCluster;
-use runnel_hub::join::Registrar;
 use runnel_hub::join::decide::{Refusal, admit};
+use runnel_hub::join::{Lives, Registrar};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
@@ -52,7 +52,7 @@ async fn own() -> Result<Client> {
 async fn registrar() -> Result<Registrar> {
     let client = own().await?;
     let identity = Arc::new(load_or_create(&client, NAMESPACE).await?);
-    Ok(Registrar::new(client, identity))
+    Ok(Registrar::new(client, identity, Lives::default()))
 }
 
 async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {

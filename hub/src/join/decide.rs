@@ -1,4 +1,6 @@
 //! Who may join, who may renew, and who is let in. Every refusal says what to do.
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
@@ -36,8 +38,37 @@ pub enum Refusal {
     #[error("the certificate's key is not known for cluster {0}: join again with a new join string")]
     UnknownKey(String),
     /// The certificate's time is over.
-    #[error("the certificate of cluster {0} has expired: join again with a new join string")]
+    #[error("the certificate of cluster {0} has expired: renew it, which an agent does by itself")]
     CertificateExpired(String),
+    /// It is over for so long that it is not renewed either.
+    #[error(
+        "the certificate of cluster {0} expired longer ago than the hub renews (--expired-renewal-limit): make a new \
+         join string with `runnel-hub token create {0}`, and give it to the agent"
+    )]
+    ExpiredTooLong(String),
+}
+
+impl Refusal {
+    /// Why, in the word that `sync.proto` has for it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::WrongToken(_) => "wrong-token",
+            Self::Expired(_) => "token-expired",
+            Self::Spent(_) => "token-spent",
+            Self::TooManyTries(_) => "too-many-tries",
+            Self::NotAccepted(_) => "not-accepted",
+            Self::Deleting(_) => "revoked",
+            Self::Gone(_) => "gone",
+            Self::UnknownKey(_) => "key-unknown",
+            Self::CertificateExpired(_) => "expired",
+            Self::ExpiredTooLong(_) => "expired-too-long",
+        }
+    }
+
+    /// Whether the hub's administrator wants this cluster no more.
+    pub fn is_revocation(&self) -> bool {
+        matches!(self, Self::NotAccepted(_) | Self::Deleting(_) | Self::Gone(_))
+    }
 }
 
 /// What a join changes in the status.
@@ -105,7 +136,7 @@ pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Ti
     kept
 }
 
-/// Whether the holder of this verified certificate is the cluster that it says, now: for a session as for a renewal.
+/// Whether the holder of this verified certificate is the cluster that it says, now, and may have a session.
 ///
 /// # Errors
 /// [`Refusal`], which says why not.
@@ -115,21 +146,62 @@ pub fn admit(
     peer: &PeerCertificate,
     now: Timestamp,
 ) -> Result<(), Refusal> {
+    let (cluster, _) = is_member(member, hub_id, peer)?;
+    if is_over(peer, Duration::ZERO, now) {
+        return Err(Refusal::CertificateExpired(cluster.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether the holder of this verified certificate may have a new one: as for a session, or when the certificate has
+/// expired no longer ago than `limit`.
+///
+/// # Errors
+/// [`Refusal`], which says why not.
+pub fn admit_renewal<'a>(
+    member: Option<&'a MemberCluster>,
+    hub_id: &str,
+    peer: &PeerCertificate,
+    limit: Duration,
+    now: Timestamp,
+) -> Result<&'a MemberCluster, Refusal> {
+    let (cluster, member) = is_member(member, hub_id, peer)?;
+    if is_over(peer, limit, now) {
+        return Err(Refusal::ExpiredTooLong(cluster.to_owned()));
+    }
+    Ok(member)
+}
+
+/// Whether a certificate ended longer ago than this.
+fn is_over(peer: &PeerCertificate, since: Duration, now: Timestamp) -> bool {
+    let end = peer.not_after.checked_add(since).and_then(|end| Timestamp::try_from(end).ok());
+    end.is_some_and(|end| end <= now)
+}
+
+/// Until when a member that has not connected can still renew what it has; `None`: it never had anything.
+pub fn renewable_until(keys: &[KeyRecord], limit: Duration) -> Option<Timestamp> {
+    let newest = keys.iter().map(|key| key.expires_at.0).max()?;
+    Some(newest.checked_add(limit).unwrap_or(Timestamp::MAX))
+}
+
+/// The cluster that a certificate speaks for, wanted and known by the certificate's key, whatever the time.
+fn is_member<'a, 'b>(
+    member: Option<&'a MemberCluster>,
+    hub_id: &str,
+    peer: &'b PeerCertificate,
+) -> Result<(&'b str, &'a MemberCluster), Refusal> {
     let SpiffeId::Cluster { hub_id: of, cluster, uid } = &peer.id else {
         return Err(Refusal::Gone("of another kind".to_owned()));
     };
-    let is_same = |member: &&MemberCluster| {
+    let is_same = |member: &&'a MemberCluster| {
         member.metadata.uid.as_ref() == Some(uid) && member.metadata.name.as_ref() == Some(cluster)
     };
     let gone = || Refusal::Gone(cluster.clone());
     let member = member.filter(is_same).filter(|_| of == hub_id).ok_or_else(gone)?;
     check_wanted(member, cluster)?;
-    if Timestamp::try_from(peer.not_after).is_ok_and(|end| end <= now) {
-        return Err(Refusal::CertificateExpired(cluster.clone()));
-    }
     let key = peer.key.to_string();
     let known = keys(member).iter().any(|record| record.fingerprint == key);
-    if known { Ok(()) } else { Err(Refusal::UnknownKey(cluster.clone())) }
+    if known { Ok((cluster, member)) } else { Err(Refusal::UnknownKey(cluster.clone())) }
 }
 
 /// The keys that a cluster is known by.

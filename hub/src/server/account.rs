@@ -31,8 +31,8 @@ impl Running {
             return self.end(Status::aborted("another session of this cluster took over"));
         }
         // From here on a change of the member wakes the session; what changed before is seen now.
-        if let Err(status) = admission(&self.shared, &self.book, &self.identity) {
-            return self.end(status);
+        if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
+            return self.cut(&refusal);
         }
         let held = std::mem::take(&mut self.held);
         tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::crd::MemberCluster;
-use crate::join::decide::admit;
+use crate::join::decide::{Refusal, admit};
 use crate::join::{Registrar, refused};
 use crate::metrics::HubMetrics;
 use crate::shared::Shared;
@@ -111,11 +111,15 @@ impl Server {
         }
         let members: Api<MemberCluster> = Api::all(self.client.clone());
         let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
-        if let Ok(Ok(Some(member))) = look {
-            take_in_member(member, &self.shared, &self.book);
+        match look {
+            Ok(Ok(Some(member))) => take_in_member(member, &self.shared, &self.book),
+            Ok(Ok(None)) => {}
+            // Who cannot be looked up is not revoked.
+            _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
         }
-        admission(&self.shared, &self.book, identity).inspect_err(|status| {
-            tracing::warn!(cluster = %identity.cluster, why = status.message(), "a member was refused");
+        admission(&self.shared, &self.book, identity).map_err(|refusal| {
+            tracing::warn!(cluster = %identity.cluster, why = %refusal, "a member was refused");
+            refused(&refusal)
         })
     }
 }
@@ -125,11 +129,9 @@ fn not_leading() -> Status {
 }
 
 /// Whether a session with this identity is allowed now.
-fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Status> {
+fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Refusal> {
     let hub_id = &shared.settings.hub_id;
-    let allowed =
-        book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()));
-    allowed.map_err(|refusal| refused(&refusal))
+    book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))
 }
 
 #[tonic::async_trait]
@@ -143,8 +145,11 @@ impl Runnel for Server {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        self.admit(&identity).await?;
-        self.registrar.renew(&identity.certificate, request.into_inner()).await.map(Response::new)
+        // The registrar reads the member itself, from the API server.
+        let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
+        // A certificate that is too old to be renewed shows in the member's status.
+        self.shared.dirty_members.add([identity.cluster]);
+        renewed.map(Response::new)
     }
 
     type SessionStream = Pin<Box<dyn Stream<Item = Result<wire::HubFrame, Status>> + Send>>;

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant, SystemTime};
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, SnapshotBegin};
-use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
+use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, REASON_METADATA, convert, wire};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataValue;
 use tonic::{Status, Streaming};
 
 use super::{Identity, admission, not_leading};
+use crate::join::decide::Refusal;
+use crate::join::refused;
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{RULES_LIMIT, Session};
@@ -176,14 +179,22 @@ impl Running {
         self.ending = Some(status);
     }
 
+    /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
+    pub(super) fn cut(&mut self, refusal: &Refusal) {
+        tracing::warn!(cluster = %self.identity.cluster, why = %refusal, "a session is cut");
+        self.end(refused(refusal));
+        if refusal.is_revocation() {
+            self.out.push_back(HubFrame::Revoked(refusal.code().to_owned()));
+        }
+    }
+
     /// The index changed: is the session still allowed, and is there something to say?
     fn woken(&mut self) {
         let newest = self.shared.sessions.get(&self.identity.cluster).map(|live| live.number);
         if newest.is_some_and(|newest| newest > self.live.number) {
             self.end(Status::aborted("another session of this cluster took over"));
-        } else if let Err(status) = admission(&self.shared, &self.book, &self.identity) {
-            tracing::warn!(cluster = %self.identity.cluster, why = status.message(), "a session is cut");
-            self.end(status);
+        } else if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
+            self.cut(&refusal);
         } else {
             self.update();
         }
@@ -261,7 +272,9 @@ impl Running {
 }
 
 fn expired() -> Status {
-    Status::unauthenticated("the certificate of this session has expired: connect with the new one")
+    let mut status = Status::unauthenticated("the certificate of this session has expired: connect with the new one");
+    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static("expired"));
+    status
 }
 
 impl Drop for Running {

@@ -1,4 +1,5 @@
 //! What a member's status should say.
+use jiff::Timestamp;
 use runnel_proto::model::RuleName;
 
 use super::{Now, SessionFacts};
@@ -26,6 +27,8 @@ pub struct MemberView<'a> {
     pub unclaimed: Vec<&'a RuleName>,
     /// Whether the hub has not been up for long enough to take silence for an answer.
     pub awaited: bool,
+    /// Until when its agent can still renew the newest certificate that it has.
+    pub renewable_until: Option<Timestamp>,
     /// The status that is there.
     pub previous: &'a MemberClusterStatus,
 }
@@ -49,7 +52,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     // While a hub that just started waits for its agents, what it said before stands.
     let never_said = condition(&view.previous.conditions, ConditionType::Connected).is_none();
     if view.session.is_some() || !view.awaited || never_said {
-        set(ConditionType::Connected, connected(view));
+        set(ConditionType::Connected, connected(view, now.wall));
     }
     match unclaimed(view) {
         Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
@@ -74,13 +77,18 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     (ConditionStatus::False, Reason::Leaving, "the cluster leaves, and its copies are being seen to".to_owned())
 }
 
-fn connected(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
+fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, String) {
     if view.session.is_some() {
         return (ConditionStatus::True, Reason::SessionOpen, "the agent is connected".to_owned());
     }
     if view.previous.cluster_uid.is_none() {
         let message = "no agent has connected yet: make a join string with `runnel-hub token create`".to_owned();
         return (ConditionStatus::False, Reason::NeverConnected, message);
+    }
+    if view.renewable_until.is_some_and(|until| until <= now) {
+        let message = "the agent's certificate expired longer ago than the hub renews: make a new join string with \
+                       `runnel-hub token create` and give it to the agent";
+        return (ConditionStatus::False, Reason::CertificateExpired, message.to_owned());
     }
     let message = "the agent is not connected: look at its log in the member cluster".to_owned();
     (ConditionStatus::Unknown, Reason::SessionLost, message)

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{WriteError, Writer};
 use crate::crd::{MemberCluster, MemberClusterStatus};
+use crate::join::decide::{keys, renewable_until};
 use crate::status::{MemberView, Now, SETTLING, fold_member};
 
 impl Writer {
@@ -57,6 +58,7 @@ impl Writer {
             held: ledger.held_rules(name).count(),
             unclaimed,
             awaited: young && !ledger.has_connected(name),
+            renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),
             previous: &previous,
         };
         fold_member(&view, now)

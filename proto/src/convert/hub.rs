@@ -37,6 +37,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
             HubFrame::SnapshotEnd(SnapshotEnd { intents: wire.intents, digest })
         }
         Frame::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
+        Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
     Ok((frame, refused))
 }
@@ -179,6 +180,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             digest: end.digest.to_bytes().to_vec().into(),
         }),
         HubFrame::Drain(within_milliseconds) => Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds }),
+        HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }
 }

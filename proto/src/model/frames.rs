@@ -148,4 +148,6 @@ pub enum HubFrame {
     SnapshotEnd(SnapshotEnd),
     /// The stream will be closed; reconnect within a random part of these milliseconds.
     Drain(u32),
+    /// The cluster is no longer a member, for this reason; nothing follows.
+    Revoked(String),
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use futures::Stream;
 use rustls::pki_types::CertificateDer;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::NoServerSessionStorage;
 use rustls::version::TLS13;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -20,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::verify::MemberVerifier;
 use super::{ALPN, TlsError, provider};
 use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
 
@@ -38,7 +39,8 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// Serves with this pair. A client may show no certificate; one that it shows must be signed by an authority.
+    /// Serves with this pair. A client may show no certificate; one that it shows must be signed by an authority, and may
+    /// have expired: each call looks at that.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
@@ -74,11 +76,9 @@ fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Resu
     for authority in authorities {
         roots.add(authority.clone())?;
     }
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).allow_unauthenticated().build()?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(Arc::new(MemberVerifier::new(roots)?))
         .with_single_cert(serving.chain, serving.key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     // On resumption the client's chain would not be verified again.
@@ -93,7 +93,7 @@ fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Resu
 pub struct Peer {
     /// Where from.
     pub address: SocketAddr,
-    /// What the verified certificate says; absent: anonymous. Always a member's certificate.
+    /// What the verified certificate says; absent: anonymous. Always a member's certificate, and perhaps an expired one.
     pub certificate: Option<Arc<PeerCertificate>>,
 }
 

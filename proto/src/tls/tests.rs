@@ -90,16 +90,29 @@ async fn a_member_is_known_by_its_certificate() {
 }
 
 #[tokio::test]
-async fn certificates_of_another_authority_or_time_are_refused() {
+async fn certificates_of_another_authority_or_of_the_future_are_refused() {
     let (own, foreign) = (authority(), authority());
-    let past = Authority::generate(HUB, SystemTime::now() - 9 * DAY).unwrap();
-    let cases =
-        [(&own, member_of(&foreign, SystemTime::now())), (&past, member_of(&past, SystemTime::now() - 3 * DAY))];
-    for (authority, (key, signed)) in cases {
-        let client = session_of(authority, &key, &signed);
-        let (agent, hub) = meet(authority, serving(authority), client).await;
+    let cases = [member_of(&foreign, SystemTime::now()), member_of(&own, SystemTime::now() + 3 * DAY)];
+    for (key, signed) in cases {
+        let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
         assert!(agent.is_err() && hub.is_none());
     }
+}
+
+#[tokio::test]
+async fn an_expired_member_is_known_and_known_to_be_expired() {
+    let made = SystemTime::now() - 9 * DAY;
+    let (own, foreign) = (Authority::generate(HUB, made).unwrap(), Authority::generate(HUB, made).unwrap());
+    let (key, signed) = member_of(&own, made + DAY);
+    let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
+    assert_eq!(agent, Ok(()));
+    let certificate = hub.unwrap().0.certificate.unwrap();
+    assert_eq!(certificate.not_after, signed.not_after);
+    assert!(certificate.not_after < SystemTime::now() - 6 * DAY);
+    // Age does not make up for another authority.
+    let (key, signed) = member_of(&foreign, made + DAY);
+    let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
+    assert!(agent.is_err() && hub.is_none());
 }
 
 #[tokio::test]

@@ -1,13 +1,17 @@
 //! How an agent knows its hub: by authority and SPIFFE id. Names in DNS prove nothing here, as load balancers have any.
+//! And how a hub knows its members: by authority, at any time up to the certificate's end and after it.
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 
+use super::{TlsError, provider};
 use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
 
 /// Whom the agent believes.
@@ -96,5 +100,68 @@ impl ServerCertVerifier for HubVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Takes members of the authorities, and clients without a certificate. A certificate that has expired is judged as it
+/// was in its last second, because an expired member may still renew: what else it may do, each call decides by
+/// `not_after`.
+#[derive(Debug)]
+pub(super) struct MemberVerifier(Arc<dyn ClientCertVerifier>);
+
+impl MemberVerifier {
+    /// For members of these authorities.
+    pub(super) fn new(authorities: RootCertStore) -> Result<Self, TlsError> {
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider());
+        Ok(Self(builder.allow_unauthenticated().build()?))
+    }
+}
+
+/// The moment at which a certificate is judged: now, or its last second where that has passed.
+fn judged_at(leaf: &CertificateDer<'_>, now: UnixTime) -> UnixTime {
+    let end = PeerCertificate::from_der(leaf).map(|read| read.not_after);
+    let end = end.ok().and_then(|end| end.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let last = end.map(|end| UnixTime::since_unix_epoch(end.saturating_sub(Duration::from_secs(1))));
+    last.map_or(now, |last| last.min(now))
+}
+
+impl ClientCertVerifier for MemberVerifier {
+    fn client_auth_mandatory(&self) -> bool {
+        self.0.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.0.verify_client_cert(leaf, chain, judged_at(leaf, now))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, leaf, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, leaf, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }

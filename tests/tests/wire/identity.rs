@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use rcgen::{CertificateParams, KeyPair, SanType};
+use runnel_proto::REASON_METADATA;
 use runnel_proto::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
 use runnel_proto::tls::join_config;
-use runnel_tests::simulated::{Credentials, Forgery, Line, SimulatedAgent, channel};
+use runnel_tests::simulated::{Credentials, Forgery, Line, SimulatedAgent, channel, sketch};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 use tonic::{Code, Status};
@@ -68,11 +69,6 @@ async fn who_has_no_good_certificate_is_refused_and_told_why() -> Result<()> {
         refused_by_tls(&stage, &forged, words).await?;
     }
 
-    // The right authority and key, and too late.
-    let yesterday =
-        Forgery { key: Some(good.key()), made: now - DAY, life: DAY - Duration::from_secs(60), ..forgery() };
-    refused_by_tls(&stage, &good.forge(&own, yesterday)?, "xpired").await?;
-
     // The right authority, and a key that the hub has not recorded.
     let status = refusal(&good.forge(&own, forgery())?).await?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
@@ -122,7 +118,9 @@ async fn un_accepting_and_deleting_cut_the_stream_within_a_second_and_nothing_fo
     let stage = shared("revoked").await?;
     let source = stage.write("settings", "before").await?;
     stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "revoked"}}}})).await?;
-    for (cluster, message) in [("revoked-unaccepted", "is not accepted"), ("revoked-deleted", "no longer there")] {
+    let cases =
+        [("revoked-unaccepted", "is not accepted", "not-accepted"), ("revoked-deleted", "no longer there", "gone")];
+    for (cluster, message, reason) in cases {
         let credentials = stage.join(cluster).await?;
         SimulatedAgent::up_to_date(&credentials, Default::default()).await?.stop().await;
         let mut line = Line::greeted(&credentials, Vec::new()).await?;
@@ -136,15 +134,71 @@ async fn un_accepting_and_deleting_cut_the_stream_within_a_second_and_nothing_fo
         }
         let end = line.end(Duration::from_secs(1)).await?;
         ensure!(end.message().contains(message), "{end:?}");
+        let last = line.record().frames.last().map(sketch);
+        ensure!(last == Some(format!("Revoked {reason}")), "{}", line.record().sketch());
         stage.write("settings", &format!("after {cluster}")).await?;
         let again = Line::open(&credentials).await.err().context("let in again")?;
         ensure!(again.message().contains(message), "{again:?}");
+        let key = credentials.key();
+        let renewal = credentials.renew(key.clone(), key.certificate_request()?).await.err().context("renewed")?;
+        for refused in [&end, &again, &renewal] {
+            ensure!(reason_of(refused) == Some(reason), "{refused:?}");
+        }
         ensure!(!line.record().contains(&format!("after {cluster}")), "{}", line.record().sketch());
     }
     // Accepted again, the same certificate opens the door again, and what happened meanwhile comes.
     stage.patch_member("revoked-unaccepted", json!({"spec": {"accepted": true}})).await?;
     let credentials = stage.join("revoked-other").await?;
     SimulatedAgent::up_to_date(&credentials, Default::default()).await?.check()
+}
+
+/// Why the hub refuses, in the word that an agent reads.
+fn reason_of(status: &Status) -> Option<&str> {
+    status.metadata().get(REASON_METADATA)?.to_str().ok()
+}
+
+#[tokio::test]
+async fn with_an_expired_certificate_one_may_renew_and_do_nothing_else() -> Result<()> {
+    let stage = shared("expired").await?;
+    let good = stage.join("expired-a").await?;
+    let uid = stage.members().get("expired-a").await?.uid().context("a uid")?;
+    let own = stage.authority().await?;
+    let made = |days: u32| {
+        let key = Some(good.key());
+        let made = SystemTime::now() - days * DAY;
+        good.forge(&own, Forgery { hub: &good.hub, cluster: "expired-a", uid: &uid, key, made, life: DAY })
+    };
+    let renew = async |old: &Credentials| {
+        let key = Arc::new(MemberKey::generate()?);
+        anyhow::Ok(old.renew(key.clone(), key.certificate_request()?).await)
+    };
+    // Expired for a day, and for almost thirty.
+    for days in [2, 30] {
+        let old = made(days)?;
+        let status = refusal(&old).await?;
+        ensure!(status.code() == Code::Unauthenticated && reason_of(&status) == Some("expired"), "{status:?}");
+        drop(Line::greeted(&renew(&old).await??, Vec::new()).await?);
+    }
+    // For longer, only a new join string helps, and the member's status says so.
+    let old = made(32)?;
+    let status = renew(&old).await?.err().context("renewed")?;
+    ensure!(reason_of(&status) == Some("expired-too-long"), "{status:?}");
+    ensure!(status.message().contains("runnel-hub token create expired-a"), "{status:?}");
+    // Who expired and has another key, or has been revoked, may not renew either.
+    let forgery = Forgery {
+        hub: &good.hub,
+        cluster: "expired-a",
+        uid: &uid,
+        key: None,
+        made: SystemTime::now() - 2 * DAY,
+        life: DAY,
+    };
+    let status = renew(&good.forge(&own, forgery)?).await?.err().context("renewed with another key")?;
+    ensure!(reason_of(&status) == Some("key-unknown"), "{status:?}");
+    stage.patch_member("expired-a", json!({"spec": {"accepted": false}})).await?;
+    let status = renew(&made(2)?).await?.err().context("renewed though revoked")?;
+    ensure!(reason_of(&status) == Some("not-accepted"), "{status:?}");
+    Ok(())
 }
 
 #[tokio::test]

@@ -108,6 +108,27 @@ fn only_a_known_key_of_the_very_cluster_is_let_in() {
 }
 
 #[test]
+fn an_expired_certificate_may_be_renewed_for_a_while() {
+    let token = Token::generate().unwrap();
+    let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
+    let limit = Duration::from_secs(1000);
+    let renewal = |member: Option<&MemberCluster>, key, now| {
+        admit_renewal(member, "hubid", &peer("hubid", "eu-3", "uid-1", key, 100), limit, at(now)).map(drop)
+    };
+    for now in [50, 100, 1099] {
+        assert_eq!(renewal(Some(&whole), "a", now), Ok(()));
+    }
+    assert_eq!(renewal(Some(&whole), "a", 1100), Err(Refusal::ExpiredTooLong("eu-3".to_owned())));
+    assert_eq!(renewal(Some(&whole), "b", 200), Err(Refusal::UnknownKey("eu-3".to_owned())));
+    assert_eq!(renewal(None, "a", 200), Err(Refusal::Gone("eu-3".to_owned())));
+    let mut cut = whole.clone();
+    cut.spec.accepted = false;
+    assert_eq!(renewal(Some(&cut), "a", 200), Err(Refusal::NotAccepted("eu-3".to_owned())));
+    assert_eq!(renewable_until(keys(&whole), limit), Some(at(1100)));
+    assert_eq!(renewable_until(&[], limit), None);
+}
+
+#[test]
 fn every_refusal_names_the_cluster_and_a_cure() {
     let all = [
         Refusal::WrongToken("c".into()),
@@ -119,6 +140,7 @@ fn every_refusal_names_the_cluster_and_a_cure() {
         Refusal::Gone("c".into()),
         Refusal::UnknownKey("c".into()),
         Refusal::CertificateExpired("c".into()),
+        Refusal::ExpiredTooLong("c".into()),
     ];
     for refusal in all {
         let text = refusal.to_string();

@@ -1,0 +1,84 @@
+//! How a stream ends, and what the hub means by it.
+use std::time::Duration;
+
+use runnel_proto::REASON_METADATA;
+use tonic::{Code, Status};
+
+use crate::join::whole;
+
+/// Why a stream ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// As planned; reconnect after this.
+    Planned(Duration),
+    /// The hub does not want this agent.
+    Refused(String),
+    /// The hub has revoked this cluster.
+    Revoked(String),
+    /// The hub says that the certificate has expired, whatever the clock here says.
+    Expired,
+    /// Anything that passes.
+    Failed(String),
+    /// The core is gone.
+    Over,
+}
+
+/// A failure before the first frame: with TLS 1.3 a refused certificate shows only here.
+pub(super) fn early(status: &Status) -> Ended {
+    match status.code() {
+        Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal if status.message().contains("error") => {
+            let text = "the hub ended the connection before it said anything: it may not accept this agent's certificate; \
+                        see the hub's log, and whether the MemberCluster is there and accepted";
+            Ended::Failed(format!("{text} ({})", whole(status)))
+        }
+        _ => refused(status),
+    }
+}
+
+pub(super) fn refused(status: &Status) -> Ended {
+    let reason = status.metadata().get(REASON_METADATA).and_then(|reason| reason.to_str().ok());
+    match status.code() {
+        // Only a hub whose certificate was verified is heard at all.
+        _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => Ended::Revoked(status.message().to_owned()),
+        _ if reason == Some("expired") => Ended::Expired,
+        _ if matches!(reason, Some("key-unknown" | "expired-too-long")) => Ended::Refused(status.message().to_owned()),
+        Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
+            "{}: see that the MemberCluster is there and has spec.accepted: true, or join again with a new join string",
+            status.message()
+        )),
+        _ if status.message().is_empty() => Ended::Failed(format!("the stream ended ({:?})", status.code())),
+        _ => Ended::Failed(status.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::metadata::MetadataValue;
+
+    fn status(code: Code, reason: &'static str) -> Status {
+        let mut status = Status::new(code, "why");
+        status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(reason));
+        status
+    }
+
+    #[test]
+    fn only_the_words_of_a_revocation_revoke() {
+        for reason in ["not-accepted", "revoked", "gone"] {
+            for code in [Code::FailedPrecondition, Code::Unauthenticated] {
+                assert!(matches!(early(&status(code, reason)), Ended::Revoked(_)), "{reason}");
+                assert!(matches!(refused(&status(code, reason)), Ended::Revoked(_)), "{reason}");
+            }
+        }
+        for reason in ["key-unknown", "expired-too-long"] {
+            assert!(matches!(refused(&status(Code::Unauthenticated, reason)), Ended::Refused(_)), "{reason}");
+        }
+        assert!(matches!(refused(&status(Code::Unauthenticated, "expired")), Ended::Expired));
+        for reason in ["", "Gone", "new-word"] {
+            let ended = refused(&status(Code::Unauthenticated, reason));
+            assert!(matches!(ended, Ended::Refused(_)), "{reason}");
+        }
+        assert!(matches!(refused(&Status::unavailable("the hub is starting")), Ended::Failed(_)));
+        assert!(matches!(refused(&Status::unauthenticated("no certificate")), Ended::Refused(_)));
+    }
+}

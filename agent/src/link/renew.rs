@@ -1,0 +1,81 @@
+//! A new certificate: at half life, and after the end.
+use std::time::SystemTime;
+
+use runnel_proto::identity::MemberKey;
+use runnel_proto::wire::RenewRequest;
+use runnel_proto::wire::runnel_client::RunnelClient;
+use tonic::Status;
+use tonic::transport::Channel;
+
+use super::ended::{Ended, early};
+use super::{FIRST_FRAME, Link, LinkEvent, client, connector, not_after};
+use crate::join;
+use crate::store::Identity;
+
+/// Why there is no new certificate.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotRenewed {
+    /// The hub does not want to.
+    #[error("{}", .0.message())]
+    Refused(Status),
+    /// Anything else.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Link {
+    /// A certificate that has expired is renewed, which the hub does for a while after its end; later it needs a new join
+    /// string.
+    pub(super) async fn expired(&mut self, address: &str, hub_says_so: bool) -> Option<Ended> {
+        if !hub_says_so && SystemTime::now() < not_after(&self.identity)? {
+            return None;
+        }
+        if let Ok(string) = join::read_join_string(self.join_file.as_deref())
+            && string.token.id() != self.identity.token_id
+            && string.hub == self.identity.hub
+        {
+            match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
+                Ok(identity) => {
+                    self.identity = identity;
+                    return None;
+                }
+                Err(error) => return Some(Ended::Refused(error.to_string())),
+            }
+        }
+        tracing::info!(cluster = %self.identity.cluster, "the certificate has expired: renewing it");
+        let channel = match self.channel(address).await {
+            Ok(channel) => channel,
+            Err(ended) => return Some(ended),
+        };
+        match self.renew(client(channel)).await {
+            Ok(()) => None,
+            Err(NotRenewed::Refused(status)) => {
+                let ended = early(&status);
+                if matches!(ended, Ended::Revoked(_)) {
+                    let _ = self.events.send(LinkEvent::Revoked).await;
+                }
+                Some(ended)
+            }
+            Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!("the certificate has expired: {text}"))),
+        }
+    }
+
+    /// Gets a certificate for a new key; it is used when the next stream starts.
+    pub(super) async fn renew(&mut self, mut client: RunnelClient<Channel>) -> Result<(), NotRenewed> {
+        let failed = |error: &dyn std::fmt::Display| NotRenewed::Failed(error.to_string());
+        let key = MemberKey::generate().map_err(|error| failed(&error))?;
+        let request = key.certificate_request().map_err(|error| failed(&error))?;
+        let request = RenewRequest { certificate_request: request.into() };
+        let call = tokio::time::timeout(FIRST_FRAME, client.renew(request)).await;
+        let call = call.map_err(|_| failed(&"the hub did not answer"))?;
+        let response = call.map_err(NotRenewed::Refused)?.into_inner();
+        let certificate = join::certificate(response, &key, SystemTime::now()).map_err(|text| failed(&text))?;
+        let renewed = Identity { key: key.to_pem(), certificate: Some(certificate), ..self.identity.clone() };
+        // Unusable or unstored, it must not take the place of one that works.
+        connector(&renewed).map_err(|error| failed(&error))?;
+        self.store.save_identity(&renewed).await.map_err(|_| failed(&"the new one cannot be stored"))?;
+        self.identity = renewed;
+        tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
+        Ok(())
+    }
+}
