@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::ControlPlane;
+use runnel_tests::helm::Helm;
 use runnel_tests::pod::Pod;
 use runnel_tests::ports;
 use runnel_tests::wait::eventually;
@@ -63,6 +64,16 @@ impl Clusters {
         })
         .await
     }
+
+    async fn is_bare(&self) -> Result<()> {
+        let left = self.hub.kubectl(&["get", "crd", "-o", "name"]).await?;
+        ensure!(!left.contains("runnel.dev"), "{left}");
+        for what in ["deployments", "secrets", "leases", "services"] {
+            let left = self.hub.kubectl(&["-n", "runnel-system", "get", what, "-o", "name"]).await?;
+            ensure!(!left.contains("runnel"), "{left}");
+        }
+        Ok(())
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,7 +105,34 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     ensure!(read(hub, "member eu-1").await?.is_null());
     ensure!(read(member, "-n runnel-system deployment runnel-agent").await?.is_null());
     ensure!(read(member, "-n runnel-system secret runnel-agent-identity").await?.is_null());
-    drop(hub_pod);
+
+    // The copies stay as objects of nobody; nothing else does.
+    let (_, agent) = all.join().await?;
+    all.copy(Some("runnel")).await?;
+    let said = stage.runnel("uninstall --copies=keep").await?.ok()?;
+    ensure!(said.contains("1 rules are deleted; their copies in connected clusters are kept"), "{said}");
+    ensure!(said.contains("helm uninstall runnel-agent -n runnel-system --kube-context CONTEXT   # eu-1"), "{said}");
+    let kept = all.copy(Some("nobody")).await?;
+    ensure!(kept["data"]["greeting"] == "hello", "{kept}");
+    all.is_bare().await?;
+    drop((agent, hub_pod));
+
+    // Another hub, and an agent that still has its identity with the first: it joins anew, and takes its copies up again.
+    let helm = Helm::find().await?;
+    helm.on(member.kubeconfig(), &["uninstall", "runnel-agent", "--namespace=runnel-system"]).await?;
+    ensure!(
+        !read(member, "-n runnel-system secret runnel-agent-identity").await?.is_null(),
+        "it has forgotten who it is"
+    );
+    let hub_pod = all.install().await?;
+    let (_, agent) = all.join().await?;
+    all.seed().await?;
+    all.copy(Some("runnel")).await?;
+    let said = stage.runnel("uninstall --copies=delete").await?.ok()?;
+    ensure!(said.contains("copies in connected clusters are deleted"), "{said}");
+    all.copy(None).await?;
+    all.is_bare().await?;
+    drop((agent, hub_pod));
     Ok(())
 }
 
