@@ -12,7 +12,10 @@ pub const HUB: &[(&str, &str)] = &[
     ("defaults", "{}"),
     ("one replica", "{replicas: 1, advertise: ['hub.example.com:8443', '[2001:db8::1]:443']}"),
     ("limited sources", "{sourceNamespaces: [team-a, team-b], sourceGoneGrace: 1m30s}"),
-    ("times", "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h}}"),
+    (
+        "times",
+        "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h}}",
+    ),
     (
         "a load balancer",
         "{service: {type: LoadBalancer, port: 443, nodePort: 30443, loadBalancerClass: example.com/lb, \
