@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use super::{system, text};
 use crate::assets::{KUBERNETES_VERSION, Places, fingerprint, run_go, wait_for_turn};
+use crate::scratch::Scratch;
 
 const NAME: &str = "node";
 const FILES: [&str; 5] = ["main.go", "nodes.go", "pause/main.go", "go.mod", "go.sum"];
@@ -59,10 +60,14 @@ fn build(go: &Path, folder: &Path) -> Result<()> {
 
 fn pause_image(folder: &Path) -> Result<()> {
     let (containerfile, folder) = (format!("{IMAGES}/Containerfile"), text(folder)?);
-    let build = ["--storage-driver", "vfs", "bud", "--quiet", "--isolation", "chroot", "--format", "docker"];
-    let what = ["--build-arg", "PROGRAM=pause", "--build-arg", "VERSION=1", "--file", &containerfile];
-    system("buildah", &[&build[..], &what[..], &["--tag", PAUSE_IMAGE, folder]].concat())?;
+    // A storage of its own, so that none of it stays in that of the machine.
+    let storage = Scratch::new("pause")?;
+    let (root, run) = (format!("{}/root", text(storage.path())?), format!("{}/run", text(storage.path())?));
+    let own = ["--root", &root, "--runroot", &run, "--storage-driver", "vfs"];
+    let build = ["bud", "--quiet", "--isolation", "chroot", "--format", "docker", "--file", &containerfile];
+    let what = ["--build-arg", "PROGRAM=pause", "--build-arg", "VERSION=1", "--tag", PAUSE_IMAGE, folder];
+    system("buildah", &[&own[..], &build[..], &what[..]].concat())?;
     let archive = format!("docker-archive:{folder}/pause.tar:{PAUSE_IMAGE}");
-    system("buildah", &["--storage-driver", "vfs", "push", "--quiet", PAUSE_IMAGE, &archive])?;
+    system("buildah", &[&own[..], &["push", "--quiet", PAUSE_IMAGE, &archive]].concat())?;
     Ok(())
 }
