@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use parking_lot::Mutex;
@@ -106,6 +107,7 @@ impl Machine {
     }
 
     async fn boot(&self) -> Result<()> {
+        let since = Timestamp::now();
         self.place.make_groups()?;
         let process = self.program()?.start()?;
         let outer = process.pid();
@@ -114,7 +116,7 @@ impl Machine {
         let first = first.with_context(|| self.last_words())?;
         *self.first.lock() = first;
         self.place.connect(first)?;
-        self.ready().await.with_context(|| self.last_words())
+        self.ready(since).await.with_context(|| self.last_words())
     }
 
     fn program(&self) -> Result<Program> {
@@ -130,7 +132,7 @@ impl Machine {
             .environment("ARCHIVES", archives.join(" ")))
     }
 
-    async fn ready(&self) -> Result<()> {
+    async fn ready(&self, since: Timestamp) -> Result<()> {
         let kubeconfig = self.kubeconfig();
         eventually(&format!("the node of {}", self.name), STARTS, async || {
             self.check()?;
@@ -138,7 +140,9 @@ impl Machine {
             let conditions = nodes.get("node").await?.status.and_then(|status| status.conditions).unwrap_or_default();
             let ready =
                 conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
-            // After a restart the API server still has the old word for a while.
+            // After a restart the API server still has the word of the kubelet that is gone.
+            let heard = ready.last_heartbeat_time.as_ref().context("it has not been heard yet")?;
+            ensure!(heard.0.as_second() > since.as_second(), "its kubelet was heard last at {}", heard.0);
             ensure!(ready.status == "True", "it is not ready: {}", ready.message.as_deref().unwrap_or_default());
             Ok(Some(()))
         })
