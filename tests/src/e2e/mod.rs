@@ -1,8 +1,9 @@
 //! `cargo e2e`: the images, installed by the charts, on clusters with real nodes.
 //!
 //! [`stage`] gives a hub cluster and two members, either with real nodes on this machine ([`crate::nodes`]) or the user's
-//! own; [`story`] installs Runnel there and tells what then happens to it, step by step.
+//! own ([`guest`]); [`story`] installs Runnel there and tells what then happens to it, step by step.
 
+pub mod guest;
 pub mod stage;
 pub mod story;
 pub mod waits;
@@ -84,13 +85,13 @@ async fn run(arguments: &Arguments) -> ExitCode {
         return impossible(arguments, &why);
     }
     let mut narrator = Narrator::new();
-    match unless_interrupted(told(arguments, &mut narrator)).await {
+    match told(arguments, &mut narrator).await {
         Ok(Some(())) => {
             narrator.title(&format!("\nDone: {} steps in {} s.", narrator.steps(), begin.elapsed().as_secs()));
             ExitCode::SUCCESS
         }
         Ok(None) => {
-            narrator.title("\nInterrupted; nothing is left behind on this machine.");
+            narrator.title("\nInterrupted; nothing is left behind.");
             ExitCode::from(INTERRUPTED)
         }
         Err(error) => {
@@ -110,18 +111,31 @@ fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<()> {
-    let stage = match (&arguments.hub, &arguments.hub_address) {
+/// None when it was interrupted.
+async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
+    let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else { return Ok(None) };
+    // While the clusters are there, so that their logs can be kept.
+    let told = with_logs(unless_interrupted(story::tell(&stage, narrator)).await);
+    if arguments.hub.is_some() {
+        narrator.say("what was made on your clusters is removed again");
+        let tidied = guest::tidy(&stage).await;
+        return told.and_then(|told| tidied.map(|()| told));
+    }
+    told
+}
+
+async fn stage(arguments: &Arguments, narrator: &mut Narrator) -> Result<stage::Stage> {
+    match (&arguments.hub, &arguments.hub_address) {
         (Some(_), _) if !arguments.yes => bail!(
             "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test \
              and another-test, and removes all of it again, with the custom resource definitions: give --yes for it"
         ),
         (Some(hub), Some(address)) => {
             let registry = arguments.image_registry.as_deref().unwrap_or_default();
-            stage::given(hub, &arguments.member, address, registry).await?
+            let stage = stage::given(hub, &arguments.member, address, registry).await?;
+            guest::untouched(&stage).await?;
+            Ok(stage)
         }
-        _ => stage::local(narrator).await?,
-    };
-    // While the clusters are there, so that their logs can be kept.
-    with_logs(story::tell(&stage, narrator).await)
+        _ => stage::local(narrator).await,
+    }
 }

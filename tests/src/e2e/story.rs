@@ -14,11 +14,13 @@ use crate::demo::narrate::Narrator;
 use crate::fleet::{NAMESPACE, output};
 use crate::helm::chart;
 
-const SOURCES: &str = "ns-codis-test";
-const RULE: [&str; 4] = ["-n", SOURCES, "drule", "rule-codis-test"];
+pub(super) const SOURCES: &str = "ns-codis-test";
+pub(super) const RULE: [&str; 4] = ["-n", SOURCES, "drule", "rule-codis-test"];
 const SETTINGS: &str = "app-settings";
-const TARGETS: [&str; 2] = ["default", "another-test"];
-const DEFINITIONS: [&str; 3] =
+pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
+/// The copies in each of them.
+pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
+pub(super) const DEFINITIONS: [&str; 3] =
     ["clusterdistributionrules.runnel.dev", "distributionrules.runnel.dev", "memberclusters.runnel.dev"];
 
 struct Story<'a> {
@@ -217,23 +219,6 @@ impl Story<'_> {
         }
         get(&self.stage.hub, &RULE).await.context("a rule went with the hub")?;
         self.narrator.say("every copy, every rule and every definition is still there");
-        if self.stage.machine_of(0).is_none() {
-            self.tidy().await?;
-        }
-        Ok(())
-    }
-
-    /// On clusters of the user's: removes what the story has made.
-    async fn tidy(&self) -> Result<()> {
-        let finalizers = r#"{"metadata":{"finalizers":null}}"#;
-        // The hub that would release it is gone.
-        self.stage.hub.kubectl(&[&["patch", "--type=merge", "-p", finalizers], &RULE[..]].concat(), "").await?;
-        self.stage.hub.kubectl(&["delete", "namespace", SOURCES, NAMESPACE], "").await?;
-        self.stage.hub.kubectl(&[&["delete", "crd"], &DEFINITIONS[..]].concat(), "").await?;
-        for member in &self.stage.members {
-            member.kubectl(&["delete", "configmap,secret", "-l", "app.kubernetes.io/managed-by=runnel"], "").await?;
-            member.kubectl(&["delete", "namespace", TARGETS[1], NAMESPACE], "").await?;
-        }
         Ok(())
     }
 

@@ -1,0 +1,82 @@
+//! Clusters of the user's: what is looked at before anything is made there, and how all of it is removed again.
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::Stage;
+use super::story::{COPIES, DEFINITIONS, RULE, SOURCES, TARGETS};
+use crate::demo::cluster::Cluster;
+use crate::fleet::NAMESPACE;
+
+/// Refuses clusters that have something of the names which the story makes and afterwards removes.
+///
+/// # Errors
+/// When there is any, or a cluster does not answer.
+pub async fn untouched(stage: &Stage) -> Result<()> {
+    let definitions = [&["crd"], &DEFINITIONS[..]].concat();
+    nothing(&stage.hub, &definitions).await?;
+    nothing(&stage.hub, &["namespace", SOURCES, NAMESPACE]).await?;
+    for member in &stage.members {
+        nothing(member, &["namespace", TARGETS[1], NAMESPACE]).await?;
+        nothing(member, &[&["-n", TARGETS[0]], &COPIES[..]].concat()).await?;
+    }
+    Ok(())
+}
+
+async fn nothing(cluster: &Cluster, objects: &[&str]) -> Result<()> {
+    let found = cluster.kubectl(&[&["get", "--ignore-not-found", "-o", "name"], objects].concat(), "").await?;
+    let found: Vec<_> = found.split_whitespace().collect();
+    ensure!(
+        found.is_empty(),
+        "{} has {} already, which this would remove at its end: give clusters without Runnel",
+        cluster.name,
+        found.join(", ")
+    );
+    Ok(())
+}
+
+/// Removes what the story has made, as far as it came.
+///
+/// # Errors
+/// The first one; everything else is removed all the same.
+pub async fn tidy(stage: &Stage) -> Result<()> {
+    let mut ends = Vec::new();
+    for member in &stage.members {
+        ends.push(tidy_member(stage, member).await);
+    }
+    ends.push(tidy_hub(stage).await);
+    ends.into_iter().collect::<Result<()>>().context("not everything could be removed from your clusters")
+}
+
+async fn tidy_member(stage: &Stage, member: &Cluster) -> Result<()> {
+    uninstall(stage, member, "runnel-agent").await?;
+    // First the namespace of the agent, which would bring the copies back.
+    delete(member, &["namespace", NAMESPACE]).await?;
+    delete(member, &["namespace", TARGETS[1]]).await?;
+    delete(member, &[&["-n", TARGETS[0]], &COPIES[..]].concat()).await
+}
+
+async fn tidy_hub(stage: &Stage) -> Result<()> {
+    let hub = &stage.hub;
+    uninstall(stage, hub, "runnel-hub").await?;
+    delete(hub, &["namespace", NAMESPACE]).await?;
+    // The hub that would release the rule is gone.
+    let defined = hub.kubectl(&["get", "--ignore-not-found", "-o", "name", "crd", DEFINITIONS[1]], "").await?;
+    if !defined.trim().is_empty() {
+        let rule = hub.kubectl(&[&["get", "--ignore-not-found", "-o", "name"], &RULE[..]].concat(), "").await?;
+        if !rule.trim().is_empty() {
+            let free = ["patch", "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#];
+            hub.kubectl(&[&free[..], &RULE[..]].concat(), "").await?;
+        }
+    }
+    delete(hub, &["namespace", SOURCES]).await?;
+    delete(hub, &[&["crd"], &DEFINITIONS[..]].concat()).await
+}
+
+async fn uninstall(stage: &Stage, cluster: &Cluster, release: &str) -> Result<()> {
+    let arguments = ["uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m"];
+    stage.helm.on(&cluster.kubeconfig, &arguments).await.map(drop)
+}
+
+async fn delete(cluster: &Cluster, objects: &[&str]) -> Result<()> {
+    cluster.kubectl(&[&["delete", "--ignore-not-found"], objects].concat(), "").await.map(drop)
+}
