@@ -25,7 +25,7 @@ impl Core {
 
     /// Looks at a copy.
     pub(super) fn look(&mut self, copy: &SourceRef, now: Instant) {
-        if !self.started || self.is_frozen() {
+        if !self.started {
             return;
         }
         // What a run is just writing decides whose the copy is; it is looked at again when the run has ended.

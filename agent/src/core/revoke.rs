@@ -10,18 +10,17 @@ use crate::policy::OnRevoke;
 use crate::records::IntentKey;
 
 impl Core {
-    /// The hub has revoked this cluster, until a hub begins a session anew: the copies stay exactly as they are, marks
-    /// and all, and are no longer corrected; or they are deleted, where the member's policy says so.
+    /// The hub has revoked this cluster, until a hub begins a session anew: the copies are kept as they are, as while a hub
+    /// is away; or they are deleted, where the member's policy says so.
     pub fn revoked(&mut self, now: Instant) {
         if std::mem::replace(&mut self.revoked, true) {
             return;
         }
         let copies = self.records.intents().map(|(_, copies)| copies.len()).sum::<usize>();
         match self.policy.on_revoke {
-            OnRevoke::Keep => tracing::warn!(
-                copies,
-                "the hub has revoked this cluster: the copies here stay as they are, and are no longer corrected"
-            ),
+            OnRevoke::Keep => {
+                tracing::warn!(copies, "the hub has revoked this cluster: the copies here are kept as they are")
+            }
             OnRevoke::Purge => {
                 tracing::warn!(
                     copies,
@@ -30,11 +29,6 @@ impl Core {
                 self.look_at_everything(now);
             }
         }
-    }
-
-    /// Whether nothing is to be done about copies.
-    pub(super) fn is_frozen(&self) -> bool {
-        self.revoked && self.policy.on_revoke == OnRevoke::Keep
     }
 
     /// What becomes of a copy of a hub that has revoked this cluster, where copies do not stay.

@@ -56,8 +56,7 @@ impl Core {
             }
             Want::Nothing | Want::Gone(..) => false,
         };
-        let asked =
-            !self.is_frozen() && !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
+        let asked = !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
         if !asked {
             self.namespace_failed.remove(name);
         }
@@ -66,7 +65,7 @@ impl Core {
 
     /// What there is to do about a copy now.
     fn work(&mut self, copy: &SourceRef) -> Option<Work> {
-        if !self.is_watched(copy) || self.is_frozen() {
+        if !self.is_watched(copy) {
             return None;
         }
         let want = self.want(copy);

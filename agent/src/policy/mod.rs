@@ -26,7 +26,7 @@ const UNTYPED: &str = "Opaque";
 /// What becomes of the copies when the hub revokes this cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRevoke {
-    /// They stay as they are, and are no longer corrected.
+    /// They stay, and are put back when somebody edits them, as while the hub is away.
     #[default]
     Keep,
     /// They are deleted.
