@@ -1,7 +1,7 @@
 //! A new certificate: at half life, and after the end.
 use std::time::SystemTime;
 
-use runnel_proto::identity::MemberKey;
+use runnel_proto::identity::{JoinString, MemberKey};
 use runnel_proto::wire::RenewRequest;
 use runnel_proto::wire::runnel_client::RunnelClient;
 use tonic::Status;
@@ -30,33 +30,40 @@ impl Link {
         if !hub_says_so && SystemTime::now() < not_after(&self.identity)? {
             return None;
         }
-        if let Ok(string) = join::read_join_string(self.join_file.as_deref())
-            && string.token.id() != self.identity.token_id
-            && string.hub == self.identity.hub
-        {
-            match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
-                Ok(identity) => {
-                    self.identity = identity;
-                    return None;
-                }
-                Err(error) => return Some(Ended::Refused(error.to_string())),
-            }
-        }
         tracing::info!(cluster = %self.identity.cluster, "the certificate has expired: renewing it");
         let channel = match self.channel(address).await {
             Ok(channel) => channel,
             Err(ended) => return Some(ended),
         };
         match self.renew(client(channel)).await {
+            // A clock that is ahead by the life of a certificate would renew for ever.
+            Ok(()) if SystemTime::now() >= not_after(&self.identity)? => Some(Ended::Refused(
+                "the new certificate has expired already by this machine's clock: set the clock".to_owned(),
+            )),
             Ok(()) => None,
             Err(NotRenewed::Refused(status)) => {
                 let ended = early(&status);
                 if matches!(ended, Ended::Revoked(_)) {
                     let _ = self.events.send(LinkEvent::Revoked).await;
                 }
-                Some(ended)
+                self.joined_anew(ended).await
             }
             Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!("the certificate has expired: {text}"))),
+        }
+    }
+
+    /// Joins with a new join string, if there is one: only when the hub will not renew, because a join gives up the old key.
+    async fn joined_anew(&mut self, ended: Ended) -> Option<Ended> {
+        let string = join::read_join_string(self.join_file.as_deref()).ok();
+        let is_new =
+            |string: &JoinString| string.token.id() != self.identity.token_id && string.hub == self.identity.hub;
+        let Some(string) = string.filter(is_new) else { return Some(ended) };
+        match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
+            Ok(identity) => {
+                self.identity = identity;
+                None
+            }
+            Err(error) => Some(Ended::Refused(error.to_string())),
         }
     }
 

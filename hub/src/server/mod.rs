@@ -137,6 +137,9 @@ fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Re
 #[tonic::async_trait]
 impl Runnel for Server {
     async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
+        // A join writes, which only the leader may.
+        self.until_ready().await?;
+        self.shared.current_lead().ok_or_else(not_leading)?;
         let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
         let from = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         self.registrar.join(from, request.into_inner()).await.map(Response::new)
@@ -145,6 +148,7 @@ impl Runnel for Server {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
+        self.shared.current_lead().ok_or_else(not_leading)?;
         // The registrar reads the member itself, from the API server.
         let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
         // A certificate that is too old to be renewed shows in the member's status.

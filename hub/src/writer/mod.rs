@@ -181,11 +181,10 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (uid, result) in results {
             let written = result.unwrap_or_else(|error| {
-                // Who leads looks at everything.
-                if matches!(error, WriteError::NotLeading) {
-                    return false;
+                // A lead that lapsed may be renewed after all, and then nobody else looks.
+                if !matches!(error, WriteError::NotLeading) {
+                    tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
-                tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 self.retries.push((Instant::now() + 2 * BEAT, Retry::Rule(uid.clone())));
                 true
             });
@@ -207,11 +206,9 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (name, result) in results {
             if let Err(error) = result {
-                // Who leads looks at everything.
-                if matches!(error, WriteError::NotLeading) {
-                    continue;
+                if !matches!(error, WriteError::NotLeading) {
+                    tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
                 }
-                tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
                 self.retries.push((Instant::now() + 2 * BEAT, Retry::Member(name)));
             }
         }

@@ -53,6 +53,7 @@ impl Story<'_> {
         self.narrator.step("The hub, by its chart: two replicas of the image");
         let values = json!({
             "image": self.stage.image,
+            "replicas": 2,
             "advertise": [self.stage.address],
             "service": {"type": "NodePort", "nodePort": NODE_PORT},
         });

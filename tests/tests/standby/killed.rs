@@ -67,7 +67,8 @@ async fn when_the_leader_is_killed_all_are_served_again_and_nothing_is_sent_agai
     }
     let worst = times.iter().max().copied().unwrap_or_default();
     println!("{}", figures("fail-over with a lease of 4 s, from kill -9 to all served", times));
-    ensure!(worst < LEASE_TIME + MORE, "served again after {worst:?}");
+    // With so short a lease the agents' own pauses between tries, up to 10 s, are what counts.
+    ensure!(worst < LEASE_TIME + 2 * MORE, "served again after {worst:?}");
     ensure!(received(&stage).await? == before, "content was sent to the real agent again");
     ensure!(copies.about(&stage.namespace, "settings")?.is_empty(), "the copy in the real member was touched");
     calm.check()?;

@@ -10,8 +10,8 @@ use super::stage::{self, SOON, forget};
 
 #[tokio::test]
 async fn a_leader_that_was_paused_beyond_its_lease_sends_nothing_when_it_wakes() -> Result<()> {
-    let stage = stage::stage("paused").await?;
-    let leader = stage.leader().await?;
+    let stage = stage::usual("paused").await?;
+    let leader = stage.revive().await?;
     let other = 3 - leader;
     // One agent is with the leader and stays there; another one is wherever somebody leads.
     let held = stage.join(1, stage.fleet.hub_replica(leader).address()).await?;
