@@ -10,7 +10,7 @@ pub const CHARTS: [&str; 2] = ["runnel-hub", "runnel-agent"];
 /// Values that are tried, each with what it is about. Together they turn every switch.
 pub const HUB: &[(&str, &str)] = &[
     ("defaults", "{}"),
-    ("one replica", "{replicas: 1, advertise: ['hub.example.com:8443', '[2001:db8::1]:443']}"),
+    ("two replicas", "{replicas: 2, advertise: ['hub.example.com:8443', '[2001:db8::1]:443']}"),
     ("limited sources", "{sourceNamespaces: [team-a, team-b], sourceGoneGrace: 1m30s}"),
     (
         "times",
