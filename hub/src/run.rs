@@ -249,10 +249,7 @@ async fn start(
         ("election", Ok(()))
     });
     let gate = until_known(shared.clone(), readiness, serving_awaited, known);
-    forever(tasks, stop(), "readiness", async move {
-        gate.await;
-        std::future::pending().await
-    });
+    forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
     let (events, waiting) = mpsc::channel(WAITING);
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
@@ -276,7 +273,8 @@ fn forever(
     });
 }
 
-/// Lets the process lead once every watch that is needed has delivered a complete list or was refused.
+/// Lets the process lead once every watch that is needed has delivered a complete list or was refused; and lets it
+/// serve, each time that it leads, when they have all done so anew.
 async fn until_known(
     shared: Arc<Shared>,
     readiness: Readiness,
@@ -294,6 +292,12 @@ async fn until_known(
     drop(own);
     tracing::info!("the hub has read its rules and sources");
     known_to_all.send_replace(true);
+    loop {
+        if shared.serve_if_known() {
+            tracing::info!("the hub serves its members");
+        }
+        shared.progress.notified().await;
+    }
 }
 
 async fn serve(

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
 use crate::plan::{Place, Scope};
+use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 use crate::status::{Deliveries, Ledger};
 
@@ -118,12 +119,16 @@ pub struct Shared {
     pub lead: watch::Sender<Option<Lead>>,
     /// The other replica that leads.
     pub leader: watch::Sender<Option<Leader>>,
-    /// Since when this process serves: since it took the lead, for which it must know enough.
+    /// Since when this process serves: since it has listed everything anew after it took the lead.
     pub ready: watch::Sender<Option<Instant>>,
+    /// The lists that must be there before it serves.
+    pub rounds: Rounds,
     /// Woken when a source vanished.
     pub vanished: Notify,
-    /// Woken when a watch has delivered a complete list or was refused.
+    /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
     pub progress: Notify,
+    /// Taking the lead and beginning to serve do not overlap.
+    taking: Mutex<()>,
 }
 
 impl Shared {
@@ -144,6 +149,8 @@ impl Shared {
             lead: watch::Sender::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
+            rounds: Rounds::default(),
+            taking: Mutex::default(),
             vanished: Notify::new(),
             progress: Notify::new(),
         })
@@ -170,7 +177,9 @@ impl Shared {
     }
 
     /// The right to lead is this now. Sessions of another one end, and what the agents said in them is forgotten.
+    /// A new right begins with a new list of everything: [`Shared::serve_if_known`] follows.
     pub fn set_lead(&self, lead: Option<Lead>) {
+        let _turn = self.taking.lock();
         let same = |known: &Option<Lead>| match (known, &lead) {
             (Some(known), Some(lead)) => known.is_same(lead),
             (None, None) => true,
@@ -189,10 +198,29 @@ impl Shared {
         *self.deliveries.lock() = Deliveries::default();
         self.settled_removals.take();
         if lead.is_some() {
+            self.rounds.begin();
             self.lead.send_replace(lead);
-            self.ready.send_replace(Some(Instant::now()));
-            self.mark_everything();
+            self.progress.notify_one();
         }
+    }
+
+    /// Begins to serve, once everything that is needed has been listed anew since this process took the lead. Returns
+    /// whether it begins now.
+    pub fn serve_if_known(&self) -> bool {
+        let _turn = self.taking.lock();
+        if self.serving_since().is_some() || !self.leads() {
+            return false;
+        }
+        let own = ["memberclusters", "distributionrules", "clusterdistributionrules"].map(Watched::Own);
+        // A place in which this hub does not look has no watch.
+        let looks = |place: &Place| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
+        let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
+        if !self.rounds.have_all(own.into_iter().chain(places)) {
+            return false;
+        }
+        self.ready.send_replace(Some(Instant::now()));
+        self.mark_everything();
+        true
     }
 
     /// Changes the index and tells everybody who is concerned.

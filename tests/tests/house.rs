@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 44] = [
+const DECIDE: [&str; 45] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -31,6 +31,7 @@ const DECIDE: [&str; 44] = [
     "hub/src/plugin/seen",
     "hub/src/plugin/table",
     "hub/src/plugin/values",
+    "hub/src/rounds",
     "hub/src/session",
     "hub/src/status",
     "hub/src/token/request",

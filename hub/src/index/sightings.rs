@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use runnel_proto::model::SourceRef;
 
 use super::{Effect, Index};
-use crate::plan::Body;
+use crate::plan::{Body, Place};
 
 /// What a watch last said about an object that is there.
 pub(super) struct Sighting {
     version: u64,
     /// The labels of an object whose content is being read: both are taken in together.
     awaited: Option<BTreeMap<String, String>>,
+    /// Whether it was said in a round of lists before this one: it may be long out of date.
+    doubtful: bool,
 }
 
 /// A resource version as the number that it is: versions of one kind are ordered (KEP-5504, Kubernetes 1.35).
@@ -23,20 +25,40 @@ impl Index {
     /// A watch shows an object that may be a source. From the first sight on the plans know that it is there; a change
     /// of one that is selected waits until its content has been read, so that labels and content change together.
     pub fn saw(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
+        let doubtful = self.sightings.get(source).is_some_and(|sighting| sighting.doubtful);
         let before = self.sightings.get(source).map(|sighting| sighting.version);
-        if before.is_some_and(|before| before > version) {
+        if !doubtful && before.is_some_and(|before| before > version) {
             return Effect::default();
         }
         // Whatever its content is, it is there.
         self.vanished.remove(source);
         let known = self.sources.get(source).map(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)));
         let is_read = known == Some(true) && before == Some(version);
+        if doubtful && !is_read {
+            return self.forget_content(source, version, labels);
+        }
         let reads = known.is_some() && !is_read && self.is_selected(source, &labels);
         let awaited = reads.then(|| labels.clone());
-        self.sightings.insert(source.clone(), Sighting { version, awaited });
+        self.sightings.insert(source.clone(), Sighting { version, awaited, doubtful: false });
         if reads {
             return Effect { read: [source.clone()].into(), ..Effect::default() };
         }
+        self.set_source(source.clone(), labels, None)
+    }
+
+    /// What the watch of this place has said so far is doubtful until its next list: it may have been behind while
+    /// another replica led, and the agents may hold newer content.
+    pub fn doubt(&mut self, place: &Place) {
+        let here = self.sightings.iter_mut().filter(|(source, _)| place.holds(source));
+        here.for_each(|(_, sighting)| sighting.doubtful = true);
+    }
+
+    /// The content that is known is an older one than the agents may hold, so it is unknown until it has been read.
+    fn forget_content(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
+        if let Some(known) = self.sources.get_mut(source) {
+            known.body = Body::Unread;
+        }
+        self.sightings.insert(source.clone(), Sighting { version, awaited: None, doubtful: false });
         self.set_source(source.clone(), labels, None)
     }
 
@@ -45,7 +67,8 @@ impl Index {
         let Some(sighting) = self.sightings.get_mut(source).filter(|sighting| sighting.version <= version) else {
             return Effect::default();
         };
-        *sighting = Sighting { version, awaited: None };
+        // What was read may have been read before the doubt arose.
+        *sighting = Sighting { version, awaited: None, doubtful: sighting.doubtful };
         self.set_source(source.clone(), labels, Some(body))
     }
 

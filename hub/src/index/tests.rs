@@ -372,3 +372,29 @@ proptest! {
         prop_assert!(index.claims_since(&"c0".into(), version).0.is_empty());
     }
 }
+
+#[test]
+fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_read() {
+    let mut index = known_index();
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    for (name, version) in [("same", 7), ("edited", 8), ("restored", 9)] {
+        index.saw(&source("a", name), version, labelled("x"));
+        index.read(&source("a", name), version, labelled("x"), body(name));
+    }
+    assert_eq!(wanted(&index, "r1", "one"), Some(3));
+    index.doubt(&Place::everywhere("configmaps"));
+    // A late answer of a read takes no doubt away.
+    index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
+    assert_eq!(wanted(&index, "r1", "one"), Some(3));
+    assert!(index.saw(&source("a", "same"), 7, labelled("x")).read.is_empty());
+    assert_eq!(index.saw(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
+    assert_eq!(index.saw(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
+    let Claim::Wanted(plan) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(plan.is_unknown(&source("a", "edited")) && plan.is_unknown(&source("a", "restored")));
+    assert!(plan.intents.contains_key(&source("a", "same")) && plan.intents.len() == 1);
+    // A watch that goes on as usual keeps the old content until the new one is there.
+    index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
+    index.saw(&source("a", "edited"), 13, labelled("x"));
+    assert_eq!(wanted(&index, "r1", "one"), Some(2));
+}

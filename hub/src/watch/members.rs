@@ -7,17 +7,19 @@ use kube::runtime::watcher::Event;
 use kube::{Client, ResourceExt};
 use runnel_proto::model::ClusterName;
 
-use super::{own_events, refusal};
+use super::{Anew, own_events, refusal};
 use crate::crd::MemberCluster;
 use crate::index::Cluster;
+use crate::rounds::Watched;
 use crate::shared::Shared;
 use crate::writer::Book;
 
 /// Watches the member clusters for ever. `listed` is called at each complete list.
 pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = std::pin::pin!(own_events::<MemberCluster>(client));
+    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(client.clone()).boxed());
     let mut seen = BTreeSet::new();
-    while let Some(event) = events.next().await {
+    loop {
+        let Some(event) = events.next().await else { continue };
         match event {
             Ok(Event::Init) => seen.clear(),
             Ok(Event::InitApply(object)) => {
@@ -29,6 +31,7 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                 for name in &gone {
                     forget(name, &shared, &book);
                 }
+                shared.rounds.done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
             Ok(Event::Apply(object)) => take_in_member(object, &shared, &book),

@@ -10,6 +10,7 @@ mod sources;
 
 use std::time::Duration;
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
@@ -23,6 +24,7 @@ pub use members::{take_in_member, watch_members};
 pub use reader::{bury_sources, read_sources};
 pub use rules::{RuleKind, watch_rules};
 pub use sources::watch_sources;
+use tokio::sync::watch;
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -31,8 +33,10 @@ const WATCH_SECONDS: u32 = 290;
 /// How long one read of one object may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
+type Heard<K> = Result<Event<K>, watcher::Error>;
+
 /// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
-fn events<K>(api: Api<K>) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send
+fn events<K>(api: Api<K>) -> impl Stream<Item = Heard<K>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -40,9 +44,47 @@ where
     watcher::watcher(api, config).default_backoff()
 }
 
+/// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
+struct Anew<K> {
+    rounds: watch::Receiver<u64>,
+    begin: Box<dyn Fn() -> BoxStream<'static, Heard<K>> + Send>,
+    events: BoxStream<'static, Heard<K>>,
+    /// The round that the events belong to.
+    round: u64,
+}
+
+impl<K> Anew<K> {
+    fn new(
+        mut rounds: watch::Receiver<u64>,
+        begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static,
+    ) -> Self {
+        let round = *rounds.borrow_and_update();
+        Self { rounds, events: begin(), begin: Box::new(begin), round }
+    }
+
+    /// Begins anew, with a new list.
+    fn again(&mut self) {
+        self.round = *self.rounds.borrow_and_update();
+        self.events = (self.begin)();
+    }
+
+    /// The next event; `None`, if the watch was begun anew instead.
+    async fn next(&mut self) -> Option<Heard<K>> {
+        let event = tokio::select! {
+            biased;
+            Ok(()) = self.rounds.changed() => None,
+            event = self.events.next() => event,
+        };
+        if event.is_none() {
+            self.again();
+        }
+        event
+    }
+}
+
 /// The events of a kind of Runnel's own. An object that this build cannot read (made by a newer one) is told and left
 /// out, rather than breaking the whole watch.
-fn own_events<K>(client: Client) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send
+fn own_events<K>(client: Client) -> impl Stream<Item = Heard<K>> + Send
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {

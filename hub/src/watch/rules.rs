@@ -9,14 +9,17 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 use serde::de::DeserializeOwned;
 
-use super::{own_events, refusal};
+use super::{Anew, own_events, refusal};
 use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::plan::Rule;
+use crate::rounds::Watched;
 use crate::shared::Shared;
 use crate::writer::{Book, RuleObject};
 
 /// One of the two kinds of rules.
 pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
+    /// The kind's plural.
+    const RESOURCE: &'static str;
     /// Reads the rule; `None` for an object that no API server gives out.
     fn rule(&self, runnel_namespace: &str) -> Option<Rule>;
     /// Its status, if it has one.
@@ -24,6 +27,8 @@ pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debu
 }
 
 impl RuleKind for crd::DistributionRule {
+    const RESOURCE: &'static str = "distributionrules";
+
     fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
         Rule::namespaced(self, runnel_namespace)
     }
@@ -34,6 +39,8 @@ impl RuleKind for crd::DistributionRule {
 }
 
 impl RuleKind for crd::ClusterDistributionRule {
+    const RESOURCE: &'static str = "clusterdistributionrules";
+
     fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
         Rule::cluster_scoped(self, runnel_namespace)
     }
@@ -48,9 +55,10 @@ impl RuleKind for crd::ClusterDistributionRule {
 /// A rule counts only once it carries the finalizer, so that none of its copies can outlive it unnoticed; the writer
 /// sets it.
 pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = std::pin::pin!(own_events::<K>(client));
+    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
     let mut seen = BTreeSet::new();
-    while let Some(event) = events.next().await {
+    loop {
+        let Some(event) = events.next().await else { continue };
         match event {
             Ok(Event::Init) => seen.clear(),
             Ok(Event::InitApply(object)) => {
@@ -61,6 +69,7 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
                 for uid in book.rules_not_in::<K>(&seen) {
                     forget(&uid, &shared, &book);
                 }
+                shared.rounds.done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
             Ok(Event::Apply(object)) => take_in(&object, &shared, &book),

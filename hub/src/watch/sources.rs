@@ -9,9 +9,10 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
 
-use super::{events, refusal};
+use super::{Anew, events, refusal};
 use crate::index::{PlaceState, version_number};
 use crate::plan::{Place, is_never_a_source};
+use crate::rounds::Watched;
 use crate::shared::Shared;
 
 /// How long to wait before a refused watch is tried again.
@@ -34,16 +35,22 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
-    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new() };
+    let mut events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new(), round: events.round };
     loop {
-        let mut events = std::pin::pin!(events(api.clone()));
+        let Some(event) = events.next().await else {
+            watch.anew(events.round);
+            continue;
+        };
         // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
-        while let Some(event) = events.next().await {
-            if watch.take_in(event) == Heard::Refusal {
-                break;
+        if watch.take_in(event) == Heard::Refusal {
+            tokio::select! {
+                () = tokio::time::sleep(AFTER_REFUSAL) => {}
+                _ = events.rounds.changed() => {}
             }
+            events.again();
+            watch.anew(events.round);
         }
-        tokio::time::sleep(AFTER_REFUSAL).await;
     }
 }
 
@@ -71,9 +78,24 @@ struct SourceWatch {
     kind: &'static Kind,
     place: Place,
     seen: BTreeSet<SourceRef>,
+    round: u64,
 }
 
 impl SourceWatch {
+    /// The watch begins anew, in this round.
+    fn anew(&mut self, round: u64) {
+        self.seen.clear();
+        if self.round != round {
+            self.round = round;
+            self.shared.index.write().doubt(&self.place);
+        }
+    }
+
+    fn heard_all(&self) {
+        self.shared.rounds.done(Watched::Sources(self.place.clone()), self.round);
+        self.shared.progress.notify_one();
+    }
+
     fn take_in(&mut self, event: Result<Event<Metadata>, kube::runtime::watcher::Error>) -> Heard {
         match event {
             Ok(Event::Init) => self.seen.clear(),
@@ -87,7 +109,7 @@ impl SourceWatch {
                 self.shared.index.write().retain_sources(&self.place, &seen, Instant::now());
                 self.shared.vanished.notify_one();
                 self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
-                self.shared.progress.notify_one();
+                self.heard_all();
             }
             Ok(Event::Apply(object)) => {
                 self.seen_now(&object, true);
@@ -142,7 +164,7 @@ impl SourceWatch {
                     self.place
                 );
                 self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Unreadable(why)));
-                self.shared.progress.notify_one();
+                self.heard_all();
                 Heard::Refusal
             }
             None => {

@@ -57,6 +57,14 @@ impl RuleObject {
         }
     }
 
+    /// The newest version that is known, whose status is `status`: a write expects to find this one.
+    pub fn newest_version(&self) -> Option<String> {
+        match self.written_version > self.version() {
+            true => Some(self.written_version.to_string()),
+            false => self.resource_version.clone(),
+        }
+    }
+
     fn version(&self) -> u64 {
         version_number(self.resource_version.as_deref())
     }

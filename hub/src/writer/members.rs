@@ -22,7 +22,7 @@ impl Writer {
         let Some(member) = self.book.member(name) else { return Ok(()) };
         let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
         let patch = Patch::Merge(json!({
-            "metadata": {"uid": member.metadata.uid},
+            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
             "status": {
                 "observedGeneration": status.observed_generation,
                 "conditions": status.conditions,

@@ -159,6 +159,7 @@ impl Writer {
         match within(call).await {
             Ok(done) => Ok(Some(done)),
             Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Err(WriteError::Changed),
             Err(error) => Err(error),
         }
     }
@@ -182,10 +183,10 @@ impl Writer {
         for (uid, result) in results {
             let written = result.unwrap_or_else(|error| {
                 // A lead that lapsed may be renewed after all, and then nobody else looks.
-                if !matches!(error, WriteError::NotLeading) {
+                if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
-                self.retries.push((Instant::now() + 2 * BEAT, Retry::Rule(uid.clone())));
+                self.retries.push((again_at(&error), Retry::Rule(uid.clone())));
                 true
             });
             if self.book.rule(&uid).is_none() {
@@ -206,12 +207,20 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (name, result) in results {
             if let Err(error) = result {
-                if !matches!(error, WriteError::NotLeading) {
+                if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
                 }
-                self.retries.push((Instant::now() + 2 * BEAT, Retry::Member(name)));
+                self.retries.push((again_at(&error), Retry::Member(name)));
             }
         }
+    }
+}
+
+/// When a write that failed is tried again. The newer object of a changed one is here within a moment.
+fn again_at(error: &WriteError) -> Instant {
+    match error {
+        WriteError::Changed => Instant::now(),
+        _ => Instant::now() + 2 * BEAT,
     }
 }
 
@@ -228,6 +237,9 @@ pub(crate) enum WriteError {
     /// It did not answer in time.
     #[error("the API server did not answer in time")]
     Timeout,
+    /// The object has changed since it was seen, perhaps by another replica that leads now.
+    #[error("the object has changed")]
+    Changed,
     /// Another replica may lead.
     #[error("this replica does not lead any more")]
     NotLeading,

@@ -141,7 +141,7 @@ impl Writer {
                 Ok(true)
             }
             Ok(None) => Ok(true),
-            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Ok(false),
+            Err(WriteError::Changed) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -76,7 +76,7 @@ impl Writer {
         let done = self.unless_gone(api.patch(&object.name, &PatchParams::default(), &Patch::Merge(patch))).await;
         match done {
             // Somebody was faster; the watch brings the newer object and with it another try.
-            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Ok(()),
+            Err(WriteError::Changed) => Ok(()),
             other => other.map(|_| ()),
         }
     }
@@ -95,8 +95,10 @@ impl Writer {
             view(&index, uid, &object.status, started, overdue).and_then(|view| fold(&view, &ledger, now))
         };
         let Some(status) = next else { return Ok(false) };
+        // The version makes it a conflict when somebody has written since, such as a replica that took the lead.
         let patch: json_patch::Patch = serde_json::from_value(json!([
             {"op": "test", "path": "/metadata/uid", "value": uid.as_str()},
+            {"op": "add", "path": "/metadata/resourceVersion", "value": object.newest_version()},
             {"op": "add", "path": "/status", "value": status},
         ]))
         .unwrap_or_default();

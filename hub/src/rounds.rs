@@ -1,0 +1,76 @@
+//! Rounds of lists: whoever takes the lead lists everything anew before it serves.
+//!
+//! A watch may be behind without knowing it: its connection hangs, or it waits for its next try after the API server
+//! was away. While another replica leads that harms nobody. A leader that is behind would speak of sources that it has
+//! not heard of as if they were not there, and of contents as they were. So the right to lead begins a round: each watch
+//! starts with a new, consistent list, and nothing is served before the lists of the round are there.
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::plan::Place;
+
+/// A watch of the hub's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Watched {
+    /// The objects of one of Runnel's own kinds, by its plural.
+    Own(&'static str),
+    /// The sources in a place.
+    Sources(Place),
+}
+
+/// Which round is on, and which lists it has had.
+#[derive(Default)]
+pub struct Rounds {
+    asked: watch::Sender<u64>,
+    done: Mutex<BTreeMap<Watched, u64>>,
+}
+
+impl Rounds {
+    /// Asks every watch for a new list.
+    pub fn begin(&self) {
+        self.asked.send_modify(|round| *round += 1);
+    }
+
+    /// The round that is on, and its changes.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.asked.subscribe()
+    }
+
+    /// A watch has delivered the list of this round, or was refused in it.
+    pub fn done(&self, watched: Watched, round: u64) {
+        self.done.lock().insert(watched, round);
+    }
+
+    /// Whether all of these have had their list in the round that is on.
+    pub fn have_all(&self, watches: impl IntoIterator<Item = Watched>) -> bool {
+        let round = *self.asked.borrow();
+        let done = self.done.lock();
+        watches.into_iter().all(|watched| done.get(&watched) == Some(&round))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_is_over_when_each_has_had_its_own_list() {
+        let rounds = Rounds::default();
+        let (a, b) = (Watched::Own("a"), Watched::Own("b"));
+        let both = || rounds.have_all([a.clone(), b.clone()]);
+        rounds.done(a.clone(), 0);
+        assert!(!both());
+        rounds.done(b.clone(), 0);
+        assert!(both());
+        rounds.begin();
+        assert!(!both());
+        rounds.done(a.clone(), 1);
+        // The list of the round before comes late.
+        rounds.done(b.clone(), 0);
+        assert!(!both());
+        rounds.done(b.clone(), 1);
+        assert!(both() && rounds.have_all([]));
+    }
+}
