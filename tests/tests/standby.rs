@@ -8,5 +8,7 @@ mod lease;
 mod paused;
 #[path = "standby/pinned.rs"]
 mod pinned;
+#[path = "standby/slept.rs"]
+mod slept;
 #[path = "standby/stage.rs"]
 mod stage;

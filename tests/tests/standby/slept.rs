@@ -1,0 +1,50 @@
+//! A replica that takes the lead without having heard of what happened meanwhile.
+
+use anyhow::{Result, ensure};
+use runnel_tests::scene::{Draft, Id, RuleDraft};
+use runnel_tests::simulated::{Holdings, SimulatedAgent};
+use serde_json::json;
+
+use super::stage;
+
+#[tokio::test]
+async fn a_standby_that_slept_takes_over_and_undoes_nothing_that_it_missed() -> Result<()> {
+    let stage = stage::stage("slept").await?;
+    let leader = stage.revive().await?;
+    let standby = 3 - leader;
+    let mut credentials = stage.join(1, stage.fleet.hub_replica(leader).address()).await?;
+    let agent = SimulatedAgent::up_to_date(&credentials, Holdings::default()).await?;
+    let (source, rule) = stage.rule(1).await?;
+    stage.calm(&rule).await?;
+
+    // It knows the source as it was, and nothing of what is made now.
+    stage.fleet.hub_replica(standby).process().pause()?;
+    drop(agent.take_record());
+    stage.edit(&source, "while it slept").await?;
+    agent.until("the edit", |state| state.record.upserts().len() == 1).await?;
+    stage.scene.hub.make(&Draft::config_map(&stage.namespace, "late").data("value", "late").json()).await?;
+    let late = RuleDraft::new(&stage.namespace, "late").named(&["late"]);
+    let late = late.with("clusters", json!({"selector": {"matchLabels": {"set": "slept"}}}));
+    stage.scene.hub.make(&late.json()).await?;
+    agent.until("the late one", |state| state.record.upserts().len() == 2).await?;
+    stage.scene.hub.says_ready(&Id::rule(&stage.namespace, "late"), "True", "AllApplied").await?;
+
+    stage.fleet.hub_replica(leader).process().kill()?;
+    let holdings = agent.stop().await.holdings;
+    credentials.address = stage.fleet.hub_replica(standby).address().to_owned();
+    stage.fleet.hub_replica(standby).process().resume()?;
+    let agent = SimulatedAgent::up_to_date(&credentials, holdings).await?;
+    ensure!(stage.leads(standby).await, "it does not lead");
+    let nothing = |what: &str| {
+        let state = agent.state();
+        let orders = state.record.tombstones().len() + state.record.removals().len();
+        ensure!(orders == 0, "{what}: an order to remove: {}", state.record.sketch());
+        ensure!(state.holdings.sources().count() == 2, "{what}: it holds {}", state.holdings.sources().count());
+        Ok(state.record.upserts().len())
+    };
+    ensure!(nothing("at once")? == 0, "content was sent again: {}", agent.state().record.sketch());
+    stage.edit(&source, "afterwards").await?;
+    agent.until("the next edit", |state| !state.record.upserts().is_empty()).await?;
+    ensure!(nothing("after an edit")? == 1, "content was sent again: {}", agent.state().record.sketch());
+    agent.check()
+}
