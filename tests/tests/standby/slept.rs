@@ -3,9 +3,10 @@
 use anyhow::{Result, ensure};
 use runnel_tests::scene::{Draft, Id, RuleDraft};
 use runnel_tests::simulated::{Holdings, SimulatedAgent};
+use runnel_tests::wait::eventually;
 use serde_json::json;
 
-use super::stage;
+use super::stage::{self, SOON};
 
 #[tokio::test]
 async fn a_standby_that_slept_takes_over_and_undoes_nothing_that_it_missed() -> Result<()> {
@@ -17,9 +18,13 @@ async fn a_standby_that_slept_takes_over_and_undoes_nothing_that_it_missed() -> 
     let (source, rule) = stage.rule(1).await?;
     stage.calm(&rule).await?;
 
-    // It knows the source as it was, and nothing of what is made now.
+    // It knows the source as it was, and nothing of what is made now; and its watches will find their connections dead.
     stage.fleet.hub_replica(standby).process().pause()?;
     drop(agent.take_record());
+    stage.fleet.hub().stop_api_server()?;
+    stage.fleet.hub().start_api_server().await?;
+    eventually("the leader to lead", SOON, async || Ok(stage.leads(leader).await.then_some(()))).await?;
+    agent.until("to be served", |state| state.up_to_date).await?;
     stage.edit(&source, "while it slept").await?;
     agent.until("the edit", |state| state.record.upserts().len() == 1).await?;
     stage.scene.hub.make(&Draft::config_map(&stage.namespace, "late").data("value", "late").json()).await?;
@@ -29,8 +34,8 @@ async fn a_standby_that_slept_takes_over_and_undoes_nothing_that_it_missed() -> 
     agent.until("the late one", |state| state.record.upserts().len() == 2).await?;
     stage.scene.hub.says_ready(&Id::rule(&stage.namespace, "late"), "True", "AllApplied").await?;
 
-    stage.fleet.hub_replica(leader).process().kill()?;
     let holdings = agent.stop().await.holdings;
+    ensure!(stage.fleet.hub_replica(leader).process().terminate(SOON).await? == 0, "the leader did not end well");
     credentials.address = stage.fleet.hub_replica(standby).address().to_owned();
     stage.fleet.hub_replica(standby).process().resume()?;
     let agent = SimulatedAgent::up_to_date(&credentials, holdings).await?;
