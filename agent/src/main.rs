@@ -60,6 +60,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         join_file: options.join_string_file,
         policy_file: options.policy_file,
         metrics,
+        watches,
         drain: drain.clone(),
     };
     let booted = tokio::select! {

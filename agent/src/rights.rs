@@ -46,7 +46,8 @@ impl Missing {
     }
 
     /// The sentence for a person: what is missing, and the commands that grant it. The names are not those of the
-    /// chart's own Roles, so that a chart that makes them later finds nothing in its way.
+    /// chart's own Roles, so that a chart that makes them later finds nothing in its way. What is there already is no reason
+    /// not to do the rest.
     pub fn sentence(&self) -> String {
         let Self { verb, resource, namespace, user } = self;
         let plural = resource.split('.').next().unwrap_or_default();
@@ -63,7 +64,7 @@ impl Missing {
         };
         format!(
             "the agent may not {verb} {resource} {place}; to grant it: \
-             kubectl create {role} {name}{at} --verb={verbs} --resource={resource} && \
+             kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
              kubectl create {role}binding {name}{at} --{role}={name} {subject}"
         )
     }
@@ -79,7 +80,7 @@ mod tests {
         let said = "secrets \"x\" is forbidden: User \"system:serviceaccount:runnel-system:runnel-agent\" cannot patch \
                     resource \"secrets\" in API group \"\" in the namespace \"team-c\"";
         let expected = "the agent may not patch secrets in namespace team-c; to grant it: \
-            kubectl create role runnel-agent-secrets -n team-c --verb=get,list,watch,create,patch,delete --resource=secrets && \
+            kubectl create role runnel-agent-secrets -n team-c --verb=get,list,watch,create,patch,delete --resource=secrets; \
             kubectl create rolebinding runnel-agent-secrets -n team-c --role=runnel-agent-secrets \
             --serviceaccount=runnel-system:runnel-agent";
         assert_eq!(Missing::read(said).unwrap().sentence(), expected);
@@ -106,7 +107,7 @@ mod tests {
         #[test]
         fn nothing_but_plain_names_goes_further(text in "(.{0,10}|User \"| \" cannot | resource \"|\" in the namespace \"|at the cluster scope|\"){0,12}") {
             if let Some(missing) = Missing::read(&text) {
-                prop_assert!(!missing.sentence().contains(['"', '\n', ';', '$', '`']) || missing.sentence().matches(';').count() == 1);
+                prop_assert!(!missing.sentence().contains(['"', '\n', '$', '`', '&', '|']) && missing.sentence().matches(';').count() == 2);
             }
         }
     }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
 use runnel_proto::model::Hello;
-use runnel_proto::ops::Awaited;
+use runnel_proto::ops::{Awaited, WatchTimes};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -51,6 +51,8 @@ pub struct Settings {
     pub policy_file: Option<PathBuf>,
     /// Where it counts.
     pub metrics: Metrics,
+    /// When the client's watches last said something.
+    pub watches: WatchTimes,
     /// Ends the agent in order.
     pub drain: CancellationToken,
 }
@@ -116,7 +118,7 @@ fn tasks(
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
     jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
-    let Settings { client, join_file, metrics, drain, .. } = settings;
+    let Settings { client, join_file, metrics, drain, watches: times, .. } = settings;
     let sealer = Sealer::new(&identity.seal_key, &identity.hub);
     let (watched, watch_events) = mpsc::channel(256);
     let (link_events, from_link) = mpsc::channel(2);
@@ -131,6 +133,7 @@ fn tasks(
         file,
         policy,
         metrics: metrics.clone(),
+        times,
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));

@@ -1,5 +1,5 @@
 //! The command line of `runnel-hub`; every flag is also read from the environment.
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,13 +51,13 @@ pub struct Run {
     #[command(flatten)]
     pub access: Access,
     /// Where agents connect to.
-    #[arg(long, env = "RUNNEL_LISTEN", default_value = "0.0.0.0:8443", value_name = "ADDRESS:PORT")]
+    #[arg(long, env = "RUNNEL_LISTEN", default_value = "0.0.0.0:8443", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
     /// An address at which agents in other clusters reach the hub; may be given several times. It goes into join strings.
     #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_parser = address, value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
     /// Where health, readiness and metrics are served.
-    #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_name = "ADDRESS:PORT")]
+    #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8081", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub ops_listen: SocketAddr,
     /// Look for sources in these namespaces only; they must exist and the hub must have the right to read there. Without
     /// it, sources are looked for in the whole cluster.
@@ -82,7 +82,7 @@ pub struct Run {
     #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
     pub pod_name: Option<String>,
     /// Where other replicas pass on the connections of agents; without it there is one replica.
-    #[arg(long, env = "RUNNEL_REPLICA_LISTEN", requires = "replica_address", value_name = "ADDRESS:PORT")]
+    #[arg(long, env = "RUNNEL_REPLICA_LISTEN", requires = "replica_address", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub replica_listen: Option<SocketAddr>,
     /// The address at which other replicas reach --replica-listen.
     #[arg(long, env = "RUNNEL_REPLICA_ADDRESS", requires = "replica_listen", value_parser = address, value_name = "HOST:PORT")]
@@ -131,9 +131,22 @@ const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
 /// Longer than any sensible pause between a delete and a re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// With brackets round an IPv6 address that has none, as Kubernetes gives a pod's.
+fn bracketed(text: &str) -> String {
+    match text.rsplit_once(':') {
+        Some((host, port)) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{port}"),
+        _ => text.to_owned(),
+    }
+}
+
+fn socket(text: &str) -> Result<SocketAddr, String> {
+    bracketed(text).parse().map_err(|_| "write address:port, such as 0.0.0.0:8443 or [::]:8443".to_owned())
+}
+
 fn address(text: &str) -> Result<String, String> {
-    match is_address(text) {
-        true => Ok(text.to_owned()),
+    let text = bracketed(text);
+    match is_address(&text) {
+        true => Ok(text),
         false => Err("write host:port, such as hub.example.com:8443".to_owned()),
     }
 }
@@ -202,6 +215,11 @@ mod tests {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(namespace("team-a"), Ok("team-a".to_owned()));
         assert!(["team-*", "", "-a", "A"].iter().all(|wrong| namespace(wrong).is_err()));
+        assert_eq!(address("fd00::5:8444"), Ok("[fd00::5]:8444".to_owned()));
+        assert_eq!(address("hub.example.com:8443"), Ok("hub.example.com:8443".to_owned()));
+        assert_eq!(socket("fd00::5:8443"), Ok(SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 5], 8443))));
+        assert_eq!(socket("[::]:8443"), socket(":::8443"));
+        assert!(socket("127.0.0.1:1").is_ok() && socket("127.0.0.1").is_err() && socket("here:1").is_err());
         assert!(duration("-5s").is_err() && duration("25h").is_err() && duration("soon").is_err());
     }
 }

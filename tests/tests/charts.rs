@@ -101,13 +101,17 @@ async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
     ensure!(!limited.iter().any(|right| right.cluster_wide && is_about_content(right)), "{limited:?}");
 
     for roles in [true, false] {
-        let values = format!("{{policy: {{namespaces: [team-a, team-b], createRoles: {roles}}}}}");
+        let refused = "deniedNamespaces: [secret-*, web]";
+        let names = "[team-a, team-b, secret-a, web, webs, x-web]";
+        let values = format!("{{policy: {{namespaces: {names}, {refused}, createRoles: {roles}}}}}");
         let agent = rights(&documents(&helm, "runnel-agent", &values).await?)?;
         ensure!(!agent.iter().any(|right| right.cluster_wide && is_about_content(right)), "{agent:?}");
         ensure!(!agent.iter().any(|right| right.cluster_wide && writes(right)), "{agent:?}");
         let own = agent.iter().filter(|right| right.role == "Role runnel-system/runnel-agent-own");
         ensure!(own.clone().count() == 1 && own.clone().all(|right| !right.names.is_empty()), "{agent:?}");
-        ensure!(agent.iter().any(|right| right.role == "Role team-b/runnel-agent") == roles, "{agent:?}");
+        let given = |namespace: &str| agent.iter().any(|right| right.role == format!("Role {namespace}/runnel-agent"));
+        ensure!(["team-b", "webs", "x-web"].into_iter().all(|namespace| given(namespace) == roles), "{agent:?}");
+        ensure!(!given("secret-a") && !given("web"), "a Role in a namespace that the policy refuses: {agent:?}");
     }
     Ok(())
 }

@@ -81,7 +81,8 @@ impl Facts {
             if encoded { (length / 4 * 3).saturating_sub(padding) } else { length }
         });
         let typed = kind.fields.contains(&"type");
-        let named = content.fields.get("type").and_then(Value::as_str);
+        // The API server takes an empty type for the default one.
+        let named = content.fields.get("type").and_then(Value::as_str).filter(|named| !named.is_empty());
         Self { bytes: bytes.sum(), object_type: typed.then(|| named.unwrap_or(UNTYPED).into()) }
     }
 }
@@ -95,7 +96,7 @@ pub struct Policy {
     pub kinds: BTreeSet<&'static str>,
     /// Of which types Secrets may be.
     pub secret_types: Names,
-    /// How large an object may be.
+    /// How large the values of an object may be together.
     pub max_object_bytes: u64,
     /// Whether a rule may overwrite what is not Runnel's. No rule can ask for it yet.
     pub overwrite: bool,

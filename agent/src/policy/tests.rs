@@ -117,6 +117,7 @@ fn sizes_are_those_of_kubernetes() {
     assert_eq!(Facts::of(kind("configmaps"), &fields), Facts { bytes: 8, object_type: None });
     let fields = content(json!({"data": {"key": "MTIzNA==", "other": "MTIz"}}));
     assert_eq!(Facts::of(kind("secrets"), &fields), Facts { bytes: 7, object_type: Some("Opaque".into()) });
+    assert_eq!(secret("", "").object_type, Some("Opaque".into()), "an empty type is the default one");
 }
 
 #[test]

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::runtime::watcher;
+use runnel_proto::model::KINDS;
+use runnel_proto::ops::WatchTimes;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +37,8 @@ pub struct Watches {
     pub policy: Arc<Policy>,
     /// Where it counts.
     pub metrics: Metrics,
+    /// When each watch last said something.
+    pub times: WatchTimes,
     /// To the core.
     pub events: mpsc::Sender<Event>,
 }
@@ -66,6 +70,9 @@ impl Watches {
                     });
                     if self.events.send(Event::Policy(self.policy.clone())).await.is_err() {
                         return;
+                    }
+                    for kind in KINDS.iter().filter(|kind| areas.iter().all(|area| area.resource != kind.resource)) {
+                        self.times.forget(kind.plural);
                     }
                     self.begin(&mut running, &mut stops);
                 }

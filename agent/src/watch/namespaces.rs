@@ -15,8 +15,9 @@ use super::{cure, status};
 use crate::core::Event;
 use crate::desired;
 
-/// The value of the annotation that refuses copies.
-const DENY: &str = "deny";
+/// The value of the annotation that lets copies in, as its absence does. Any other refuses: who mistypes `deny` did not
+/// mean to let Secrets in.
+const ALLOW: &str = "allow";
 
 /// Watches namespaces until the receiver is gone.
 pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
@@ -46,7 +47,7 @@ fn seen(object: PartialObjectMeta<Namespace>) -> Option<Event> {
     let name: Arc<str> = object.metadata.name?.into();
     let terminating = object.metadata.deletion_timestamp.is_some();
     let inbound = object.metadata.annotations.as_ref().and_then(|annotations| annotations.get(INBOUND_ANNOTATION));
-    let refuses = inbound.is_some_and(|value| value == DENY);
+    let refuses = inbound.is_some_and(|value| value != ALLOW);
     let labels = object.metadata.labels.unwrap_or_default();
     Some(Event::Namespace(name, desired::Namespace { labels, terminating, refuses }))
 }

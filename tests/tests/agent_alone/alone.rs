@@ -8,7 +8,7 @@ use runnel_agent::config::{Options, client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_proto::model::*;
-use runnel_proto::ops::{LogFormat, Readiness, registry};
+use runnel_proto::ops::{LogFormat, Readiness, WatchTimes, registry};
 use runnel_tests::control_plane::{self, ControlPlane};
 use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::scene::{Draft, Id, Place};
@@ -124,6 +124,7 @@ impl Alone {
             join_file: options.join_string_file,
             policy_file: options.policy_file,
             metrics: Metrics::new(&mut registry("agent", "test")),
+            watches: WatchTimes::default(),
             drain: drain.clone(),
         };
         let mut tasks = JoinSet::new();

@@ -58,7 +58,7 @@ async fn an_agent_of_two_namespaces_works_there_and_a_role_makes_it_go_on_elsewh
     // A person does what the failures say, word for word.
     for failure in &forbidden {
         let (_, commands) = failure.message.split_once("kubectl ").unwrap_or_default();
-        for command in commands.split(" && kubectl ") {
+        for command in commands.split("; kubectl ") {
             alone.plane.kubectl(&command.split(' ').collect::<Vec<_>>()).await?;
         }
     }
