@@ -43,6 +43,9 @@ pub struct Arguments {
     /// Goes ahead on your clusters; without it, only says what would be done.
     #[arg(long, requires = "hub")]
     yes: bool,
+    /// Only starts the three clusters with the images on their nodes, says how to reach them, and ends them at Ctrl-C.
+    #[arg(long, conflicts_with_all = ["hub", "skip_if_impossible"])]
+    clusters_only: bool,
     /// Ends well, and says why, where no real nodes can be started.
     #[arg(long, conflicts_with = "hub")]
     skip_if_impossible: bool,
@@ -114,6 +117,10 @@ fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
 /// None when it was interrupted.
 async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
     let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else { return Ok(None) };
+    if arguments.clusters_only {
+        narrator.say(&invitation(&stage));
+        return unless_interrupted(std::future::pending()).await;
+    }
     // While the clusters are there, so that their logs can be kept.
     let told = with_logs(unless_interrupted(story::tell(&stage, narrator)).await);
     if arguments.hub.is_some() {
@@ -122,6 +129,22 @@ async fn told(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<(
         return told.and_then(|told| tidied.map(|()| told));
     }
     told
+}
+
+/// How the clusters are reached, and what the story needs to be told on them.
+fn invitation(stage: &stage::Stage) -> String {
+    let all = std::iter::once(&stage.hub).chain(&stage.members);
+    let lines = all.map(|cluster| {
+        format!("kubectl --kubeconfig {} get nodes    # {}", cluster.kubeconfig.display(), cluster.name)
+    });
+    let lines: Vec<_> = lines.collect();
+    let members = stage.members.iter().map(|one| format!(" --member {}={}", one.name, one.kubeconfig.display()));
+    let (hub, address) = (stage.hub.kubeconfig.display(), &stage.address);
+    format!(
+        "three clusters run until Ctrl-C:\n{}\ncargo e2e --hub {hub}{} --hub-address {address} --yes",
+        lines.join("\n"),
+        members.collect::<String>()
+    )
 }
 
 async fn stage(arguments: &Arguments, narrator: &mut Narrator) -> Result<stage::Stage> {
