@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use tonic::{Code, Status};
 
 use crate::backoff::{CONNECT, Jitter};
-use crate::store::{Certificate, Identity, Store};
+use crate::store::{Certificate, Identity, Pending, Store};
 
 /// How long one attempt may take.
 const CALL_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
@@ -63,7 +63,7 @@ pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError
 }
 
 /// Joins the hub, for as long as it takes, and stores the identity: the key before it is used, so that a stop in
-/// between costs no token.
+/// between costs no token, and beside the certificate that there is, which goes only when the hub has accepted.
 ///
 /// # Errors
 /// [`Refused`], when trying again cannot help.
@@ -73,10 +73,10 @@ pub async fn join(
     stored: Option<Identity>,
     jitter: &mut Jitter,
 ) -> anyhow::Result<Identity> {
-    let mut identity = prepared(join, stored)?;
+    let (before, mut identity) = prepared(join, stored)?;
     let mut failures = 0;
     loop {
-        match attempt(store, join, &mut identity).await {
+        match attempt(store, join, &before, &mut identity).await {
             Ok(()) => {
                 tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
                 return Ok(identity);
@@ -99,11 +99,15 @@ enum Failed {
     Passing(String),
 }
 
-/// What is stored before the token is used. The same token keeps its key, and seals outlive a change of hub key.
-fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<Identity> {
-    let same = stored.as_ref().filter(|stored| stored.token_id == join.token.id() && stored.certificate.is_none());
-    let key = match same {
-        Some(stored) => stored.key.clone(),
+/// What is stored before the token is used, and what the join makes of it. The same token keeps its key, and seals
+/// outlive a change of hub key.
+fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Identity, Identity)> {
+    let begun = stored.as_ref().and_then(|stored| match (&stored.certificate, &stored.pending) {
+        (None, _) => Some((&stored.token_id, &stored.key)),
+        (Some(_), pending) => pending.as_ref().map(|pending| (&pending.token_id, &pending.key)),
+    });
+    let key = match begun.filter(|(token_id, _)| *token_id == join.token.id()) {
+        Some((_, key)) => key.clone(),
         None => MemberKey::generate()?.to_pem(),
     };
     let seal_key = match &stored {
@@ -113,22 +117,28 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<Ident
             random.map_err(|_| anyhow::anyhow!("the system gives no random numbers"))?.expose().to_vec()
         }
     };
-    Ok(Identity {
+    let joined = Identity {
         hub: join.hub.clone(),
         addresses: join.addresses.clone(),
         cluster: join.cluster.clone(),
-        key,
+        key: key.clone(),
         seal_key,
         token_id: join.token.id().to_owned(),
         certificate: None,
-    })
+        pending: None,
+    };
+    let before = match stored.filter(|stored| stored.certificate.is_some()) {
+        Some(stored) => Identity { pending: Some(Pending { key, token_id: joined.token_id.clone() }), ..stored },
+        None => joined.clone(),
+    };
+    Ok((before, joined))
 }
 
-async fn attempt(store: &Store, join: &JoinString, identity: &mut Identity) -> Result<(), Failed> {
+async fn attempt(store: &Store, join: &JoinString, before: &Identity, identity: &mut Identity) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
     let unsaved =
         |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
-    store.save_identity(identity).await.map_err(unsaved)?;
+    store.save_identity(before).await.map_err(unsaved)?;
     let key = MemberKey::from_pem(&identity.key).map_err(|error| Failed::ForGood(error.to_string()))?;
     let certificate_request = key.certificate_request().map_err(|error| Failed::Passing(error.to_string()))?;
     let request = JoinRequest {
@@ -141,8 +151,10 @@ async fn attempt(store: &Store, join: &JoinString, identity: &mut Identity) -> R
         match call(address, join, request.clone()).await {
             Ok(response) => {
                 let certificate = certificate(response, &key, SystemTime::now());
-                identity.certificate = Some(certificate.map_err(passing)?);
-                return store.save_identity(identity).await.map_err(unsaved);
+                let joined = Identity { certificate: Some(certificate.map_err(passing)?), ..identity.clone() };
+                store.save_identity(&joined).await.map_err(unsaved)?;
+                *identity = joined;
+                return Ok(());
             }
             Err(failed @ Failed::ForGood(_)) => return Err(failed),
             Err(failed @ Failed::Passing(_)) => last = failed,
@@ -213,4 +225,51 @@ pub fn whole(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::identity::{Authority, Token, new_hub_id};
+
+    fn string(hub: &str, authority: &Authority) -> JoinString {
+        JoinString {
+            addresses: vec!["hub:8443".to_owned()],
+            hub: hub.to_owned(),
+            cluster: "eu-1".to_owned(),
+            token: Token::generate().unwrap(),
+            pin: authority.pin(),
+        }
+    }
+
+    #[test]
+    fn a_certificate_stays_until_a_new_join_is_accepted_and_a_retry_has_the_same_key() {
+        let hub = new_hub_id().unwrap();
+        let authority = Authority::generate(&hub, SystemTime::now()).unwrap();
+        let first = string(&hub, &authority);
+        let (before, joined) = prepared(&first, None).unwrap();
+        assert!(before.certificate.is_none() && before.key == joined.key);
+        // Stopped before the hub answered.
+        let (_, again) = prepared(&first, Some(before.clone())).unwrap();
+        assert_eq!((again.key, again.seal_key), (joined.key.clone(), joined.seal_key.clone()));
+        // A first join that was refused, and another string: there is nothing to keep but the seals.
+        let (other, _) = prepared(&string(&hub, &authority), Some(before)).unwrap();
+        assert!(other.key != joined.key && other.seal_key == joined.seal_key);
+
+        let own = CertificateDer::from(vec![1, 2, 3]);
+        let certificate =
+            Certificate { own, authorities: vec![authority.certificate().clone()], renew_at: SystemTime::now() };
+        let joined = Identity { certificate: Some(certificate.clone()), ..joined };
+        let second = string(&hub, &authority);
+        let (before, anew) = prepared(&second, Some(joined.clone())).unwrap();
+        assert_eq!((&before.key, &before.token_id), (&joined.key, &joined.token_id));
+        assert_eq!(before.certificate.as_ref().map(|kept| &kept.own), Some(&certificate.own));
+        assert!(anew.certificate.is_none() && anew.key != joined.key && anew.token_id == second.token.id());
+        assert_eq!(before.pending.as_ref().map(|pending| &pending.key), Some(&anew.key));
+        let (_, retried) = prepared(&second, Some(before.clone())).unwrap();
+        assert_eq!(retried.key, anew.key);
+        // A third string gets a key of its own, beside the same certificate.
+        let (before, third) = prepared(&string(&hub, &authority), Some(before)).unwrap();
+        assert!(third.key != anew.key && before.key == joined.key && before.certificate.is_some());
+    }
 }

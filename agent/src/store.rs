@@ -43,6 +43,17 @@ pub struct Identity {
     pub token_id: String,
     /// The certificate, once the hub has given it.
     pub certificate: Option<Certificate>,
+    /// A join under way, beside a certificate that stays until the hub has accepted the join.
+    pub pending: Option<Pending>,
+}
+
+/// A key that a token is being used with.
+#[derive(Clone)]
+pub struct Pending {
+    /// The private key, PEM.
+    pub key: String,
+    /// The id of the token.
+    pub token_id: String,
 }
 
 /// A certificate that the hub has given.
@@ -193,6 +204,10 @@ fn written_identity(identity: &Identity) -> BTreeMap<String, Vec<u8>> {
         let seconds = certificate.renew_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         data.insert("renew-at".to_owned(), seconds.to_string().into_bytes());
     }
+    if let Some(pending) = &identity.pending {
+        data.insert("pending.key".to_owned(), pending.key.clone().into_bytes());
+        data.insert("pending.token-id".to_owned(), pending.token_id.clone().into_bytes());
+    }
     data
 }
 
@@ -206,6 +221,7 @@ fn read_identity(data: &BTreeMap<String, Vec<u8>>) -> Option<Identity> {
         seal_key: data.get("seal.key").filter(|key| key.len() >= 16)?.clone(),
         token_id: text("token-id").unwrap_or_default(),
         certificate: read_certificate(data),
+        pending: text("pending.key").zip(text("pending.token-id")).map(|(key, token_id)| Pending { key, token_id }),
     })
 }
 
@@ -255,6 +271,7 @@ mod tests {
             seal_key: vec![7; 32],
             token_id: "abcdefgh".into(),
             certificate: None,
+            pending: None,
         };
         let pending = read_identity(&written_identity(&identity)).unwrap();
         assert!(pending.certificate.is_none());
@@ -263,7 +280,11 @@ mod tests {
             authorities: vec![authority.certificate().clone()],
             renew_at: now,
         });
+        let pending = Pending { key: MemberKey::generate().unwrap().to_pem(), token_id: "hgfedcba".into() };
+        identity.pending = Some(pending.clone());
         let read = read_identity(&written_identity(&identity)).unwrap();
+        let kept = read.pending.unwrap();
+        assert_eq!((kept.key, kept.token_id), (pending.key, pending.token_id));
         let certificate = read.certificate.unwrap();
         assert_eq!((certificate.own, certificate.renew_at), (signed.der, now));
         assert_eq!(certificate.authorities, [authority.certificate().clone()]);

@@ -119,6 +119,18 @@ pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdent
     edit(client, namespace, |_| None).await
 }
 
+/// The hub's identity, or `None` where no hub has made one yet. Writes nothing.
+///
+/// # Errors
+/// As [`load_or_create`].
+pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity>, AuthorityError> {
+    let api = Api::<Secret>::namespaced(client.clone(), namespace);
+    let call = within(format!("read Secret {namespace}/{IDENTITY_SECRET}"), api.get_opt(IDENTITY_SECRET));
+    let Some(secret) = call.await? else { return Ok(None) };
+    let read = stored::read(&secret.data.unwrap_or_default());
+    read.map(Some).map_err(|source| AuthorityError::Stored { namespace: namespace.to_owned(), source })
+}
+
 /// The hub's identity with these addresses recorded, so that join strings made later carry them.
 ///
 /// # Errors

@@ -122,6 +122,10 @@ pub struct Create {
     /// An address of the hub, instead of those the running hub was told to advertise; may be given several times.
     #[arg(long, env = "RUNNEL_ADVERTISE", value_delimiter = ',', value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
+    /// Write the MemberCluster, with the hash of the token and its end, to this file for Git, and nothing to the hub's
+    /// cluster; the join string is printed as ever.
+    #[arg(long, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
 }
 
 /// The longest life of a certificate: thirty days.

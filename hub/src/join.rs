@@ -1,7 +1,9 @@
 //! Join and renewal: gives a member its certificates.
 pub mod attempts;
 pub mod decide;
+pub mod tokens;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,6 +15,7 @@ use parking_lot::Mutex;
 use runnel_proto::identity::{IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name};
 use runnel_proto::{REASON_METADATA, wire};
 use serde_json::{Value, json};
+use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
@@ -20,6 +23,7 @@ use crate::authority::{ApiError, HubIdentity, within};
 use crate::crd::MemberCluster;
 use attempts::Attempts;
 use decide::{Refusal, admit_renewal, check_token, key_record, keys, redeem, renewed};
+use tokens::{WRONG_SECRETS, wronged};
 
 /// How long what a member gets is good.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +43,13 @@ impl Default for Lives {
 
 /// The longest certificate request that is looked at.
 const REQUEST_LIMIT: usize = 8 * 1024;
+/// Tokens of unknown ids that are looked up at a time. The watch may be behind a join that was just allowed, so they are
+/// looked up at all.
+const STRANGERS: usize = 4;
+/// How long such a one waits.
+const STRANGER_LIMIT: Duration = Duration::from_secs(5);
+/// Joins of one cluster write in turn; clusters share so many turns.
+const TURNS: usize = 16;
 /// The hub's own status writes may come between reading and writing.
 const TRIES: usize = 5;
 
@@ -48,6 +59,23 @@ pub struct Registrar {
     identity: Arc<HubIdentity>,
     lives: Lives,
     attempts: Mutex<Attempts>,
+    strangers: Semaphore,
+    turns: [Turn<()>; TURNS],
+}
+
+/// Who asks to join.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// Where from; `None` for who comes by way of another replica.
+    pub address: Option<IpAddr>,
+    /// Whether the watch knows the token's id as that of the cluster's join.
+    pub known: bool,
+}
+
+/// What a join would write, and answer when that is written.
+struct Step {
+    status: Value,
+    answer: Result<SignedCertificate, Refusal>,
 }
 
 /// Why no certificate was given.
@@ -102,14 +130,17 @@ pub fn refused(refusal: &Refusal) -> Status {
     let text = refusal.to_string();
     let mut status = match refusal {
         Refusal::WrongToken(_)
+        | Refusal::WrongSecret(_)
         | Refusal::Gone(_)
         | Refusal::UnknownKey(_)
         | Refusal::CertificateExpired(_)
         | Refusal::ExpiredTooLong(_) => Status::unauthenticated(text),
-        Refusal::Expired(_) | Refusal::Spent(_) | Refusal::NotAccepted(_) | Refusal::Deleting(_) => {
-            Status::failed_precondition(text)
-        }
-        Refusal::TooManyTries(_) => Status::resource_exhausted(text),
+        Refusal::Expired(_)
+        | Refusal::Spent(_)
+        | Refusal::Burnt(_)
+        | Refusal::NotAccepted(_)
+        | Refusal::Deleting(_) => Status::failed_precondition(text),
+        Refusal::TooManyTries(_) | Refusal::TooManyTokens(_) => Status::resource_exhausted(text),
     };
     status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(refusal.code()));
     status
@@ -118,27 +149,35 @@ pub fn refused(refusal: &Refusal) -> Status {
 impl Registrar {
     /// Signs with this identity, and records keys in the status of the `MemberCluster`s.
     pub fn new(client: Client, identity: Arc<HubIdentity>, lives: Lives) -> Self {
-        Self { members: Api::all(client), identity, lives, attempts: Mutex::default() }
+        let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
+        let turns = std::array::from_fn(|_| Turn::default());
+        Self { members: Api::all(client), identity, lives, attempts, strangers, turns }
     }
 
-    /// Exchanges a token for a certificate; `from` is where the caller is.
+    /// Exchanges a token for a certificate.
     ///
     /// # Errors
     /// As `sync.proto` says; each text says what to do.
-    pub async fn join(&self, from: IpAddr, request: wire::JoinRequest) -> Result<wire::CertificateResponse, Status> {
+    pub async fn join(&self, caller: Caller, request: wire::JoinRequest) -> Result<wire::CertificateResponse, Status> {
         let cluster = request.cluster;
         if !is_cluster_name(&cluster) {
             return Err(Status::invalid_argument("the cluster's name is not valid: use the join string as it is"));
         }
         check_length(&request.certificate_request)?;
-        if !self.attempts.lock().allows(&cluster, from, Instant::now()) {
+        let from = caller.address.filter(|_| !caller.known);
+        if from.is_some_and(|from| !self.attempts.lock().allows(from, Instant::now())) {
             return Err(refused(&Refusal::TooManyTries(cluster)));
         }
-        let token = Token::parse(&request.token);
-        let result = match &token {
-            Ok(token) => self.try_join(&cluster, token, &request.certificate_request).await,
+        let lane = (!caller.known).then(|| tokio::time::timeout(STRANGER_LIMIT, self.strangers.acquire()));
+        let lane = match lane {
+            Some(lane) => Some(lane.await.map_err(|_| Failure::Busy)?),
+            None => None,
+        };
+        let result = match Token::parse(&request.token) {
+            Ok(token) => self.try_join(&cluster, &token, &request.certificate_request).await,
             Err(_) => Err(Refusal::WrongToken(cluster.clone()).into()),
         };
+        drop(lane);
         match result {
             Ok(signed) => {
                 tracing::info!(%cluster, key = %signed.key, "a cluster joined");
@@ -146,9 +185,11 @@ impl Registrar {
             }
             Err(failure) => {
                 if let Failure::Refused(refusal) = &failure {
-                    tracing::warn!(%cluster, peer = %from, reason = %refusal, "a join was refused");
-                    if matches!(refusal, Refusal::WrongToken(_)) {
-                        self.attempts.lock().failed(&cluster, from, Instant::now());
+                    let peer = caller.address.map(|address| address.to_string());
+                    let peer = peer.as_deref().unwrap_or("by another replica");
+                    tracing::warn!(%cluster, peer, reason = %refusal, "a join was refused");
+                    if let (Refusal::WrongToken(_), Some(from)) = (refusal, from) {
+                        self.attempts.lock().failed(from, Instant::now());
                     }
                 }
                 Err(failure.into())
@@ -157,18 +198,48 @@ impl Registrar {
     }
 
     async fn try_join(&self, cluster: &str, token: &Token, request: &[u8]) -> Result<SignedCertificate, Failure> {
-        for _ in 0..TRIES {
-            let member = self.member(cluster).await?;
-            let (member, join) = check_token(member.as_ref(), cluster, token, Timestamp::now())?;
-            let (signed, record) = self.sign(member, cluster, request)?;
-            let redeemed = redeem(member, cluster, join, record)?;
-            let status = json!({"join": redeemed.join, "identity": {"keys": redeemed.keys}});
+        let mut turn = None;
+        for _ in 0..=TRIES {
+            let Some(member) = self.member(cluster).await? else {
+                return Err(Refusal::WrongToken(cluster.to_owned()).into());
+            };
+            let step = self.step(&member, cluster, token, request)?;
+            if turn.is_none() {
+                // Who would write knows the token's id; nobody else waits, or makes others wait.
+                turn = Some(self.turn(cluster).lock().await);
+                continue;
+            }
             // The certificate leaves the hub only when the key that it is for stands in the status.
-            if self.record(member, cluster, status).await? {
-                return Ok(signed);
+            if self.record(&member, cluster, step.status).await? {
+                return Ok(step.answer?);
             }
         }
         Err(Failure::Busy)
+    }
+
+    /// What this token and request do to a member as it is.
+    fn step(&self, member: &MemberCluster, cluster: &str, token: &Token, request: &[u8]) -> Result<Step, Failure> {
+        let now = Timestamp::now();
+        match (check_token(Some(member), cluster, token, now), &member.spec.join) {
+            (Ok((member, join)), _) => {
+                let (signed, record) = self.sign(member, cluster, request)?;
+                let redeemed = redeem(member, cluster, join, record, now)?;
+                let status = json!({"tokens": redeemed.tokens, "identity": {"keys": redeemed.keys}});
+                Ok(Step { status, answer: Ok(signed) })
+            }
+            (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {
+                let (tokens, count) = wronged(member, join, now);
+                tracing::warn!(%cluster, token = token.id(), count, burnt_at = WRONG_SECRETS, "a wrong secret of a token");
+                Ok(Step { status: json!({"tokens": tokens}), answer: Err(refusal) })
+            }
+            (Err(refusal), _) => Err(refusal.into()),
+        }
+    }
+
+    fn turn(&self, cluster: &str) -> &Turn<()> {
+        let mut hasher = DefaultHasher::new();
+        cluster.hash(&mut hasher);
+        &self.turns[usize::try_from(hasher.finish() % TURNS as u64).unwrap_or_default()]
     }
 
     /// Gives the holder of this verified certificate, which may have expired, one for a new key.

@@ -3,6 +3,7 @@ mod run;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 use runnel_hub::config::{Cli, Command, Token};
 use runnel_hub::{crd, token};
@@ -48,7 +49,16 @@ async fn start(cli: Cli) -> anyhow::Result<()> {
                 ttl: options.ttl,
                 advertise: options.advertise,
             };
-            let join_string = token::create(client, &options.access.namespace, request).await?;
+            let namespace = &options.access.namespace;
+            let join_string = match options.manifest {
+                None => token::create(client, namespace, request).await?,
+                Some(path) => {
+                    let declared = token::declare(client, namespace, request).await?;
+                    let unwritten = || format!("--manifest {} cannot be written", path.display());
+                    std::fs::write(&path, declared.manifest).with_context(unwritten)?;
+                    declared.join_string
+                }
+            };
             println!("{join_string}");
             Ok(())
         }

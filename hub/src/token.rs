@@ -1,4 +1,5 @@
 //! `runnel-hub token create`: lets a cluster join.
+mod manifest;
 mod request;
 
 use anyhow::{Context, bail};
@@ -29,15 +30,46 @@ pub async fn create(client: Client, namespace: &str, request: TokenRequest) -> a
     if identity.addresses.is_empty() && !request.advertise.is_empty() {
         identity = authority::advertise(&client, namespace, &request.advertise).await?;
     }
-    let addresses = addresses(&request, &identity)?;
+    let (join_string, join) = make(&request, &identity)?;
+    allow(client, &request, join).await?;
+    Ok(join_string)
+}
+
+/// A join that is declared in Git.
+pub struct Declared {
+    /// For a Secret of the member.
+    pub join_string: String,
+    /// For the hub: the `MemberCluster`, YAML. There is no secret in it.
+    pub manifest: String,
+}
+
+/// Makes a join string for a cluster, and the `MemberCluster` that allows it, for Git. Reads who the hub is from its
+/// Secret in `namespace`, and writes nothing.
+///
+/// # Errors
+/// One sentence that names what is wrong and what to do.
+pub async fn declare(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<Declared> {
+    let request = request.check()?;
+    let identity = authority::load(&client, namespace).await?;
+    let identity = identity.with_context(|| {
+        format!("there is no hub's identity in namespace {namespace} yet: install the hub, which makes it at its start")
+    })?;
+    let (join_string, join) = make(&request, &identity)?;
+    let manifest = manifest::member_cluster(&request.cluster, request.labels, join)?;
+    Ok(Declared { join_string, manifest })
+}
+
+/// A join string, and the join that it is good for.
+fn make(request: &Checked, identity: &HubIdentity) -> anyhow::Result<(String, Join)> {
+    let addresses = addresses(request, identity)?;
     let token = Token::generate()?;
     let expires_at = Timestamp::now().checked_add(request.ttl).context("--ttl is out of range: choose 1h")?;
     // The API server keeps whole seconds.
     let expires_at = Time(Timestamp::from_second(expires_at.as_second())?);
-    allow(client, &request, Join { token_hash: token.hash(), expires_at }).await?;
-    let join =
-        JoinString { addresses, hub: identity.hub_id, cluster: request.cluster, token, pin: identity.authority.pin() };
-    Ok(join.encode())
+    let join = Join { token_hash: token.hash(), token_id: Some(token.id().to_owned()), expires_at };
+    let (hub, pin) = (identity.hub_id.clone(), identity.authority.pin());
+    let join_string = JoinString { addresses, hub, cluster: request.cluster.clone(), token, pin };
+    Ok((join_string.encode(), join))
 }
 
 fn addresses(request: &Checked, identity: &HubIdentity) -> anyhow::Result<Vec<String>> {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 45] = [
+const DECIDE: [&str; 47] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -17,6 +17,7 @@ const DECIDE: [&str; 45] = [
     "hub/src/index",
     "hub/src/join/attempts",
     "hub/src/join/decide",
+    "hub/src/join/tokens",
     "hub/src/lease/decide",
     "hub/src/lib",
     "hub/src/plan",
@@ -34,6 +35,7 @@ const DECIDE: [&str; 45] = [
     "hub/src/rounds",
     "hub/src/session",
     "hub/src/status",
+    "hub/src/token/manifest",
     "hub/src/token/request",
     "hub/src/writer/book",
     "agent/src/backoff",

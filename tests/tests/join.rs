@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use runnel_hub::authority::{IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::crd::MemberCluster;
 use runnel_hub::join::decide::{Refusal, admit};
-use runnel_hub::join::{Lives, Registrar};
+use runnel_hub::join::{Caller, Lives, Registrar};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
@@ -25,7 +25,7 @@ use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
 const SOON: Duration = Duration::from_secs(30);
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const HERE: Caller = Caller { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), known: false };
 
 static PLANE: OnceCell<(ControlPlane, PathBuf)> = OnceCell::const_new();
 
@@ -186,7 +186,8 @@ async fn refusals_say_which_and_what_to_do() -> Result<()> {
     let late = registrar.join(HERE, request("eu-3", &join.token, &key)?).await.err().context("refused")?;
     ensure!(late.code() == Code::FailedPrecondition && late.message().contains("expired"), "{late}");
 
-    for _ in 0..5 {
+    // With the one above, thirty.
+    for _ in 0..29 {
         let wrong = registrar.join(HERE, request("eu-3", &Token::generate()?, &key)?).await.err().context("refused")?;
         ensure!(wrong.code() == Code::Unauthenticated, "{wrong}");
         ensure!(wrong.message().contains("`runnel-hub token create eu-3`"), "{wrong}");

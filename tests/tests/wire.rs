@@ -15,3 +15,5 @@ mod joining;
 mod resume;
 #[path = "wire/stage.rs"]
 mod stage;
+#[path = "wire/tokens.rs"]
+mod tokens;

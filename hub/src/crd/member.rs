@@ -53,6 +53,11 @@ pub struct Join {
     /// `sha256:` and the SHA-256 of the token in lowercase hexadecimal digits.
     #[schemars(transform = schema::sha256("join.tokenHash"))]
     pub token_hash: String,
+    /// The first part of the token, which names it and is no secret. With it, five wrong secrets burn the token; without
+    /// it, wrong secrets cannot be told from wrong tokens and are not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::token_id)]
+    pub token_id: Option<String>,
     /// Until when the token is taken, in RFC 3339, such as 2026-01-31T12:00:00Z.
     pub expires_at: Time,
 }
@@ -88,10 +93,11 @@ pub struct MemberClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Identity")]
     pub identity: Option<Identity>,
-    /// The last token that was redeemed, and by which key: a token is taken once, and again only from the same key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "RedeemedJoin")]
-    pub join: Option<RedeemedJoin>,
+    /// Tokens that were redeemed, and by which key, or tried with wrong secrets: a token is taken once, and again only
+    /// from the same key. At most 16, each at least until it expires: no new one is taken before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("tokenHash", limits::TOKENS))]
+    pub tokens: Vec<UsedToken>,
     /// Rules that were deleted while the cluster could not be reached, and what becomes of their copies when it returns.
     /// At most 1000; what does not fit is retained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -130,16 +136,29 @@ pub struct KeyRecord {
     pub expires_at: Time,
 }
 
-/// A token that was redeemed.
+/// A token that was redeemed, or tried with wrong secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct RedeemedJoin {
+pub struct UsedToken {
     /// The hash of the token, as in `spec.join`.
     #[schemars(transform = schema::sha256("tokenHash"))]
     pub token_hash: String,
+    /// Until when it would be taken, as `spec.join` says; remembered for so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub expires_at: Option<Time>,
     /// The fingerprint of the key that redeemed it.
-    #[schemars(transform = schema::sha256("keyFingerprint"))]
-    pub key_fingerprint: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::sha256("keyFingerprint"))]
+    pub key_fingerprint: Option<String>,
+    /// How often it was tried with a wrong secret before it was redeemed; with five it is burnt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub wrong_secrets: i32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(count: &i32) -> bool {
+    *count == 0
 }
 
 /// A deleted rule whose copies in this cluster have not been seen to.

@@ -14,7 +14,7 @@ mod selector;
 pub use generate::{chart_files, definitions, files, yaml};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
-    RedeemedJoin,
+    UsedToken,
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
@@ -54,6 +54,8 @@ pub mod limits {
     pub const CLUSTER_NAME: usize = 63;
     /// Keys that one member may hold at a time: during a renewal, the old and the new one.
     pub const KEYS: usize = 4;
+    /// Used tokens that one member's status remembers.
+    pub const TOKENS: usize = 16;
     /// Removals that wait for one member; what does not fit is retained.
     pub const PENDING_REMOVALS: usize = 1000;
 }

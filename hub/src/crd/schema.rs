@@ -144,6 +144,13 @@ pub(super) fn sha256(field: &'static str) -> impl FnMut(&mut Schema) {
     }
 }
 
+/// What a token begins with.
+pub(super) fn token_id(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(8));
+    let cure = "join.tokenId: write the 8 characters before the dot of the token, or leave it out";
+    rule("self.matches('^[a-z2-7]{8}$')", cure)(schema);
+}
+
 /// One CEL rule; it holds of the object or the message is the answer.
 pub(super) fn rule(rule: impl Into<String>, message: impl Into<String>) -> impl FnMut(&mut Schema) {
     let (rule, message) = (rule.into(), message.into());

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
 
-use crate::crd::{Join, KeyRecord, MemberCluster, RedeemedJoin, limits};
+use super::tokens;
+use crate::crd::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 
 /// Why a join, a renewal or a session is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +14,21 @@ pub enum Refusal {
     /// There is no such cluster, no join for it, or the token is another. Which of them it is, a stranger is not told.
     #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
     WrongToken(String),
+    /// The token is the one that is allowed, by its id, and its secret is another. A stranger is told the same as above.
+    #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
+    WrongSecret(String),
+    /// Too many wrong secrets, now or before a restart.
+    #[error(
+        "the token for cluster {0} is burnt, as five wrong secrets were tried for it: make a new join string with \
+         `runnel-hub token create {0}`"
+    )]
+    Burnt(String),
+    /// No more can be remembered, and none be forgotten.
+    #[error(
+        "cluster {0} has used 16 tokens that have not expired yet: wait until the first of them in status.tokens of the \
+         MemberCluster expires"
+    )]
+    TooManyTokens(String),
     /// Too late.
     #[error("the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`")]
     Expired(String),
@@ -23,7 +39,10 @@ pub enum Refusal {
     )]
     Spent(String),
     /// Too many wrong tokens.
-    #[error("too many wrong tokens for cluster {0}: wait ten minutes, then try again with a new join string")]
+    #[error(
+        "too many wrong tokens came from here, the last for cluster {0}: make a new join string with `runnel-hub token \
+         create {0}`"
+    )]
     TooManyTries(String),
     /// Not wanted now.
     #[error("cluster {0} is not accepted: set spec.accepted of the MemberCluster to true on the hub")]
@@ -52,7 +71,9 @@ impl Refusal {
     /// Why, in the word that `sync.proto` has for it.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::WrongToken(_) => "wrong-token",
+            Self::WrongToken(_) | Self::WrongSecret(_) => "wrong-token",
+            Self::Burnt(_) => "token-burnt",
+            Self::TooManyTokens(_) => "too-many-tokens",
             Self::Expired(_) => "token-expired",
             Self::Spent(_) => "token-spent",
             Self::TooManyTries(_) => "too-many-tries",
@@ -74,8 +95,8 @@ impl Refusal {
 /// What a join changes in the status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Redeemed {
-    /// The new `status.join`.
-    pub join: RedeemedJoin,
+    /// The new `status.tokens`.
+    pub tokens: Vec<UsedToken>,
     /// The new `status.identity.keys`.
     pub keys: Vec<KeyRecord>,
 }
@@ -83,7 +104,8 @@ pub struct Redeemed {
 /// The join that this token opens.
 ///
 /// # Errors
-/// [`Refusal`], the same for a cluster that is not there and a token that is wrong.
+/// [`Refusal`], the same for a cluster that is not there and a token that is wrong; [`Refusal::WrongSecret`] is to be
+/// counted.
 pub fn check_token<'a>(
     member: Option<&'a MemberCluster>,
     cluster: &str,
@@ -91,9 +113,24 @@ pub fn check_token<'a>(
     now: Timestamp,
 ) -> Result<(&'a MemberCluster, &'a Join), Refusal> {
     let join = member.and_then(|member| Some((member, member.spec.join.as_ref()?)));
-    let join = join.filter(|(_, join)| token.matches(&join.token_hash));
+    let join = join.filter(|(_, join)| tokens::is_named(join, token));
     let (member, join) = join.ok_or_else(|| Refusal::WrongToken(cluster.to_owned()))?;
-    if join.expires_at.0 <= now {
+    let used = tokens::used(member);
+    let (right, late) = (token.matches(&join.token_hash), join.expires_at.0 <= now);
+    if tokens::is_burnt(used, join) {
+        return Err(Refusal::Burnt(cluster.to_owned()));
+    }
+    if !right && (late || tokens::is_redeemed(used, join)) {
+        // There is nothing left to guess.
+        return Err(Refusal::WrongToken(cluster.to_owned()));
+    }
+    if !tokens::has_room(used, join, now) {
+        return Err(Refusal::TooManyTokens(cluster.to_owned()));
+    }
+    if !right {
+        return Err(Refusal::WrongSecret(cluster.to_owned()));
+    }
+    if late {
         return Err(Refusal::Expired(cluster.to_owned()));
     }
     check_wanted(member, cluster)?;
@@ -105,15 +142,19 @@ pub fn check_token<'a>(
 ///
 /// # Errors
 /// [`Refusal::Spent`], when another key was faster.
-pub fn redeem(member: &MemberCluster, cluster: &str, join: &Join, key: KeyRecord) -> Result<Redeemed, Refusal> {
-    let redeemed = member.status.as_ref().and_then(|status| status.join.as_ref());
-    let spent = redeemed
-        .is_some_and(|redeemed| redeemed.token_hash == join.token_hash && redeemed.key_fingerprint != key.fingerprint);
-    if spent {
+pub fn redeem(
+    member: &MemberCluster,
+    cluster: &str,
+    join: &Join,
+    key: KeyRecord,
+    now: Timestamp,
+) -> Result<Redeemed, Refusal> {
+    let mut record = tokens::record(member, join);
+    if record.key_fingerprint.as_ref().is_some_and(|first| *first != key.fingerprint) {
         return Err(Refusal::Spent(cluster.to_owned()));
     }
-    let join = RedeemedJoin { token_hash: join.token_hash.clone(), key_fingerprint: key.fingerprint.clone() };
-    Ok(Redeemed { join, keys: vec![key] })
+    record.key_fingerprint = Some(key.fingerprint.clone());
+    Ok(Redeemed { tokens: tokens::with(member, record, now), keys: vec![key] })
 }
 
 /// The record of a key that was certified.

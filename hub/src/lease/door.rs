@@ -3,7 +3,7 @@
 //!
 //! What comes by the replicas' own port is served or closed, never passed on, so connections cannot run in circles.
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +36,9 @@ const IDLE: Duration = Duration::from_secs(90);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after an accept error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Where a connection comes from that another replica passed on. That replica's address would stand for everybody's.
+const UNKNOWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 type Incoming = (TcpStream, SocketAddr);
 
@@ -78,9 +81,9 @@ impl Door {
                     Err(error) => complain(&error).await,
                 },
                 accepted = accept(self.replicas.as_ref()) => match accepted {
-                    Ok(incoming) if self.shared.leads() => {
+                    Ok((tcp, _)) if self.shared.leads() => {
                         let served = self.served.clone();
-                        tasks.spawn(async move { _ = served.send(incoming).await });
+                        tasks.spawn(async move { _ = served.send((tcp, UNKNOWN)).await });
                     }
                     Ok((_, from)) => tracing::debug!(peer = %from, "a replica passed a connection on to one that does not lead"),
                     Err(error) => complain(&error).await,

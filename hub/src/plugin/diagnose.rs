@@ -168,6 +168,8 @@ pub struct JoinFacts {
     pub member: Value,
     /// Whether the token was redeemed.
     pub redeemed: bool,
+    /// Whether wrong secrets have burnt it.
+    pub burnt: bool,
     /// The agent.
     pub agent: Workload,
     /// The addresses in the join string, as they answer here.
@@ -193,6 +195,10 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     let expired = time(&facts.member, "/spec/join/expiresAt").is_some_and(|end| end <= now);
     if expired && !facts.redeemed {
         found.push(Finding::new("the join string has expired before it was used", "join again"));
+    }
+    if facts.burnt {
+        let what = "somebody tried five wrong secrets with this token, so it is burnt: find out who";
+        found.push(Finding::new(what, "join again"));
     }
     found.extend(workload(&facts.agent, "runnel-agent", namespace));
     let wrong: Vec<Finding> = facts.addresses.iter().filter_map(|(at, reach)| address(at, reach)).collect();

@@ -16,6 +16,7 @@ use super::progress::Progress;
 use super::seen::{condition, text};
 use super::values::{self, Install};
 use super::{IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use crate::join::tokens::WRONG_SECRETS;
 use crate::token::{self, TokenRequest};
 
 /// The Secret through which the agent gets its join string.
@@ -227,8 +228,12 @@ impl Joining<'_> {
         let object = object.unwrap_or_default();
         let agent = look::workload(self.member, AGENT, self.namespace).await.unwrap_or_default();
         let hash = text(&object, "/spec/join/tokenHash");
-        let redeemed = !hash.is_empty() && text(&object, "/status/join/tokenHash") == hash;
-        let facts = JoinFacts { redeemed, member: object, agent, addresses };
+        let tokens = object.pointer("/status/tokens").and_then(Value::as_array);
+        let used = tokens.into_iter().flatten().find(|used| !hash.is_empty() && text(used, "/tokenHash") == hash);
+        let redeemed = used.is_some_and(|used| !text(used, "/keyFingerprint").is_empty());
+        let wrong = used.and_then(|used| used.pointer("/wrongSecrets")).and_then(Value::as_i64).unwrap_or_default();
+        let burnt = !redeemed && wrong >= i64::from(WRONG_SECRETS);
+        let facts = JoinFacts { redeemed, burnt, member: object, agent, addresses };
         diagnose::join(&facts, self.namespace, Timestamp::now())
     }
 

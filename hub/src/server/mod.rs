@@ -6,7 +6,6 @@
 mod account;
 mod session;
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +15,7 @@ use futures::Stream;
 use jiff::Timestamp;
 use kube::{Api, Client};
 use runnel_proto::FRAME_LIMIT;
-use runnel_proto::identity::{PeerCertificate, SpiffeId};
+use runnel_proto::identity::{PeerCertificate, SpiffeId, Token};
 use runnel_proto::model::ClusterName;
 use runnel_proto::tls::Peer;
 use runnel_proto::wire;
@@ -26,7 +25,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::crd::MemberCluster;
 use crate::join::decide::{Refusal, admit};
-use crate::join::{Registrar, refused};
+use crate::join::tokens::is_named;
+use crate::join::{Caller, Registrar, refused};
 use crate::metrics::HubMetrics;
 use crate::shared::Shared;
 use crate::watch::take_in_member;
@@ -103,6 +103,16 @@ impl Server {
         }
     }
 
+    /// Whether the token's id is that of the cluster's join.
+    fn knows_token(&self, request: &wire::JoinRequest) -> bool {
+        let Ok(token) = Token::parse(&request.token) else { return false };
+        let cluster = ClusterName::from(request.cluster.as_str());
+        self.book.with_member(&cluster, |member| {
+            let join = member.and_then(|member| member.spec.join.as_ref());
+            join.is_some_and(|join| is_named(join, &token))
+        })
+    }
+
     /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
     /// server itself.
     async fn admit(&self, identity: &Identity) -> Result<(), Status> {
@@ -141,8 +151,10 @@ impl Runnel for Server {
         self.until_ready().await?;
         self.shared.current_lead().ok_or_else(not_leading)?;
         let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
-        let from = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        self.registrar.join(from, request.into_inner()).await.map(Response::new)
+        let address = address.filter(|address| !address.is_unspecified());
+        let request = request.into_inner();
+        let caller = Caller { address, known: self.knows_token(&request) };
+        self.registrar.join(caller, request).await.map(Response::new)
     }
 
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {

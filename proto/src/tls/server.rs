@@ -91,7 +91,7 @@ fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Resu
 /// Who is at the other end. It is an extension of every request of the connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where from.
+    /// Where from; unspecified where that is not known.
     pub address: SocketAddr,
     /// What the verified certificate says; absent: anonymous. Always a member's certificate, and perhaps an expired one.
     pub certificate: Option<Arc<PeerCertificate>>,

@@ -14,7 +14,7 @@ fn print(name: &str) -> Fingerprint {
 }
 
 fn member(token: &Token) -> MemberCluster {
-    let join = Join { token_hash: token.hash(), expires_at: Time(at(3600)) };
+    let join = Join { token_hash: token.hash(), token_id: Some(token.id().to_owned()), expires_at: Time(at(3600)) };
     let mut member = MemberCluster::new("eu-3", MemberClusterSpec { join: Some(join), ..MemberClusterSpec::default() });
     member.metadata.uid = Some("uid-1".to_owned());
     member
@@ -50,6 +50,57 @@ fn a_token_opens_its_own_cluster_in_time_only() {
     assert_eq!(late, Err(Refusal::Expired("eu-3".to_owned())));
 }
 
+/// The same id, and another secret.
+fn guess(token: &Token) -> Token {
+    let other = Token::generate().unwrap();
+    Token::parse(&format!("{}.{}", token.id(), other.expose().split_once('.').unwrap().1)).unwrap()
+}
+
+#[test]
+fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
+    let token = Token::generate().unwrap();
+    let mut member = member(&token);
+    let join = member.spec.join.clone().unwrap();
+    let looked = |member: &MemberCluster, token: &Token| check_token(Some(member), "eu-3", token, at(0)).map(drop);
+    assert_eq!(looked(&member, &guess(&token)), Err(Refusal::WrongSecret("eu-3".to_owned())));
+    // What a stranger hears is the same.
+    assert_eq!(
+        Refusal::WrongSecret("c".to_owned()).to_string() + Refusal::WrongSecret("c".to_owned()).code(),
+        Refusal::WrongToken("c".to_owned()).to_string() + Refusal::WrongToken("c".to_owned()).code()
+    );
+    assert_eq!(looked(&member, &Token::generate().unwrap()), Err(Refusal::WrongToken("eu-3".to_owned())));
+    let burnt = UsedToken { wrong_secrets: tokens::WRONG_SECRETS, ..tokens::record(&member, &join) };
+    member.status = Some(MemberClusterStatus { tokens: vec![burnt], ..MemberClusterStatus::default() });
+    for token in [&token, &guess(&token)] {
+        assert_eq!(looked(&member, token), Err(Refusal::Burnt("eu-3".to_owned())));
+    }
+    // A new one is good, and without its id its secrets are not counted.
+    let new = Token::generate().unwrap();
+    member.spec.join = Some(Join { token_hash: new.hash(), token_id: None, ..join });
+    assert_eq!(looked(&member, &new), Ok(()));
+    assert_eq!(looked(&member, &guess(&new)), Err(Refusal::WrongToken("eu-3".to_owned())));
+}
+
+#[test]
+fn a_join_that_is_brought_back_stays_spent() {
+    let (old, new) = (Token::generate().unwrap(), Token::generate().unwrap());
+    let mut member = member(&old);
+    let join = member.spec.join.clone().unwrap();
+    for (token, key) in [(&old, "a"), (&new, "b")] {
+        member.spec.join = Some(Join { token_hash: token.hash(), ..join.clone() });
+        let join = member.spec.join.clone().unwrap();
+        let redeemed = redeem(&member, "eu-3", &join, key_record(print(key), at(0), at(9)), at(0)).unwrap();
+        member = with_keys(member, redeemed.keys);
+        member.status.as_mut().unwrap().tokens = redeemed.tokens;
+    }
+    // As Git says again, and for longer.
+    let back = Join { expires_at: Time(at(9999)), ..join };
+    member.spec.join = Some(back.clone());
+    assert!(check_token(Some(&member), "eu-3", &old, at(5000)).is_ok());
+    let other = redeem(&member, "eu-3", &back, key_record(print("thief"), at(1), at(9)), at(5000));
+    assert_eq!(other, Err(Refusal::Spent("eu-3".to_owned())));
+}
+
 #[test]
 fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
     let token = Token::generate().unwrap();
@@ -70,16 +121,16 @@ fn a_token_is_for_one_key_which_may_repeat() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
     let join = member.spec.join.clone().unwrap();
-    let first = redeem(&member, "eu-3", &join, key_record(print("a"), at(0), at(9))).unwrap();
+    let first = redeem(&member, "eu-3", &join, key_record(print("a"), at(0), at(9)), at(0)).unwrap();
     member = with_keys(member, first.keys.clone());
-    member.status.as_mut().unwrap().join = Some(first.join.clone());
-    let again = redeem(&member, "eu-3", &join, key_record(print("a"), at(1), at(10))).unwrap();
-    assert_eq!((again.join, again.keys.len()), (first.join, 1));
-    let other = redeem(&member, "eu-3", &join, key_record(print("b"), at(1), at(10)));
+    member.status.as_mut().unwrap().tokens = first.tokens.clone();
+    let again = redeem(&member, "eu-3", &join, key_record(print("a"), at(1), at(10)), at(1)).unwrap();
+    assert_eq!((again.tokens, again.keys.len()), (first.tokens, 1));
+    let other = redeem(&member, "eu-3", &join, key_record(print("b"), at(1), at(10)), at(1));
     assert_eq!(other, Err(Refusal::Spent("eu-3".to_owned())));
     // A new token is good for a new key, and the old key is out.
     let new = Join { token_hash: Token::generate().unwrap().hash(), ..join };
-    let redeemed = redeem(&member, "eu-3", &new, key_record(print("b"), at(1), at(10))).unwrap();
+    let redeemed = redeem(&member, "eu-3", &new, key_record(print("b"), at(1), at(10)), at(1)).unwrap();
     assert_eq!(redeemed.keys, [key_record(print("b"), at(1), at(10))]);
 }
 
@@ -132,6 +183,9 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
 fn every_refusal_names_the_cluster_and_a_cure() {
     let all = [
         Refusal::WrongToken("c".into()),
+        Refusal::WrongSecret("c".into()),
+        Refusal::Burnt("c".into()),
+        Refusal::TooManyTokens("c".into()),
         Refusal::Expired("c".into()),
         Refusal::Spent("c".into()),
         Refusal::TooManyTries("c".into()),

@@ -1,0 +1,129 @@
+//! What is remembered of the tokens of a cluster, so that each is taken once and guessed at a few times only, whatever
+//! becomes of the hub's process and of `spec.join`: a join that Git brings back is no new join.
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runnel_proto::identity::Token;
+
+use crate::crd::{Join, MemberCluster, UsedToken, limits};
+
+/// Wrong secrets that burn a token.
+pub const WRONG_SECRETS: i32 = 5;
+
+/// Whether the token is the one that this join speaks of, be its secret right or wrong. Who does not know its id, which
+/// has 40 random bits, can neither redeem nor burn it.
+pub fn is_named(join: &Join, token: &Token) -> bool {
+    token.matches(&join.token_hash) || join.token_id.as_deref() == Some(token.id())
+}
+
+/// What the status remembers.
+pub fn used(member: &MemberCluster) -> &[UsedToken] {
+    member.status.as_ref().map(|status| &status.tokens[..]).unwrap_or_default()
+}
+
+fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
+    used.iter().find(|used| used.token_hash == join.token_hash)
+}
+
+/// Whether so many wrong secrets came that even the right one is refused.
+pub fn is_burnt(used: &[UsedToken], join: &Join) -> bool {
+    find(used, join).is_some_and(|used| used.key_fingerprint.is_none() && used.wrong_secrets >= WRONG_SECRETS)
+}
+
+/// Whether some key has redeemed it.
+pub fn is_redeemed(used: &[UsedToken], join: &Join) -> bool {
+    find(used, join).is_some_and(|used| used.key_fingerprint.is_some())
+}
+
+/// Whether the join is remembered, or can be without forgetting one that has not expired.
+pub fn has_room(used: &[UsedToken], join: &Join, now: Timestamp) -> bool {
+    used.len() < limits::TOKENS || find(used, join).is_some() || used.iter().any(|used| is_over(used, now))
+}
+
+/// What is to be remembered of a join, as far as it is known.
+pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
+    let known = find(used(member), join).cloned();
+    let mut record = known.unwrap_or_else(|| UsedToken { token_hash: join.token_hash.clone(), ..UsedToken::default() });
+    // A longer life in the spec makes nothing new of it.
+    let end = record.expires_at.take().map_or(join.expires_at.0, |end| end.0.max(join.expires_at.0));
+    record.expires_at = Some(Time(end));
+    record
+}
+
+/// The memory with one more wrong secret, and how many there were.
+pub fn wronged(member: &MemberCluster, join: &Join, now: Timestamp) -> (Vec<UsedToken>, i32) {
+    let mut record = record(member, join);
+    record.wrong_secrets = record.wrong_secrets.saturating_add(1);
+    let count = record.wrong_secrets;
+    (with(member, record, now), count)
+}
+
+/// The memory with this record. It holds more than it must: only where there is no room, the first to expire goes, and
+/// never one that has not.
+pub fn with(member: &MemberCluster, record: UsedToken, now: Timestamp) -> Vec<UsedToken> {
+    let mut all: Vec<UsedToken> =
+        used(member).iter().filter(|used| used.token_hash != record.token_hash).cloned().collect();
+    all.sort_by_key(|used| used.expires_at.as_ref().map(|end| end.0));
+    while all.len() >= limits::TOKENS && is_over(&all[0], now) {
+        all.remove(0);
+    }
+    all.push(record);
+    all
+}
+
+fn is_over(used: &UsedToken, now: Timestamp) -> bool {
+    used.expires_at.as_ref().is_none_or(|end| end.0 <= now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::{MemberClusterSpec, MemberClusterStatus};
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+    }
+
+    fn join(n: i64, end: i64) -> Join {
+        Join { token_hash: format!("sha256:{n:064x}"), token_id: None, expires_at: Time(at(end)) }
+    }
+
+    fn with_used(tokens: Vec<UsedToken>) -> MemberCluster {
+        let mut member = MemberCluster::new("eu-3", MemberClusterSpec::default());
+        member.status = Some(MemberClusterStatus { tokens, ..MemberClusterStatus::default() });
+        member
+    }
+
+    #[test]
+    fn nothing_that_has_not_expired_is_forgotten() {
+        let mut member = with_used(Vec::new());
+        for n in 0..16 {
+            assert!(has_room(used(&member), &join(n, 100 + n), at(0)));
+            member = with_used(with(&member, record(&member, &join(n, 100 + n)), at(0)));
+        }
+        assert!(!has_room(used(&member), &join(16, 200), at(99)));
+        assert!(has_room(used(&member), &join(3, 103), at(99)));
+        assert!(has_room(used(&member), &join(16, 200), at(100)));
+        let all = with(&member, record(&member, &join(16, 200)), at(101));
+        assert_eq!(all.len(), limits::TOKENS);
+        assert!(find(&all, &join(0, 0)).is_none() && find(&all, &join(1, 0)).is_some());
+        // Remembered a second time, it takes no second place, and the longest life counts.
+        let again = with(&with_used(all), record(&member, &join(3, 50)), at(0));
+        assert_eq!(again.len(), limits::TOKENS);
+        assert_eq!(find(&again, &join(3, 0)).unwrap().expires_at, Some(Time(at(103))));
+    }
+
+    #[test]
+    fn five_wrong_secrets_burn_what_is_not_redeemed() {
+        let mut member = with_used(Vec::new());
+        for n in 1..=WRONG_SECRETS {
+            assert!(!is_burnt(used(&member), &join(1, 9)));
+            let (tokens, count) = wronged(&member, &join(1, 9), at(0));
+            assert_eq!(count, n);
+            member = with_used(tokens);
+        }
+        assert!(is_burnt(used(&member), &join(1, 9)) && !is_burnt(used(&member), &join(2, 9)));
+        let mut redeemed = record(&member, &join(1, 9));
+        redeemed.key_fingerprint = Some("k".to_owned());
+        assert!(!is_burnt(&[redeemed], &join(1, 9)));
+    }
+}
