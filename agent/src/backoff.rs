@@ -39,6 +39,12 @@ impl Backoff {
     }
 }
 
+/// After which part of its life a certificate is renewed: around the half, so that a fleet that was installed at once
+/// does not renew at once. `random` is evenly spread over 0..1.
+pub fn renew_after(life: Duration, random: f64) -> Duration {
+    life.mul_f64(0.4 + 0.2 * random.clamp(0.0, 1.0))
+}
+
 /// A small generator of random numbers for jitter; not for secrets.
 #[derive(Clone, Debug)]
 pub struct Jitter(u64);
@@ -79,6 +85,21 @@ mod tests {
             let (half, full) = (COPY.jittered(failures, jitter.draw()), COPY.full_jitter(failures, jitter.draw()));
             prop_assert!(half >= COPY.ceiling(failures) / 2 && half <= COPY.ceiling(failures));
             prop_assert!(full <= COPY.ceiling(failures));
+        }
+
+        #[test]
+        fn a_fleet_that_joined_at_once_renews_over_a_fifth_of_the_life(seed: u64, hours in 1u64..1000) {
+            let life = Duration::from_secs(hours * 3600);
+            let mut jitter = Jitter::new(seed);
+            let times: Vec<_> = (0..500).map(|_| renew_after(life, jitter.draw())).collect();
+            let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+            prop_assert!(*first >= life.mul_f64(0.399) && *last <= life.mul_f64(0.601));
+            // Ten parts of that time are about equally busy.
+            for n in 0..10u32 {
+                let (from, to) = (life.mul_f64(0.4 + 0.02 * f64::from(n)), life.mul_f64(0.42 + 0.02 * f64::from(n)));
+                let busy = times.iter().filter(|time| **time >= from && **time < to).count();
+                prop_assert!((15..=90).contains(&busy), "{busy} of 500 in part {n}");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use runnel_proto::wire::{CertificateResponse, JoinRequest};
 use rustls::pki_types::CertificateDer;
 use tonic::{Code, Status};
 
-use crate::backoff::{CONNECT, Jitter};
+use crate::backoff::{CONNECT, Jitter, renew_after};
 use crate::store::{Certificate, Identity, Pending, Store};
 
 /// How long one attempt may take.
@@ -76,7 +76,7 @@ pub async fn join(
     let (before, mut identity) = prepared(join, stored)?;
     let mut failures = 0;
     loop {
-        match attempt(store, join, &before, &mut identity).await {
+        match attempt(store, join, &before, &mut identity, jitter.draw()).await {
             Ok(()) => {
                 tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
                 return Ok(identity);
@@ -134,7 +134,13 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Iden
     Ok((before, joined))
 }
 
-async fn attempt(store: &Store, join: &JoinString, before: &Identity, identity: &mut Identity) -> Result<(), Failed> {
+async fn attempt(
+    store: &Store,
+    join: &JoinString,
+    before: &Identity,
+    identity: &mut Identity,
+    draw: f64,
+) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
     let unsaved =
         |_| passing("the identity cannot be stored: the agent needs the rights on Secrets of its own namespace");
@@ -150,7 +156,7 @@ async fn attempt(store: &Store, join: &JoinString, before: &Identity, identity: 
     for address in &join.addresses {
         match call(address, join, request.clone()).await {
             Ok(response) => {
-                let certificate = certificate(response, &key, SystemTime::now());
+                let certificate = certificate(response, &key, SystemTime::now(), draw);
                 let joined = Identity { certificate: Some(certificate.map_err(passing)?), ..identity.clone() };
                 store.save_identity(&joined).await.map_err(unsaved)?;
                 *identity = joined;
@@ -191,7 +197,7 @@ fn refusal(status: &Status) -> Failed {
     }
 }
 
-/// Reads a certificate that the hub has given for a key.
+/// Reads a certificate that the hub has given for a key; `draw` says when it is renewed, see [`renew_after`].
 ///
 /// # Errors
 /// A sentence, when it is not one for this key.
@@ -199,6 +205,7 @@ pub fn certificate(
     response: CertificateResponse,
     key: &MemberKey,
     now: SystemTime,
+    draw: f64,
 ) -> Result<Certificate, &'static str> {
     let own = CertificateDer::from(response.certificate.to_vec());
     let read = PeerCertificate::from_der(&own).map_err(|_| "the hub gave an unreadable certificate")?;
@@ -208,9 +215,9 @@ pub fn certificate(
     if response.authorities.is_empty() {
         return Err("the hub named no authority");
     }
-    let half = read.not_after.duration_since(now).unwrap_or_default() / 2;
+    let life = read.not_after.duration_since(now).unwrap_or_default();
     let authorities = response.authorities.into_iter().map(|der| CertificateDer::from(der.to_vec())).collect();
-    Ok(Certificate { own, authorities, renew_at: now + half })
+    Ok(Certificate { own, authorities, renew_at: now + renew_after(life, draw) })
 }
 
 /// An error with its causes, in one line: tonic's own text is only "transport error".

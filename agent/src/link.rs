@@ -1,5 +1,6 @@
 //! The stream to the hub: opened, kept, renewed, and opened again. It decides nothing about copies.
 mod ended;
+mod handover;
 mod renew;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -24,6 +25,7 @@ use crate::join::whole;
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
 use ended::{Ended, early, refused};
+use handover::{Before, Second, over};
 
 /// A stream that lived so long ends a series of failures.
 const STABLE: Duration = Duration::from_secs(60);
@@ -97,6 +99,8 @@ impl Link {
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
                 }
+                // A stream that is handed over is replaced before it comes to this.
+                Ended::HandedOver(_) => Duration::ZERO,
                 Ended::Expired => {
                     failures += 1;
                     CONNECT.full_jitter(failures, self.jitter.draw())
@@ -115,25 +119,18 @@ impl Link {
         }
     }
 
-    /// A connection to the hub, whose certificate is verified.
-    async fn channel(&self, address: &str) -> Result<Channel, Ended> {
-        let connector = connector(&self.identity)
-            .map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
-        let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
-        endpoint.connect_with_connector(connector).await.map_err(|error| Ended::Failed(whole(&error)))
-    }
-
-    /// One stream, from its opening to its end.
+    /// One stream, from its opening to its end, and those that it is handed over to.
     async fn stream(&mut self, address: &str) -> Ended {
-        let channel = match self.channel(address).await {
-            Ok(channel) => channel,
+        let mut next = match channel(&self.identity, address).await {
+            Ok(channel) => Second { channel, before: None },
             Err(ended) => return ended,
         };
-        let (frames, outbound) = mpsc::channel(8);
-        if self.events.send(LinkEvent::Open(frames)).await.is_err() {
-            return Ended::Over;
-        }
-        let ended = self.session(client(channel.clone()), address, outbound).await;
+        let ended = loop {
+            match self.session(next, address).await {
+                Ended::HandedOver(second) => next = *second,
+                ended => break ended,
+            }
+        };
         self.fence.closed(Instant::now());
         if matches!(ended, Ended::Revoked(_)) && self.events.send(LinkEvent::Revoked).await.is_err() {
             return Ended::Over;
@@ -144,12 +141,13 @@ impl Link {
         ended
     }
 
-    async fn session(
-        &mut self,
-        mut client: RunnelClient<Channel>,
-        address: &str,
-        outbound: mpsc::Receiver<AgentFrame>,
-    ) -> Ended {
+    /// One stream on a connection. The core has no word of the end of one that it replaces, only of the new one.
+    async fn session(&mut self, Second { channel, before }: Second, address: &str) -> Ended {
+        let mut client = client(channel);
+        let (frames, outbound) = mpsc::channel(8);
+        if self.events.send(LinkEvent::Open(frames.clone())).await.is_err() {
+            return Ended::Over;
+        }
         let metrics = self.metrics.clone();
         let outbound = ReceiverStream::new(outbound).map(move |frame| {
             metrics.frames_sent.inc();
@@ -170,7 +168,7 @@ impl Link {
         if let Some(at) = not_after(&self.identity) {
             self.metrics.certificate_expires(at);
         }
-        self.serve(client, inbound).await
+        self.serve((client, frames), inbound, before, address).await
     }
 
     /// The first frame says which hub this is and which protocol it speaks.
@@ -202,9 +200,15 @@ impl Link {
     }
 
     /// Passes frames on until the stream ends, and renews the certificate at its time.
-    async fn serve(&mut self, client: RunnelClient<Channel>, mut inbound: Streaming<wire::HubFrame>) -> Ended {
+    async fn serve(
+        &mut self,
+        (client, frames): (RunnelClient<Channel>, mpsc::Sender<AgentFrame>),
+        mut inbound: Streaming<wire::HubFrame>,
+        mut before: Option<Before>,
+        address: &str,
+    ) -> Ended {
         let mut leave_at = self.leave_at();
-        let mut renew_at = from_now(self.renew_time());
+        let mut swap = self.swap();
         let mut draining = false;
         loop {
             tokio::select! {
@@ -219,9 +223,15 @@ impl Link {
                         Err(status) => return refused(&status),
                     };
                     match self.pass(frame).await {
-                        Ok(None) => {}
+                        Ok(Passed::Whatever) => {}
+                        Ok(Passed::HandedOver) => {
+                            // Without a second connection it is as any other end that was planned.
+                            let Some(channel) = swap.second() else { return Ended::Planned(Duration::ZERO) };
+                            let before = Some(Before { inbound, _client: client });
+                            return Ended::HandedOver(Box::new(Second { channel, before }));
+                        }
                         // The hub is going: stay for a random part of the time that it gives.
-                        Ok(Some(within)) => {
+                        Ok(Passed::Drain(within)) => {
                             draining = true;
                             leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw()));
                         }
@@ -229,22 +239,14 @@ impl Link {
                     }
                 }
                 () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
-                () = tokio::time::sleep_until(renew_at) => {
-                    renew_at = match self.renew(client.clone()).await {
-                        Ok(()) => from_now(self.renew_time()),
-                        Err(error) => {
-                            tracing::warn!("renewing the certificate failed; trying again: {error}");
-                            let again = RENEW_AGAIN.min(self.life_left() / 4).max(Duration::from_millis(100));
-                            tokio::time::Instant::now() + again.mul_f64(0.5 + self.jitter.draw())
-                        }
-                    };
-                }
+                () = over(&mut before) => before = None,
+                step = swap.next(), if !draining => swap = self.go_on(swap, step, address, (&client, &frames)),
             }
         }
     }
 
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
-    async fn pass(&mut self, frame: wire::HubFrame) -> Result<Option<Duration>, Ended> {
+    async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
@@ -255,12 +257,13 @@ impl Link {
             let bytes = batch.rules.iter().flat_map(|rule| &rule.upserts).map(|intent| intent.payload.bytes().len());
             self.metrics.payload_bytes.inc_by(bytes.sum::<usize>() as u64);
         }
-        let drain = match &frame {
-            HubFrame::Drain(milliseconds) => Some(Duration::from_millis(u64::from(*milliseconds))),
-            _ => None,
+        let passed = match &frame {
+            HubFrame::Drain(milliseconds) => Passed::Drain(Duration::from_millis(u64::from(*milliseconds))),
+            HubFrame::HandedOver => Passed::HandedOver,
+            _ => Passed::Whatever,
         };
         self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
-        Ok(drain)
+        Ok(passed)
     }
 
     fn renew_time(&self) -> Duration {
@@ -279,6 +282,24 @@ impl Link {
         let left = not_after(&self.identity).and_then(|end| end.duration_since(SystemTime::now()).ok());
         left.unwrap_or_default()
     }
+}
+
+/// What a frame means for the stream itself.
+enum Passed {
+    /// The hub closes the stream within this.
+    Drain(Duration),
+    /// Nothing follows: the next stream is to be opened.
+    HandedOver,
+    /// Nothing.
+    Whatever,
+}
+
+/// A connection to the hub, whose certificate is verified.
+async fn channel(identity: &Identity, address: &str) -> Result<Channel, Ended> {
+    let connector =
+        connector(identity).map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
+    let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
+    endpoint.connect_with_connector(connector).await.map_err(|error| Ended::Failed(whole(&error)))
 }
 
 fn client(channel: Channel) -> RunnelClient<Channel> {

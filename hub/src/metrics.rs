@@ -91,7 +91,7 @@ impl HubMetrics {
             HubFrame::WantDetail(_) => "want_detail",
             HubFrame::Batch(_) => "batch",
             HubFrame::SnapshotEnd(_) => "snapshot_end",
-            HubFrame::Drain(_) => "drain",
+            HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
             HubFrame::Revoked(_) => "revoked",
         };
         self.frames.get_or_create(&FrameLabels { frame: name }).inc();

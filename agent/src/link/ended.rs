@@ -4,13 +4,15 @@ use std::time::Duration;
 use runnel_proto::REASON_METADATA;
 use tonic::{Code, Status};
 
+use super::handover::Second;
 use crate::join::whole;
 
 /// Why a stream ended.
-#[derive(Debug)]
 pub(super) enum Ended {
     /// As planned; reconnect after this.
     Planned(Duration),
+    /// The next stream is to be opened here, at once.
+    HandedOver(Box<Second>),
     /// The hub does not want this agent.
     Refused(String),
     /// The hub has revoked this cluster.

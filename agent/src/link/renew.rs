@@ -8,9 +8,9 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::ended::{Ended, early};
-use super::{FIRST_FRAME, Link, LinkEvent, client, connector, not_after};
+use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector, not_after};
 use crate::join;
-use crate::store::Identity;
+use crate::store::{Identity, Store};
 
 /// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +31,11 @@ impl Link {
             return None;
         }
         tracing::info!(cluster = %self.identity.cluster, "the certificate has expired: renewing it");
-        let channel = match self.channel(address).await {
+        let channel = match channel(&self.identity, address).await {
             Ok(channel) => channel,
             Err(ended) => return Some(ended),
         };
-        match self.renew(client(channel)).await {
+        match Renewal::of(self).ask(client(channel)).await.map(|renewed| self.identity = renewed) {
             // A clock that is ahead by the life of a certificate would renew for ever.
             Ok(()) if SystemTime::now() >= not_after(&self.identity)? => Some(Ended::Refused(
                 "the new certificate has expired already by this machine's clock: set the clock".to_owned(),
@@ -66,9 +66,23 @@ impl Link {
             Err(error) => Some(Ended::Refused(error.to_string())),
         }
     }
+}
 
-    /// Gets a certificate for a new key; it is used when the next stream starts.
-    pub(super) async fn renew(&mut self, mut client: RunnelClient<Channel>) -> Result<(), NotRenewed> {
+/// What a renewal needs; the stream goes on meanwhile.
+pub(super) struct Renewal {
+    identity: Identity,
+    store: Store,
+    /// Of all that might be drawn: where around the half of its life the certificate is renewed again.
+    draw: f64,
+}
+
+impl Renewal {
+    pub(super) fn of(link: &mut Link) -> Self {
+        Self { identity: link.identity.clone(), store: link.store.clone(), draw: link.jitter.draw() }
+    }
+
+    /// Gets a certificate for a new key, and stores both before they are used.
+    pub(super) async fn ask(self, mut client: RunnelClient<Channel>) -> Result<Identity, NotRenewed> {
         let failed = |error: &dyn std::fmt::Display| NotRenewed::Failed(error.to_string());
         let key = MemberKey::generate().map_err(|error| failed(&error))?;
         let request = key.certificate_request().map_err(|error| failed(&error))?;
@@ -76,13 +90,12 @@ impl Link {
         let call = tokio::time::timeout(FIRST_FRAME, client.renew(request)).await;
         let call = call.map_err(|_| failed(&"the hub did not answer"))?;
         let response = call.map_err(NotRenewed::Refused)?.into_inner();
-        let certificate = join::certificate(response, &key, SystemTime::now()).map_err(|text| failed(&text))?;
-        let renewed = Identity { key: key.to_pem(), certificate: Some(certificate), ..self.identity.clone() };
+        let certificate =
+            join::certificate(response, &key, SystemTime::now(), self.draw).map_err(|text| failed(&text))?;
+        let renewed = Identity { key: key.to_pem(), certificate: Some(certificate), ..self.identity };
         // Unusable or unstored, it must not take the place of one that works.
         connector(&renewed).map_err(|error| failed(&error))?;
         self.store.save_identity(&renewed).await.map_err(|_| failed(&"the new one cannot be stored"))?;
-        self.identity = renewed;
-        tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
-        Ok(())
+        Ok(renewed)
     }
 }

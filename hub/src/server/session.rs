@@ -18,11 +18,13 @@ use crate::join::refused;
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{RULES_LIMIT, Session};
-use crate::shared::{LiveSession, Shared};
+use crate::shared::{LiveSession, Shared, until};
 use crate::writer::Book;
 
 /// How long an agent may take to say what it holds.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
+/// How long a stream that was handed over waits, mute, for the one that replaces it.
+const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
 /// Over which time agents come back after a planned close.
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -48,6 +50,10 @@ pub(super) struct Running {
     /// Set when no frame follows the ones in `out`.
     ending: Option<Status>,
     draining: bool,
+    /// The agent opens another stream, which replaces this one: nothing more is said here. Until when it is waited for.
+    handed_over: Option<Instant>,
+    /// The agent has said its last word here.
+    deaf: bool,
 }
 
 impl Running {
@@ -80,6 +86,8 @@ impl Running {
             started: Instant::now(),
             ending: None,
             draining: false,
+            handed_over: None,
+            deaf: false,
         }
     }
 
@@ -127,19 +135,25 @@ impl Running {
             () = self.live.wake.notified() => self.woken(),
             _ = self.lead_changes.changed() => {}
             () = tokio::time::sleep(expires) => self.end(expired()),
+            () = until(self.handed_over) => self.ending = Some(Status::ok("")),
             () = self.shutdown.cancelled(), if !self.draining => {
                 self.draining = true;
                 let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
-                self.out.push_back(HubFrame::Drain(within));
+                // A stream that was handed over has had its last frame.
+                if self.handed_over.is_none() {
+                    self.out.push_back(HubFrame::Drain(within));
+                }
                 self.ending = Some(Status::ok(""));
             }
-            frame = self.inbound.next() => match frame {
+            frame = self.inbound.next(), if !self.deaf => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
                     tracing::debug!(cluster = %self.identity.cluster, why = status.message(), "the stream broke");
                     // Heard only where the connection lives, which is where the agent sent what cannot be read.
                     self.end(Status::invalid_argument(format!("the agent's frame cannot be read: {}", status.message())));
                 }
+                // So that the member is not without a session for even a moment.
+                None if self.handed_over.is_some() => self.deaf = true,
                 None => self.ending = Some(Status::ok("")),
             },
             () = tokio::time::sleep(hello_left), if !self.registered => {
@@ -214,7 +228,7 @@ impl Running {
 
     /// Puts what is to be said now into `out`.
     fn fill(&mut self) {
-        if !self.registered || !self.out.is_empty() || self.ending.is_some() {
+        if !self.registered || !self.out.is_empty() || self.ending.is_some() || self.handed_over.is_some() {
             return;
         }
         let mut session = self.live.session.lock();
@@ -250,7 +264,16 @@ impl Running {
             }
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
             (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
+            (AgentFrame::Handover, _, true) => self.hand_over(),
             _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
+        }
+    }
+
+    /// What is in `out` goes first; then nothing but the word that nothing follows.
+    fn hand_over(&mut self) {
+        if self.handed_over.is_none() && self.ending.is_none() {
+            self.handed_over = Some(Instant::now() + HANDOVER_LIMIT);
+            self.out.push_back(HubFrame::HandedOver);
         }
     }
 

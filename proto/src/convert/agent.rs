@@ -27,6 +27,7 @@ fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
         Frame::Ack(wire) => AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect()),
         Frame::Report(wire) => AgentFrame::Report(all(wire.rules, rule_state)?),
         Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
+        Frame::Handover(_) => AgentFrame::Handover,
     })
 }
 
@@ -117,6 +118,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         AgentFrame::Want(uid, sources) => {
             Frame::Want(wire::Want { rule_uid: uid.to_string(), sources: sources.iter().map(source_to_wire).collect() })
         }
+        AgentFrame::Handover => Frame::Handover(wire::Handover {}),
     };
     wire::AgentFrame { frame: Some(frame) }
 }

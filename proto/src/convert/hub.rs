@@ -36,6 +36,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
             let digest = SetDigest::from_bytes(&wire.digest).ok_or(malformed("digest"))?;
             HubFrame::SnapshotEnd(SnapshotEnd { intents: wire.intents, digest })
         }
+        Frame::Drain(wire) if wire.handover => HubFrame::HandedOver,
         Frame::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
         Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
@@ -179,7 +180,10 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             intents: end.intents,
             digest: end.digest.to_bytes().to_vec().into(),
         }),
-        HubFrame::Drain(within_milliseconds) => Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds }),
+        HubFrame::Drain(within_milliseconds) => {
+            Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds, handover: false })
+        }
+        HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }

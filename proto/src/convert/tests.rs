@@ -67,6 +67,7 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
         (any::<u64>(), vec(refusal, 0..200)).prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
         vec(state(), 0..60).prop_map(AgentFrame::Report),
         (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
+        Just(AgentFrame::Handover),
     ]
 }
 
@@ -336,6 +337,7 @@ proptest! {
         prop_assert!(matches!(read(HubFrame::WantDetail(uids.clone())), HubFrame::WantDetail(u) if u == uids));
         prop_assert!(matches!(read(HubFrame::SnapshotEnd(end)), HubFrame::SnapshotEnd(e) if e == end));
         prop_assert!(matches!(read(HubFrame::Drain(n)), HubFrame::Drain(m) if m == n));
+        prop_assert!(matches!(read(HubFrame::HandedOver), HubFrame::HandedOver));
     }
 }
 

@@ -60,6 +60,8 @@ pub enum AgentFrame {
     Report(Vec<RuleState>),
     /// The content of these intents is needed.
     Want(RuleUid, Vec<SourceRef>),
+    /// The next stream is at hand: say no more on this one.
+    Handover,
 }
 
 /// One source as a cluster should have it.
@@ -148,6 +150,8 @@ pub enum HubFrame {
     SnapshotEnd(SnapshotEnd),
     /// The stream will be closed; reconnect within a random part of these milliseconds.
     Drain(u32),
+    /// Nothing follows on this stream, as the agent asked: the next one is to be opened at once.
+    HandedOver,
     /// The cluster is no longer a member, for this reason; nothing follows.
     Revoked(String),
 }

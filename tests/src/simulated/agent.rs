@@ -177,7 +177,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
             compare(state, end);
             Vec::new()
         }
-        HubFrame::SnapshotBegin(_) | HubFrame::Drain(_) | HubFrame::Revoked(_) => Vec::new(),
+        HubFrame::SnapshotBegin(_) | HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => Vec::new(),
     }
 }
 

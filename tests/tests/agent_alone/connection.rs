@@ -1,7 +1,7 @@
 //! Joining, refusals, certificates.
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use runnel_tests::wait::{eventually, steadily};
 
 use crate::alone::Alone;
@@ -45,11 +45,32 @@ async fn certificates_are_renewed_at_half_life_and_used_before_the_old_one_ends(
     let mut alone = Alone::prepare("renewed", Duration::from_secs(12)).await?;
     alone.make_namespace("a").await?;
     alone.start_agent().await?;
-    eventually("two renewals", Duration::from_secs(40), async || Ok((alone.hub.renewals() >= 2).then_some(()))).await?;
-    eventually("a stream with a new certificate", Duration::from_secs(40), async || {
-        Ok((alone.hub.sessions() >= 2).then_some(()))
-    })
-    .await?;
-    alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.says(&alone.id("a", "one"), "1").await.map(drop)
+    // Under edits: each stream gives way to the next one, and what the first one has brought the next one does not.
+    let mut edit = 0;
+    while alone.hub.handed_over() < 3 {
+        edit += 1;
+        ensure!(edit < 400, "{} streams were handed over", alone.hub.handed_over());
+        alone.hub.want("r", alone.rule(&["a"], &[("one", &edit.to_string()), ("two", "always the same")]));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    alone.says(&alone.id("a", "one"), &edit.to_string()).await?;
+    ensure!(alone.hub.renewals() == 3, "{} renewals", alone.hub.renewals());
+    eventually("the fourth stream", Duration::from_secs(10), async || Ok((alone.hub.sessions() >= 4).then_some(())))
+        .await?;
+    ensure!(alone.hub.sessions() == 4, "{} streams: some ended in another way", alone.hub.sessions());
+    let twice = alone.hub.sent_twice();
+    ensure!(twice.is_empty(), "sent twice: {twice:?}");
+
+    // A hub that does not answer: the stream goes on, and is replaced before its certificate ends.
+    alone.hub.keep_streams();
+    let (renewals, sessions) = (alone.hub.renewals(), alone.hub.sessions());
+    eventually("a renewal", Duration::from_secs(20), async || Ok((alone.hub.renewals() > renewals).then_some(())))
+        .await?;
+    alone.hub.want("r", alone.rule(&["a"], &[("one", "not handed over")]));
+    alone.says(&alone.id("a", "one"), "not handed over").await?;
+    ensure!(alone.hub.sessions() == sessions, "the stream did not go on");
+    eventually("another stream", Duration::from_secs(20), async || Ok((alone.hub.sessions() > sessions).then_some(())))
+        .await?;
+    alone.hub.want("r", alone.rule(&["a"], &[("one", "at the end")]));
+    alone.says(&alone.id("a", "one"), "at the end").await.map(drop)
 }

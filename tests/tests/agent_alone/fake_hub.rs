@@ -36,6 +36,12 @@ struct State {
     nonce: u64,
     sessions: usize,
     renewals: usize,
+    /// Streams that were handed over to the next one.
+    handed_over: usize,
+    /// Handovers are not answered.
+    keeps_streams: bool,
+    /// Every payload that was sent.
+    sent: Vec<(RuleUid, SourceRef, Revision)>,
     refuse: bool,
     /// Ends every open stream.
     cut: CancellationToken,
@@ -143,6 +149,23 @@ impl FakeHub {
         self.shared.state.lock().sessions
     }
 
+    pub fn handed_over(&self) -> usize {
+        self.shared.state.lock().handed_over
+    }
+
+    /// Does not answer a handover from now on.
+    pub fn keep_streams(&self) {
+        self.shared.state.lock().keeps_streams = true;
+    }
+
+    /// The payloads that were sent more than once.
+    pub fn sent_twice(&self) -> Vec<(RuleUid, SourceRef, Revision)> {
+        let state = self.shared.state.lock();
+        let mut seen = std::collections::BTreeSet::new();
+        let text = |(uid, source, revision): &(RuleUid, SourceRef, Revision)| format!("{uid} {source} {revision:?}");
+        state.sent.iter().filter(|sent| !seen.insert(text(sent))).cloned().collect()
+    }
+
     pub fn renewals(&self) -> usize {
         self.shared.state.lock().renewals
     }
@@ -185,8 +208,21 @@ impl State {
         std::mem::take(&mut self.cut).cancel();
     }
 
+    /// Whether the stream that is live gives way to the next one.
+    fn hand_over(&mut self) -> bool {
+        if !self.keeps_streams {
+            self.handed_over += 1;
+            self.live = None;
+        }
+        !self.keeps_streams
+    }
+
     fn batch(&mut self, rules: Vec<RuleDelta>) {
         self.nonce += 1;
+        if self.live.is_some() {
+            let each = rules.iter().flat_map(|delta| delta.upserts.iter().map(|up| (delta.uid.clone(), up)));
+            self.sent.extend(each.map(|(uid, up)| (uid, up.source.clone(), up.revision)));
+        }
         let frame = HubFrame::Batch(Batch { nonce: self.nonce, rules });
         if let Some(live) = &self.live {
             let _ = live.try_send(Ok(hub_frame_to_wire(&frame)));
@@ -307,7 +343,10 @@ impl Service {
         }
         send(HubFrame::SnapshotEnd(SnapshotEnd { intents: 0, digest: SetDigest::default() })).await?;
         loop {
-            if let AgentFrame::Want(uid, sources) = self.next(inbound).await? {
+            let frame = self.next(inbound).await?;
+            if frame == AgentFrame::Handover && shared.state.lock().hand_over() {
+                send(HubFrame::HandedOver).await?;
+            } else if let AgentFrame::Want(uid, sources) = frame {
                 let mut state = shared.state.lock();
                 let Some(wanted) = state.rules.get(uid.as_str()) else { continue };
                 let found = sources.iter().filter_map(|source| Some(intent(source, wanted.intents.get(source)?)));

@@ -167,7 +167,7 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
 }
 
 fn hub_frame() -> wire::HubFrame {
-    let drain = wire::Drain { within_milliseconds: 5 };
+    let drain = wire::Drain { within_milliseconds: 5, handover: false };
     wire::HubFrame { frame: Some(wire::hub_frame::Frame::Drain(drain)), ..wire::HubFrame::default() }
 }
 

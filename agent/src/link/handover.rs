@@ -1,0 +1,157 @@
+//! Make before break: a new certificate, a second connection with it, and the hub's word that nothing follows on the
+//! stream that is. Until then that stream goes on as if nothing was, and also when any of it fails.
+use std::time::Duration;
+
+use runnel_proto::model::AgentFrame;
+use runnel_proto::wire;
+use runnel_proto::wire::runnel_client::RunnelClient;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::ended::Ended;
+use super::renew::{NotRenewed, Renewal};
+use super::{Link, RENEW_AGAIN, channel, from_now};
+use crate::store::Identity;
+
+/// The hub's last word on a stream that is handed over must have come by then.
+const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
+
+/// A connection on which the next stream is opened.
+pub(super) struct Second {
+    /// The connection.
+    pub(super) channel: Channel,
+    /// The stream that it replaces: the hub ends it when it has the new one.
+    pub(super) before: Option<Before>,
+}
+
+/// A stream on which nothing more is said. Its connection is kept for as long.
+pub(super) struct Before {
+    pub(super) inbound: Streaming<wire::HubFrame>,
+    pub(super) _client: RunnelClient<Channel>,
+}
+
+/// Completes when the stream has ended; never, if there is none.
+pub(super) async fn over(before: &mut Option<Before>) {
+    match before {
+        Some(before) => while let Ok(Some(_)) = before.inbound.message().await {},
+        None => std::future::pending().await,
+    }
+}
+
+type Work<T> = futures::future::BoxFuture<'static, T>;
+
+/// How far the replacement of a stream has come.
+pub(super) enum Swap {
+    /// The certificate is to be renewed at this time.
+    Renew(Instant),
+    /// The hub has been asked for a new certificate.
+    Renewing(Work<Result<Identity, NotRenewed>>),
+    /// The second connection is to be opened at this time.
+    Connect(Instant),
+    /// It is being opened.
+    Connecting(Work<Result<Channel, String>>),
+    /// It is there, and the hub is to be told so as soon as the stream has room.
+    Saying(Channel, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
+    /// The hub has been told; its last word is awaited until then.
+    Awaiting(Channel, Instant),
+}
+
+/// What happened next.
+pub(super) enum Step {
+    Due,
+    Renewed(Result<Identity, NotRenewed>),
+    Connected(Result<Channel, String>),
+    Room(Option<mpsc::OwnedPermit<AgentFrame>>),
+}
+
+impl Swap {
+    /// Waits for the next step; may be given up and called again.
+    pub(super) async fn next(&mut self) -> Step {
+        match self {
+            Swap::Renew(at) | Swap::Connect(at) | Swap::Awaiting(_, at) => {
+                tokio::time::sleep_until(*at).await;
+                Step::Due
+            }
+            Swap::Renewing(work) => Step::Renewed(work.await),
+            Swap::Connecting(work) => Step::Connected(work.await),
+            Swap::Saying(_, work) => Step::Room(work.await),
+        }
+    }
+
+    /// The connection on which the hub expects the next stream.
+    pub(super) fn second(self) -> Option<Channel> {
+        match self {
+            Swap::Awaiting(channel, _) => Some(channel),
+            _ => None,
+        }
+    }
+}
+
+impl Link {
+    /// Waits until the certificate is to be renewed.
+    pub(super) fn swap(&self) -> Swap {
+        Swap::Renew(from_now(self.renew_time()))
+    }
+
+    /// Goes on from where the replacement of the stream has come to.
+    pub(super) fn go_on(
+        &mut self,
+        swap: Swap,
+        step: Step,
+        address: &str,
+        (client, frames): (&RunnelClient<Channel>, &mpsc::Sender<AgentFrame>),
+    ) -> Swap {
+        match (swap, step) {
+            (Swap::Renew(_), _) => {
+                let renewal = Renewal::of(self);
+                Swap::Renewing(Box::pin(renewal.ask(client.clone())))
+            }
+            (_, Step::Renewed(Ok(renewed))) => {
+                self.identity = renewed;
+                tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
+                self.connect(address)
+            }
+            (_, Step::Renewed(Err(error))) => {
+                tracing::warn!("renewing the certificate failed; trying again: {error}");
+                Swap::Renew(self.again())
+            }
+            (Swap::Connect(_), _) => self.connect(address),
+            (_, Step::Connected(Ok(channel))) => {
+                let frames = frames.clone();
+                Swap::Saying(channel, Box::pin(async move { frames.reserve_owned().await.ok() }))
+            }
+            (_, Step::Connected(Err(error))) => {
+                tracing::warn!("no second connection to the hub yet, the first one goes on: {error}");
+                Swap::Connect(self.again())
+            }
+            (Swap::Saying(channel, _), Step::Room(Some(permit))) => {
+                permit.send(AgentFrame::Handover);
+                Swap::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
+            }
+            (Swap::Awaiting(..), _) => {
+                tracing::warn!("the hub does not hand the stream over: it goes on until its certificate ends");
+                self.swap()
+            }
+            // Nobody reads what is sent on this stream: it is ending.
+            _ => self.swap(),
+        }
+    }
+
+    /// Opens the second connection.
+    fn connect(&self, address: &str) -> Swap {
+        let (identity, address) = (self.identity.clone(), address.to_owned());
+        Swap::Connecting(Box::pin(async move {
+            channel(&identity, &address).await.map_err(|ended| match ended {
+                Ended::Refused(text) | Ended::Failed(text) => text,
+                _ => "the hub is not reached".to_owned(),
+            })
+        }))
+    }
+
+    fn again(&mut self) -> Instant {
+        let again = RENEW_AGAIN.min(self.life_left() / 4).max(Duration::from_millis(100));
+        from_now(again.mul_f64(0.5 + self.jitter.draw()))
+    }
+}
