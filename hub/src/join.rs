@@ -1,6 +1,7 @@
 //! Join and renewal: gives a member its certificates.
 pub mod attempts;
 pub mod decide;
+pub mod keys;
 pub mod tokens;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,7 +23,7 @@ use tonic::metadata::MetadataValue;
 use crate::authority::{ApiError, HubIdentity, within};
 use crate::crd::MemberCluster;
 use attempts::Attempts;
-use decide::{Refusal, admit_renewal, check_token, key_record, keys, redeem, renewed};
+use decide::{Refusal, admit_renewal, check_token, key_record, redeem, renewed};
 use tokens::{WRONG_SECRETS, wronged};
 
 /// How long what a member gets is good.
@@ -133,6 +134,7 @@ pub fn refused(refusal: &Refusal) -> Status {
         | Refusal::WrongSecret(_)
         | Refusal::Gone(_)
         | Refusal::UnknownKey(_)
+        | Refusal::RetiredKey(_)
         | Refusal::CertificateExpired(_)
         | Refusal::ExpiredTooLong(_) => Status::unauthenticated(text),
         Refusal::Expired(_)
@@ -224,7 +226,9 @@ impl Registrar {
             (Ok((member, join)), _) => {
                 let (signed, record) = self.sign(member, cluster, request)?;
                 let redeemed = redeem(member, cluster, join, record, now)?;
-                let status = json!({"tokens": redeemed.tokens, "identity": {"keys": redeemed.keys}});
+                // A join is a new beginning: what was given up before means nothing any more.
+                let identity = json!({"keys": redeemed.keys, "retired": null});
+                let status = json!({"tokens": redeemed.tokens, "identity": identity});
                 Ok(Step { status, answer: Ok(signed) })
             }
             (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {
@@ -263,6 +267,7 @@ impl Registrar {
             Err(failure) => {
                 if let Failure::Refused(refusal) = &failure {
                     tracing::warn!(%cluster, reason = %refusal, "a renewal was refused");
+                    self.retired_key_seen(refusal, peer).await;
                 }
                 Err(failure.into())
             }
@@ -281,12 +286,27 @@ impl Registrar {
             let limit = self.lives.expired_renewal;
             let member = admit_renewal(member.as_ref(), &self.identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
-            let keys = renewed(keys(member), &peer.key, record, now);
+            let keys = renewed(decide::keys(member), &peer.key, record, now);
             if self.record(member, cluster, json!({"identity": {"keys": keys}})).await? {
                 return Ok(signed);
             }
         }
         Err(Failure::Busy)
+    }
+
+    /// Writes down that somebody came with a key that its member gave up. Best effort: he will come again.
+    pub async fn retired_key_seen(&self, refusal: &Refusal, peer: &PeerCertificate) {
+        let Refusal::RetiredKey(cluster) = refusal else { return };
+        tracing::error!(%cluster, key = %peer.key, "a key that was given up was used: somebody may have a copy of it");
+        for _ in 0..TRIES {
+            let Ok(Some(member)) = self.member(cluster).await else { return };
+            let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
+            let noted = identity.and_then(|identity| keys::seen(identity, &peer.key.to_string(), Timestamp::now()));
+            let Some(noted) = noted else { return };
+            if !matches!(self.record(&member, cluster, json!({"identity": noted})).await, Ok(false)) {
+                return;
+            }
+        }
     }
 
     async fn member(&self, cluster: &str) -> Result<Option<MemberCluster>, ApiError> {

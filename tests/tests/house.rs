@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 47] = [
+const DECIDE: [&str; 48] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -17,6 +17,7 @@ const DECIDE: [&str; 47] = [
     "hub/src/index",
     "hub/src/join/attempts",
     "hub/src/join/decide",
+    "hub/src/join/keys",
     "hub/src/join/tokens",
     "hub/src/lease/decide",
     "hub/src/lib",

@@ -5,6 +5,8 @@
 mod costs;
 #[path = "wire/frames.rs"]
 mod frames;
+#[path = "wire/handover.rs"]
+mod handover;
 #[path = "wire/identity.rs"]
 mod identity;
 #[path = "wire/isolation.rs"]

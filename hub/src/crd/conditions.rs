@@ -27,11 +27,14 @@ pub enum ConditionType {
     Connected,
     /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
     Unclaimed,
+    /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
+    /// true: until the cluster joins anew.
+    PossibleKeyTheft,
 }
 
 impl ConditionType {
     /// Every type, in the order of a status.
-    pub const ALL: [ConditionType; 8] = [
+    pub const ALL: [ConditionType; 9] = [
         ConditionType::Ready,
         ConditionType::Applied,
         ConditionType::Reconciling,
@@ -40,6 +43,7 @@ impl ConditionType {
         ConditionType::Accepted,
         ConditionType::Connected,
         ConditionType::Unclaimed,
+        ConditionType::PossibleKeyTheft,
     ];
 
     /// The word in the condition's `type`.
@@ -53,6 +57,7 @@ impl ConditionType {
             ConditionType::Accepted => "Accepted",
             ConditionType::Connected => "Connected",
             ConditionType::Unclaimed => "Unclaimed",
+            ConditionType::PossibleKeyTheft => "PossibleKeyTheft",
         }
     }
 }
@@ -130,6 +135,8 @@ pub enum Reason {
     CertificateExpired,
     /// Member: the cluster holds copies of rules that the hub does not know.
     RulesUnknown,
+    /// Member: somebody came with a key that had been given up.
+    RetiredKeySeen,
 }
 
 impl Reason {
@@ -157,6 +164,7 @@ impl Reason {
             Reason::NeverConnected => "NeverConnected",
             Reason::CertificateExpired => "CertificateExpired",
             Reason::RulesUnknown => "RulesUnknown",
+            Reason::RetiredKeySeen => "RetiredKeySeen",
         }
     }
 }

@@ -69,7 +69,7 @@ pub struct MemberClusterStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted and Connected always; Unclaimed while it is true.
+    /// Accepted and Connected always; Unclaimed and PossibleKeyTheft while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
@@ -121,6 +121,26 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("fingerprint", limits::KEYS))]
     pub keys: Vec<KeyRecord>,
+    /// Keys that were given up when the agent first used a newer one. Whoever comes with one of them is refused, and has a
+    /// copy that the agent does not have any more. At most 16, the newest; a new join empties the list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("fingerprint", limits::RETIRED_KEYS))]
+    pub retired: Vec<RetiredKey>,
+}
+
+/// A key that an agent gave up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RetiredKey {
+    /// As in `keys`.
+    #[schemars(transform = schema::sha256("fingerprint"))]
+    pub fingerprint: String,
+    /// When its last certificate expires.
+    pub expires_at: Time,
+    /// When somebody first came with it after it was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub seen_at: Option<Time>,
 }
 
 /// One key of an agent.

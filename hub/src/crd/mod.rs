@@ -14,7 +14,7 @@ mod selector;
 pub use generate::{chart_files, definitions, files, yaml};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
-    UsedToken,
+    RetiredKey, UsedToken,
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
@@ -56,6 +56,8 @@ pub mod limits {
     pub const KEYS: usize = 4;
     /// Used tokens that one member's status remembers.
     pub const TOKENS: usize = 16;
+    /// Keys that one member gave up and that are still watched for.
+    pub const RETIRED_KEYS: usize = 16;
     /// Removals that wait for one member; what does not fit is retained.
     pub const PENDING_REMOVALS: usize = 1000;
 }

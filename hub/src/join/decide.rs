@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
 
+use super::keys::is_retired;
 use super::tokens;
 use crate::crd::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 
@@ -56,6 +57,12 @@ pub enum Refusal {
     /// The key is not known for the cluster (any more).
     #[error("the certificate's key is not known for cluster {0}: join again with a new join string")]
     UnknownKey(String),
+    /// The key was given up for a newer one: whoever has it still made a copy.
+    #[error(
+        "the certificate's key was given up by cluster {0} and must not be seen again: if its agent was restored from a \
+         backup, join again with a new join string; if not, somebody has a copy of the key"
+    )]
+    RetiredKey(String),
     /// The certificate's time is over.
     #[error("the certificate of cluster {0} has expired: renew it, which an agent does by itself")]
     CertificateExpired(String),
@@ -80,7 +87,7 @@ impl Refusal {
             Self::NotAccepted(_) => "not-accepted",
             Self::Deleting(_) => "revoked",
             Self::Gone(_) => "gone",
-            Self::UnknownKey(_) => "key-unknown",
+            Self::UnknownKey(_) | Self::RetiredKey(_) => "key-unknown",
             Self::CertificateExpired(_) => "expired",
             Self::ExpiredTooLong(_) => "expired-too-long",
         }
@@ -162,7 +169,8 @@ pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> Ke
     KeyRecord { fingerprint: key.to_string(), issued_at: Time(now), expires_at: Time(expires_at) }
 }
 
-/// The keys with this one added: expired ones go, and the oldest when there are too many, but never the caller's.
+/// The keys with this one added as the newest: expired ones go, and the oldest when there are too many, but never the
+/// caller's. Their order is that of their making, which [`super::keys::used`] goes by.
 pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Timestamp) -> Vec<KeyRecord> {
     let caller = caller.to_string();
     let mut kept: Vec<KeyRecord> = keys
@@ -170,9 +178,10 @@ pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Ti
         .filter(|key| key.fingerprint != new.fingerprint && (key.expires_at.0 > now || key.fingerprint == caller))
         .cloned()
         .collect();
-    kept.sort_by_key(|key| (key.fingerprint == caller, key.issued_at.0));
-    let surplus = (kept.len() + 1).saturating_sub(limits::KEYS);
-    kept.drain(..surplus.min(kept.len()));
+    while kept.len() >= limits::KEYS {
+        let Some(oldest) = kept.iter().position(|key| key.fingerprint != caller) else { break };
+        kept.remove(oldest);
+    }
     kept.push(new);
     kept
 }
@@ -241,8 +250,13 @@ fn is_member<'a, 'b>(
     let member = member.filter(is_same).filter(|_| of == hub_id).ok_or_else(gone)?;
     check_wanted(member, cluster)?;
     let key = peer.key.to_string();
-    let known = keys(member).iter().any(|record| record.fingerprint == key);
-    if known { Ok((cluster, member)) } else { Err(Refusal::UnknownKey(cluster.clone())) }
+    if keys(member).iter().any(|record| record.fingerprint == key) {
+        Ok((cluster, member))
+    } else if is_retired(member, &peer.key) {
+        Err(Refusal::RetiredKey(cluster.clone()))
+    } else {
+        Err(Refusal::UnknownKey(cluster.clone()))
+    }
 }
 
 /// The keys that a cluster is known by.

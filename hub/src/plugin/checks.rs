@@ -215,6 +215,11 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         } else {
             fine += 1;
         }
+        if condition(object, "PossibleKeyTheft").holds() {
+            let cure =
+                format!("set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again");
+            checks.push(Check::fail(format!("{name}: {}", condition(object, "PossibleKeyTheft").message), cure));
+        }
         if condition(object, "Unclaimed").holds() {
             let cure = "they stay; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), cure));

@@ -40,6 +40,7 @@ impl Running {
             agent_version: short(hello.agent_version),
             kubernetes_version: short(hello.kubernetes_version),
             cluster_uid: short(hello.cluster_uid),
+            key: self.identity.certificate.key.to_string(),
             certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
         };
         {

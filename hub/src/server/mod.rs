@@ -127,10 +127,13 @@ impl Server {
             // Who cannot be looked up is not revoked.
             _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
         }
-        admission(&self.shared, &self.book, identity).map_err(|refusal| {
-            tracing::warn!(cluster = %identity.cluster, why = %refusal, "a member was refused");
-            refused(&refusal)
-        })
+        let Err(refusal) = admission(&self.shared, &self.book, identity) else { return Ok(()) };
+        tracing::warn!(cluster = %identity.cluster, why = %refusal, "a member was refused");
+        // Only the leader writes.
+        if self.shared.leads() {
+            self.registrar.retired_key_seen(&refusal, &identity.certificate).await;
+        }
+        Err(refused(&refusal))
     }
 }
 

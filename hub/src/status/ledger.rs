@@ -25,6 +25,8 @@ pub struct SessionFacts {
     pub kubernetes_version: String,
     /// Uid of the member's `kube-system` namespace.
     pub cluster_uid: String,
+    /// The fingerprint of the key that it is held with.
+    pub key: String,
     /// When the certificate of the session expires.
     pub certificate_expires: Timestamp,
 }

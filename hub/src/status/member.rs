@@ -54,10 +54,17 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     if view.session.is_some() || !view.awaited || never_said {
         set(ConditionType::Connected, connected(view, now.wall));
     }
+    let theft = stolen(view);
+    if let Some(message) = &theft {
+        set(ConditionType::PossibleKeyTheft, (ConditionStatus::True, Reason::RetiredKeySeen, message.clone()));
+    }
     match unclaimed(view) {
         Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
         None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
         None => {}
+    }
+    if theft.is_none() {
+        remove_condition(&mut status.conditions, ConditionType::PossibleKeyTheft);
     }
     (status != *view.previous).then_some(status)
 }
@@ -92,6 +99,17 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
     }
     let message = "the agent is not connected: look at its log in the member cluster".to_owned();
     (ConditionStatus::Unknown, Reason::SessionLost, message)
+}
+
+/// Somebody came with a key that had been given up.
+fn stolen(view: &MemberView<'_>) -> Option<String> {
+    let retired = view.previous.identity.iter().flat_map(|identity| &identity.retired);
+    let (at, key) = retired.filter_map(|key| Some((key.seen_at.as_ref()?.0, &key.fingerprint))).min()?;
+    Some(format!(
+        "a key that the agent had given up came again at {at} ({key}), and was refused: either the agent was restored from \
+         a backup, or somebody has a copy of its key. Set spec.accepted to false or delete this MemberCluster, find out who, \
+         and let the cluster join anew with `runnel-hub token create`"
+    ))
 }
 
 fn unclaimed(view: &MemberView<'_>) -> Option<String> {

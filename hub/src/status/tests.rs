@@ -41,6 +41,7 @@ fn facts() -> SessionFacts {
         agent_version: "0.1.0".into(),
         kubernetes_version: "v1.36.3".into(),
         cluster_uid: "u".into(),
+        key: String::new(),
         certificate_expires: Timestamp::UNIX_EPOCH,
     }
 }

@@ -1,13 +1,16 @@
 //! Writes about one member.
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource};
 use runnel_proto::model::{ClusterName, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
+use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{MemberCluster, MemberClusterStatus};
 use crate::join::decide::{keys, renewable_until};
-use crate::status::{MemberView, Now, SETTLING, fold_member};
+use crate::join::keys::used;
+use crate::status::{MemberView, Notice, Now, SETTLING, fold_member};
+use crate::watch::take_in_member;
 
 impl Writer {
     pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
@@ -19,6 +22,7 @@ impl Writer {
             // The watch brings the newer object, and with it another try.
             return Ok(());
         }
+        self.give_up_keys(name, now).await?;
         let Some(member) = self.book.member(name) else { return Ok(()) };
         let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
         let patch = Patch::Merge(json!({
@@ -35,9 +39,45 @@ impl Writer {
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
+            self.tell_theft(&member, &written);
             self.book.set_member(name.clone(), written);
         }
         Ok(())
+    }
+
+    /// At the first session with a newer key, the older ones of the member go: nobody else writes them meanwhile, as the
+    /// write is only for the object that was looked at.
+    async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
+        let Some(member) = self.book.member(name) else { return Ok(()) };
+        let key = self.shared.ledger.lock().session(name, now.instant).map(|session| session.key.clone());
+        let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
+        let limit = self.shared.settings.expired_renewal_limit;
+        let Some(kept) = key.zip(identity).and_then(|(key, known)| used(known, &key, limit, now.wall)) else {
+            return Ok(());
+        };
+        let patch = Patch::Merge(json!({
+            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
+            "status": {"identity": {"keys": kept.keys, "retired": kept.retired}},
+        }));
+        let api: Api<MemberCluster> = Api::all(self.client.clone());
+        let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
+        if let Some(written) = written {
+            tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
+            take_in_member(written, &self.shared, &self.book);
+        }
+        Ok(())
+    }
+
+    /// An Event, once, when the condition appears.
+    fn tell_theft(&self, before: &MemberCluster, after: &MemberCluster) {
+        let theft = |member: &MemberCluster| {
+            let status = member.status.as_ref()?;
+            condition(&status.conditions, ConditionType::PossibleKeyTheft).cloned()
+        };
+        if let (None, Some(theft)) = (theft(before), theft(after)) {
+            let notice = Notice { warning: true, reason: theft.type_, message: theft.message };
+            let _ = self.events.try_send((after.object_ref(&()), notice));
+        }
     }
 
     fn member_status(&self, name: &ClusterName, member: &MemberCluster, now: Now) -> Option<MemberClusterStatus> {

@@ -21,7 +21,10 @@ fn member(token: &Token) -> MemberCluster {
 }
 
 fn with_keys(mut member: MemberCluster, keys: Vec<KeyRecord>) -> MemberCluster {
-    member.status = Some(MemberClusterStatus { identity: Some(Identity { keys }), ..MemberClusterStatus::default() });
+    member.status = Some(MemberClusterStatus {
+        identity: Some(Identity { keys, ..Identity::default() }),
+        ..MemberClusterStatus::default()
+    });
     member
 }
 
@@ -193,6 +196,7 @@ fn every_refusal_names_the_cluster_and_a_cure() {
         Refusal::Deleting("c".into()),
         Refusal::Gone("c".into()),
         Refusal::UnknownKey("c".into()),
+        Refusal::RetiredKey("c".into()),
         Refusal::CertificateExpired("c".into()),
         Refusal::ExpiredTooLong("c".into()),
     ];

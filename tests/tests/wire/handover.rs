@@ -1,0 +1,200 @@
+//! A stream gives way to one with a newer key, make before break; and the key that was given up for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use runnel_hub::crd::MemberCluster;
+use runnel_proto::REASON_METADATA;
+use runnel_proto::identity::{MemberKey, PeerCertificate};
+use runnel_proto::model::{AgentFrame, HubFrame, SourceRef};
+use runnel_tests::scene::{Id, Place};
+use runnel_tests::simulated::{Credentials, Holdings, Line};
+use runnel_tests::wait::{eventually, steadily};
+use serde_json::json;
+use tonic::Status;
+
+use super::stage::{SOON, Stage, shared, value};
+
+async fn renewed(old: &Credentials) -> Result<Credentials> {
+    let key = Arc::new(MemberKey::generate()?);
+    Ok(old.renew(key.clone(), key.certificate_request()?).await?)
+}
+
+fn fingerprint(credentials: &Credentials) -> Result<String> {
+    Ok(PeerCertificate::from_der(credentials.certificate())?.key.to_string())
+}
+
+/// The keys of a member, and those that it gave up.
+async fn keys(stage: &Stage, cluster: &str) -> Result<(Vec<String>, Vec<String>)> {
+    let identity = stage.members().get(cluster).await?.status.and_then(|status| status.identity);
+    let identity = identity.context("no identity")?;
+    let names = identity.keys.into_iter().map(|key| key.fingerprint).collect();
+    Ok((names, identity.retired.into_iter().map(|key| key.fingerprint).collect()))
+}
+
+async fn until_keys(stage: &Stage, cluster: &str, wanted: (&[&Credentials], &[&Credentials])) -> Result<()> {
+    let names = |all: &[&Credentials]| all.iter().map(|one| fingerprint(one)).collect::<Result<Vec<_>>>();
+    let wanted = (names(wanted.0)?, names(wanted.1)?);
+    eventually("the keys of the member", SOON, async || {
+        let are = keys(stage, cluster).await?;
+        ensure!(are == wanted, "they are {are:?}");
+        Ok(Some(()))
+    })
+    .await
+}
+
+fn condition(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
+    let conditions = &member.status.as_ref()?.conditions;
+    let found = conditions.iter().find(|condition| condition.type_ == kind)?;
+    Some((found.status.clone(), found.message.clone(), found.last_transition_time.0.to_string()))
+}
+
+/// Takes in what comes until this value of a source is there.
+async fn takes_until(line: &mut Line, held: &mut Holdings, source: &SourceRef, text: &str) -> Result<()> {
+    while value(held, source).as_deref() != Some(text) {
+        if let HubFrame::Batch(batch) = line.must().await? {
+            held.take_in(&batch);
+        }
+    }
+    Ok(())
+}
+
+fn reason_of(status: &Status) -> Option<&str> {
+    status.metadata().get(REASON_METADATA)?.to_str().ok()
+}
+
+#[tokio::test]
+async fn a_stream_is_handed_over_without_a_gap_and_nothing_is_sent_twice() -> Result<()> {
+    const ROUNDS: usize = 5;
+    let (stage, cluster) = (shared("handed").await?, "handed-a");
+    let source = stage.write("settings", "0").await?;
+    stage.write("constant", "always").await?;
+    stage.rule("all", &["settings", "constant"], json!({"clusters": {"names": [cluster]}})).await?;
+    let mut credentials = stage.join(cluster).await?;
+    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let (mut held, mut sent) = (Holdings::default(), Vec::new());
+    takes_until(&mut line, &mut held, &source, "0").await?;
+    let connected = eventually("Connected", SOON, async || {
+        let member = stage.members().get(cluster).await?;
+        Ok(condition(&member, "Connected").filter(|told| told.0 == "True"))
+    })
+    .await?;
+    let mut last = credentials.clone();
+    for round in 1..=ROUNDS {
+        let text = format!("round {round}");
+        last = credentials;
+        credentials = renewed(&last).await?;
+        // No batch is acknowledged: what is under way when the stream gives way is not sent again either.
+        stage.write("settings", &text).await?;
+        line.send(&AgentFrame::Handover);
+        loop {
+            match line.must().await? {
+                HubFrame::Batch(batch) => drop(held.take_in(&batch)),
+                HubFrame::HandedOver => break,
+                _ => {}
+            }
+        }
+        // The stream is there still, and mute: the member is connected, and what happens now comes on the next stream.
+        let during = format!("between the streams {round}");
+        stage.write("settings", &during).await?;
+        let quiet = tokio::time::timeout(Duration::from_millis(300), line.next()).await;
+        ensure!(quiet.is_err(), "something follows: {}", line.record().sketch());
+        let mut next = Line::greeted(&credentials, held.states()).await?;
+        let end = line.end(Duration::from_secs(5)).await?;
+        ensure!(end.message().contains("took over"), "{end:?}");
+        ensure!(matches!(line.record().frames.last(), Some(HubFrame::HandedOver)), "{}", line.record().sketch());
+        sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(|rule| payloads(rule)));
+        // Its pairs are asked for, as it does not hold what was written meanwhile, and only that is sent.
+        while value(&held, &source).as_deref() != Some(during.as_str()) {
+            match next.must().await? {
+                HubFrame::WantDetail(uids) => {
+                    uids.iter().for_each(|uid| next.send(&AgentFrame::Detail(uid.clone(), held.detail(uid), true)));
+                }
+                HubFrame::Batch(batch) => drop(held.take_in(&batch)),
+                _ => {}
+            }
+        }
+        line = next;
+    }
+    sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(|rule| payloads(rule)));
+    let all = sent.len();
+    sent.sort();
+    sent.dedup();
+    ensure!(all == sent.len(), "{} payloads were sent more than once", all - sent.len());
+    ensure!(all <= 2 + 2 * ROUNDS, "{all} payloads for {ROUNDS} rounds");
+    let key = fingerprint(&credentials)?;
+    let retired = eventually("the older keys to be given up", SOON, async || {
+        let (kept, retired) = keys(&stage, cluster).await?;
+        Ok((kept == [key.clone()]).then_some(retired))
+    })
+    .await?;
+    ensure!(retired.len() == ROUNDS && retired.last() == Some(&fingerprint(&last)?), "{retired:?}");
+    let member = stage.members().get(cluster).await?;
+    ensure!(condition(&member, "Connected") == Some(connected), "{:?}", member.status);
+    ensure!(condition(&member, "PossibleKeyTheft").is_none(), "{:?}", member.status);
+    // Also to the hub it was always connected.
+    let log = std::fs::read_to_string(stage.fleet.hub_log())?;
+    let ended = log.lines().filter(|line| line.contains("session ended") && line.contains(cluster)).count();
+    ensure!(ended == 0, "{ended} sessions ended before the next one was there");
+    Ok(())
+}
+
+fn payloads(rule: &runnel_proto::model::RuleDelta) -> Vec<String> {
+    rule.upserts.iter().map(|up| format!("{} {:?}", up.source, up.revision)).collect()
+}
+
+#[tokio::test]
+async fn a_key_that_was_given_up_is_refused_and_whoever_comes_with_it_is_told_of() -> Result<()> {
+    let (stage, cluster) = (shared("stolen").await?, "stolen-a");
+    let old = stage.join(cluster).await?;
+    drop(Line::greeted(&old, Vec::new()).await?);
+    // An agent that stopped before it stored the new key comes again with the old one, which holds as before.
+    let lost = renewed(&old).await?;
+    drop(Line::greeted(&old, Vec::new()).await?);
+    let new = renewed(&old).await?;
+    until_keys(&stage, cluster, (&[&old, &lost, &new], &[])).await?;
+    let _line = Line::greeted(&new, Vec::new()).await?;
+    until_keys(&stage, cluster, (&[&new], &[&old, &lost])).await?;
+    let calm = stage.members().get(cluster).await?;
+    ensure!(condition(&calm, "PossibleKeyTheft").is_none(), "{:?}", calm.status);
+
+    let refused = Line::open(&old).await.err().context("let in with a key that was given up")?;
+    ensure!(reason_of(&refused) == Some("key-unknown"), "{refused:?}");
+    let (kind, words, at) = eventually("PossibleKeyTheft", SOON, async || {
+        Ok(condition(&stage.members().get(cluster).await?, "PossibleKeyTheft"))
+    })
+    .await?;
+    ensure!(kind == "True" && words.contains(&fingerprint(&old)?) && words.contains("token create"), "{kind} {words}");
+    let hub = Place::new("hub", stage.client.clone());
+    let told = hub.is_told(&Id::member(cluster), "PossibleKeyTheft").await?;
+    ensure!(told.kind == "Warning" && told.note == words, "{told:?}");
+    // Neither repeats nor a renewal with it, nor the other key, say it a second time.
+    ensure!(Line::open(&old).await.is_err() && renewed(&old).await.is_err() && renewed(&lost).await.is_err());
+    steadily("one Event", Duration::from_secs(2), async || {
+        let told = hub.told_about(&Id::member(cluster)).await?;
+        ensure!(told.len() == 1 && told.iter().all(|event| event.times == 1), "{told:?}");
+        let now = condition(&stage.members().get(cluster).await?, "PossibleKeyTheft").context("gone")?;
+        ensure!(now.0 == "True" && now.2 == at, "{now:?}");
+        Ok(())
+    })
+    .await?;
+    let said = serde_json::to_string(&stage.members().get(cluster).await?)?;
+    ensure!(!said.contains("PRIVATE KEY") && !said.contains("CERTIFICATE"), "{said}");
+
+    // Who never was a member's is not one who came again.
+    let again = stage.join(cluster).await?;
+    drop(Line::greeted(&again, Vec::new()).await?);
+    let cleared = eventually("the condition to go with a new join", SOON, async || {
+        let member = stage.members().get(cluster).await?;
+        Ok(condition(&member, "PossibleKeyTheft").is_none().then_some(member))
+    })
+    .await?;
+    ensure!(condition(&cleared, "Connected").is_some_and(|told| told.0 == "True"), "{:?}", cleared.status);
+    until_keys(&stage, cluster, (&[&again], &[])).await?;
+    for gone in [&old, &new] {
+        let refused = Line::open(gone).await.err().context("let in with the key of another join")?;
+        ensure!(reason_of(&refused) == Some("key-unknown"), "{refused:?}");
+    }
+    until_keys(&stage, cluster, (&[&again], &[])).await
+}
