@@ -27,6 +27,9 @@ const DENIED_METADATA: &[&str] = &[
 /// cluster may live in another one than the hub.
 const OWN_SECRETS: &[&str] = &["runnel-hub-identity", "runnel-agent-identity", "runnel-agent-terms"];
 
+/// With the value `false` on an object, no rule distributes it, whatever the rule selects.
+pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
+
 /// Why an object is never distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refused {
@@ -34,6 +37,8 @@ pub enum Refused {
     Type,
     /// It is larger than an agent takes.
     TooLarge,
+    /// Its owner says so, by [`DISTRIBUTE_ANNOTATION`].
+    Annotation,
 }
 
 /// Whether an object is never a source, by its name and labels alone: it is made by every cluster itself, it is a copy,
@@ -47,8 +52,12 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
 /// The distributed part of an object as the API server gave it.
 ///
 /// # Errors
-/// [`Refused::Type`] for types that are never distributed.
+/// [`Refused::Annotation`] for objects whose owner refuses, [`Refused::Type`] for types that are never distributed.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, Refused> {
+    let refuses = |annotations: &Value| annotations.get(DISTRIBUTE_ANNOTATION).and_then(Value::as_str) == Some("false");
+    if object.get("metadata").and_then(|meta| meta.get("annotations")).is_some_and(refuses) {
+        return Err(Refused::Annotation);
+    }
     if kind.refuses_type(object.get("type").and_then(Value::as_str)) {
         return Err(Refused::Type);
     }
@@ -120,6 +129,17 @@ mod tests {
         let kind = Kind::by_resource("secrets").unwrap();
         let token = json!({"metadata": {}, "type": "kubernetes.io/service-account-token"});
         assert!(content_of(kind, &token).err() == Some(Refused::Type));
+    }
+
+    #[test]
+    fn an_annotation_of_the_owner_refuses_and_only_with_false() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let says = |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
+        assert!(content_of(kind, &says("false")).err() == Some(Refused::Annotation));
+        for other in ["true", "", "no"] {
+            let content = content_of(kind, &says(other)).ok().unwrap();
+            assert!(content.annotations.is_empty(), "{other}");
+        }
     }
 
     #[test]

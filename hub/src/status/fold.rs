@@ -245,6 +245,7 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
     let why = match refused {
         Refused::Type => "its type is a credential of this cluster or a Helm release",
         Refused::TooLarge => "it is too large",
+        Refused::Annotation => "its annotation runnel.dev/distribute is false; remove that to distribute it",
     };
     format!("{message}; {} selected objects are never distributed, among them {source}: {why}", plan.refused.len())
 }
