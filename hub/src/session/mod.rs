@@ -134,9 +134,11 @@ impl Session {
         }
     }
 
-    /// The agent has nothing left of a rule. Returns whether that answers an order to remove it.
+    /// The agent has nothing left of a rule. Returns whether that answers an order to remove it. While an order waits to
+    /// be sent, what comes in answers an earlier one, and the agent may hold copies again.
     pub fn gone(&mut self, uid: &RuleUid) -> bool {
-        let answers = self.rules.get(uid).is_some_and(|held| held.removing.is_some());
+        let ordered = self.rules.get(uid).is_some_and(|held| held.removing.is_some());
+        let answers = ordered && !self.removals.contains_key(uid);
         if answers {
             self.rules.remove(uid);
         }

@@ -185,6 +185,33 @@ fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
 }
 
 #[test]
+fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
+    let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
+    let mut session = agent.connect();
+    let send = |session: &mut Session, agent: &mut Agent| {
+        let batch = session.next_batch().unwrap();
+        agent.take(&batch);
+        session.ack(batch.nonce);
+    };
+    let unwanted = || [("r".into(), Claim::Unwanted(DeletionPolicy::Delete))];
+    session.update([wanted("r", &[(1, content(1))])]);
+    send(&mut session, &mut agent);
+    session.update(unwanted());
+    send(&mut session, &mut agent);
+    // Before the answer is in, the rule comes back, its copies with it, and goes again.
+    session.update([wanted("r", &[(1, content(1))])]);
+    send(&mut session, &mut agent);
+    session.update(unwanted());
+    agent.removed.clear();
+    assert!(!session.gone(&uid) && !session.is_free_of(&uid), "the agent holds copies again");
+    // The hub forgets the rule before the order has left: it does not leave any more.
+    session.update([("r".into(), Claim::Unclaimed)]);
+    agent.gone.clear();
+    agent.drain(&mut session);
+    assert!(agent.removed.is_empty() && agent.unclaimed.contains(&uid));
+}
+
+#[test]
 fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
