@@ -61,7 +61,7 @@ pub(super) enum Swap {
 /// What happened next.
 pub(super) enum Step {
     Due,
-    Renewed(Result<Identity, NotRenewed>),
+    Renewed(Box<Result<Identity, NotRenewed>>),
     Connected(Result<Channel, String>),
     Room(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
@@ -74,7 +74,7 @@ impl Swap {
                 tokio::time::sleep_until(*at).await;
                 Step::Due
             }
-            Swap::Renewing(work) => Step::Renewed(work.await),
+            Swap::Renewing(work) => Step::Renewed(Box::new(work.await)),
             Swap::Connecting(work) => Step::Connected(work.await),
             Swap::Saying(_, work) => Step::Room(work.await),
         }
@@ -108,15 +108,17 @@ impl Link {
                 let renewal = Renewal::of(self);
                 Swap::Renewing(Box::pin(renewal.ask(client.clone())))
             }
-            (_, Step::Renewed(Ok(renewed))) => {
-                self.identity = renewed;
-                tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
-                self.connect(address)
-            }
-            (_, Step::Renewed(Err(error))) => {
-                tracing::warn!("renewing the certificate failed; trying again: {error}");
-                Swap::Renew(self.again())
-            }
+            (_, Step::Renewed(renewed)) => match *renewed {
+                Ok(renewed) => {
+                    self.identity = renewed;
+                    tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
+                    self.connect(address)
+                }
+                Err(error) => {
+                    tracing::warn!("renewing the certificate failed; trying again: {error}");
+                    Swap::Renew(self.again())
+                }
+            },
             (Swap::Connect(_), _) => self.connect(address),
             (_, Step::Connected(Ok(channel))) => {
                 let frames = frames.clone();

@@ -83,6 +83,8 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         vec![AgentFrame::Ack(1, Vec::new())],
         vec![AgentFrame::Report(vec![state("a")])],
         vec![AgentFrame::Want(uid(), vec![source()])],
+        vec![AgentFrame::Handover],
+        vec![hello(), AgentFrame::Handover],
         vec![AgentFrame::Detail(uid(), Vec::new(), true)],
         vec![hello(), hello()],
         vec![hello(), AgentFrame::Report(vec![state("a")])],

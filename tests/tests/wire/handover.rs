@@ -104,7 +104,7 @@ async fn a_stream_is_handed_over_without_a_gap_and_nothing_is_sent_twice() -> Re
         let end = line.end(Duration::from_secs(5)).await?;
         ensure!(end.message().contains("took over"), "{end:?}");
         ensure!(matches!(line.record().frames.last(), Some(HubFrame::HandedOver)), "{}", line.record().sketch());
-        sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(|rule| payloads(rule)));
+        sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(payloads));
         // Its pairs are asked for, as it does not hold what was written meanwhile, and only that is sent.
         while value(&held, &source).as_deref() != Some(during.as_str()) {
             match next.must().await? {
@@ -117,7 +117,7 @@ async fn a_stream_is_handed_over_without_a_gap_and_nothing_is_sent_twice() -> Re
         }
         line = next;
     }
-    sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(|rule| payloads(rule)));
+    sent.extend(line.record().batches().flat_map(|batch| &batch.rules).flat_map(payloads));
     let all = sent.len();
     sent.sort();
     sent.dedup();

@@ -163,8 +163,8 @@ async fn with_an_expired_certificate_one_may_renew_and_do_nothing_else() -> Resu
     let good = stage.join("expired-a").await?;
     let uid = stage.members().get("expired-a").await?.uid().context("a uid")?;
     let own = stage.authority().await?;
-    let made = |days: u32| {
-        let key = Some(good.key());
+    let made = |of: &Credentials, days: u32| {
+        let key = Some(of.key());
         let made = SystemTime::now() - days * DAY;
         good.forge(&own, Forgery { hub: &good.hub, cluster: "expired-a", uid: &uid, key, made, life: DAY })
     };
@@ -173,14 +173,17 @@ async fn with_an_expired_certificate_one_may_renew_and_do_nothing_else() -> Resu
         anyhow::Ok(old.renew(key.clone(), key.certificate_request()?).await)
     };
     // Expired for a day, and for almost thirty.
+    // Each time with the newest key: with a session the older ones are given up.
+    let mut newest = good.clone();
     for days in [2, 30] {
-        let old = made(days)?;
+        let old = made(&newest, days)?;
         let status = refusal(&old).await?;
         ensure!(status.code() == Code::Unauthenticated && reason_of(&status) == Some("expired"), "{status:?}");
-        drop(Line::greeted(&renew(&old).await??, Vec::new()).await?);
+        newest = renew(&old).await??;
+        drop(Line::greeted(&newest, Vec::new()).await?);
     }
     // For longer, only a new join string helps, and the member's status says so.
-    let old = made(32)?;
+    let old = made(&newest, 32)?;
     let status = renew(&old).await?.err().context("renewed")?;
     ensure!(reason_of(&status) == Some("expired-too-long"), "{status:?}");
     ensure!(status.message().contains("runnel-hub token create expired-a"), "{status:?}");
@@ -196,7 +199,7 @@ async fn with_an_expired_certificate_one_may_renew_and_do_nothing_else() -> Resu
     let status = renew(&good.forge(&own, forgery)?).await?.err().context("renewed with another key")?;
     ensure!(reason_of(&status) == Some("key-unknown"), "{status:?}");
     stage.patch_member("expired-a", json!({"spec": {"accepted": false}})).await?;
-    let status = renew(&made(2)?).await?.err().context("renewed though revoked")?;
+    let status = renew(&made(&newest, 2)?).await?.err().context("renewed though revoked")?;
     ensure!(reason_of(&status) == Some("not-accepted"), "{status:?}");
     Ok(())
 }
