@@ -197,8 +197,11 @@ async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result
     let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
     hub.change(&Id::member("late"), json!({"spec": {"leaving": true}})).await?;
     let told = member_says(hub, "late", "Accepted", "False", "Left").await?;
-    let message = condition(&told, "Accepted")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("can be deleted"), "{message}");
+    let left = condition(&told, "Left")?;
+    let message = left["message"].as_str().unwrap_or_default();
+    let behind = "1 copies were left behind, as deletionPolicy: Retain says (1 of leaves/retains)";
+    ensure!(left["status"] == "True" && left["reason"] == "Left", "{left}");
+    ensure!(message.starts_with(behind) && message.contains("can be deleted"), "{message}");
     // It said so when nothing was left, not earlier.
     let gone = Id::of(&source)?.within(target);
     ensure!(hub.find(&gone).await?.is_none(), "a copy is left");
@@ -218,7 +221,8 @@ async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result
     }
     let again = hub.has_copy(&kept, target, &retains).await?;
     ensure!(again["metadata"]["uid"] == kept_copy["metadata"]["uid"]);
-    member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    let told = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    ensure!(condition(&told, "Left").is_err(), "{}", told["status"]);
     hub.all_applied(&deletes, 4).await?;
     recorder.was_never_missing(target, "deletes")?;
 
@@ -226,6 +230,8 @@ async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result
     hub.delete(&Id::member("late")).await?;
     is_cut(&late.ops_url(), A_SECOND).await?;
     hub.lacks(&Id::member("late")).await?;
+    let log = std::fs::read_to_string(fleet.hub_log())?;
+    ensure!(log.contains("these copies are left behind there"), "the hub should say what stays");
     hub.all_applied(&deletes, 2).await?;
     let edited = hub.change(&Id::of(&source)?, json!({"data": {"k": "edited"}})).await?;
     scene.member(1).has_copy(&edited, target, &deletes).await?;

@@ -15,6 +15,8 @@ mod isolation;
 mod joining;
 #[path = "wire/resume.rs"]
 mod resume;
+#[path = "wire/revoked.rs"]
+mod revoked;
 #[path = "wire/stage.rs"]
 mod stage;
 #[path = "wire/tokens.rs"]

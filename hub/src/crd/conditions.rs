@@ -25,6 +25,8 @@ pub enum ConditionType {
     Accepted,
     /// Member: True while the cluster's agent is connected.
     Connected,
+    /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
+    Left,
     /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
     Unclaimed,
     /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
@@ -34,7 +36,7 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Every type, in the order of a status.
-    pub const ALL: [ConditionType; 9] = [
+    pub const ALL: [ConditionType; 10] = [
         ConditionType::Ready,
         ConditionType::Applied,
         ConditionType::Reconciling,
@@ -42,6 +44,7 @@ impl ConditionType {
         ConditionType::Suspended,
         ConditionType::Accepted,
         ConditionType::Connected,
+        ConditionType::Left,
         ConditionType::Unclaimed,
         ConditionType::PossibleKeyTheft,
     ];
@@ -56,6 +59,7 @@ impl ConditionType {
             ConditionType::Suspended => "Suspended",
             ConditionType::Accepted => "Accepted",
             ConditionType::Connected => "Connected",
+            ConditionType::Left => "Left",
             ConditionType::Unclaimed => "Unclaimed",
             ConditionType::PossibleKeyTheft => "PossibleKeyTheft",
         }

@@ -26,7 +26,8 @@ pub struct MemberClusterSpec {
     #[serde(default = "yes")]
     pub accepted: bool,
     /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
-    /// new ones. When its status says that it has left, delete it.
+    /// new ones. When its condition Left is True, all of them have been seen to, and it can be deleted by whoever declared
+    /// it: the hub does not, as what stands in Git would come back. To remove a dead cluster, delete it at once.
     #[serde(default)]
     pub leaving: bool,
     /// The join that is allowed now, made by `runnel-hub token create`, or declared in Git together with the agent's Secret.
@@ -69,7 +70,7 @@ pub struct MemberClusterStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted and Connected always; Unclaimed and PossibleKeyTheft while they are true.
+    /// Accepted and Connected always; Left while the cluster leaves; Unclaimed and PossibleKeyTheft while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

@@ -45,10 +45,10 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Unjoin) -> anyhow
     }
     let left_behind = match options.force && !connected.holds() {
         true => Some(left_behind(&hub, name, &object).await),
-        false => {
-            leave(&hub, name, timeout, options.force).await?;
-            None
-        }
+        false => match leave(&hub, name, timeout, options.force).await? {
+            Some(message) => Some(format!("{message}\n")),
+            None => Some(left_behind(&hub, name, &object).await),
+        },
     };
     remove(&hub, name, timeout).await?;
     say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are worth nothing.\n"))?;
@@ -67,34 +67,34 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Unjoin) -> anyhow
     }
 }
 
-/// Waits until the hub says that nothing is left there.
-async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> anyhow::Result<()> {
+/// Waits until the hub says that nothing is left to see to there, and returns its words; `None`: by force, too early.
+async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> anyhow::Result<Option<String>> {
     let path = look::member_path(name);
     hub.patch("let the cluster leave", &path, json!({"spec": {"leaving": true}})).await?;
     let mut progress = Progress::start(&format!("{name} leaves: its copies are being seen to"));
     let begin = Instant::now();
     let outcome = loop {
-        let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(()) };
-        let (accepted, connected) = (condition(&object, "Accepted"), condition(&object, "Connected"));
-        if accepted.reason == "Left" {
-            break Ok(());
+        let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(String::new()) };
+        let (left, connected) = (condition(&object, "Left"), condition(&object, "Connected"));
+        if left.holds() {
+            break Ok(left.message.split(": this MemberCluster").next().unwrap_or_default().to_owned());
         }
         if begin.elapsed() >= timeout {
-            break Err((accepted.message.to_owned(), connected.holds()));
+            break Err((left.message.to_owned(), connected.holds()));
         }
-        let how = if connected.holds() { accepted.message } else { "the agent is not connected any more" };
+        let how = if connected.holds() { left.message } else { "the agent is not connected any more" };
         progress.say(&format!("{name} leaves: {how}"));
         tokio::time::sleep(BETWEEN).await;
     };
     progress.end();
     match outcome {
-        Ok(()) => Ok(()),
+        Ok(message) => Ok(Some(message)),
         Err(_) if force => {
             eprintln!(
                 "warning: {name} has not seen to its copies within {}; it is removed by force",
                 limit::words(timeout)
             );
-            Ok(())
+            Ok(None)
         }
         Err((message, connected)) => {
             let why = if connected { message } else { "its agent is not connected".to_owned() };

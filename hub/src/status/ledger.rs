@@ -48,6 +48,8 @@ struct Presence {
 #[derive(Default)]
 pub struct Ledger {
     clusters: BTreeMap<ClusterName, Presence>,
+    /// What the rules of clusters that leave retain there.
+    retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
 }
 
 impl Ledger {
@@ -108,6 +110,34 @@ impl Ledger {
     /// A cluster is revoked or deleted: nothing of it is known any more.
     pub fn forget(&mut self, cluster: &ClusterName) {
         self.clusters.remove(cluster);
+        self.retained.remove(cluster);
+    }
+
+    /// A cluster begins to leave, or no longer does; `retains` tells the rules whose copies stay there.
+    pub fn leaves(&mut self, cluster: &ClusterName, leaving: bool, retains: impl Fn(&RuleUid) -> bool) {
+        if !leaving {
+            self.retained.remove(cluster);
+        } else if !self.retained.contains_key(cluster) && self.has_connected(cluster) {
+            let held = self.held_copies(cluster).filter(|(uid, ..)| retains(uid));
+            let retained = held.map(|(_, rule, copies)| (rule.clone(), copies)).collect();
+            self.retained.insert(cluster.clone(), retained);
+        }
+    }
+
+    /// What the rules of a cluster that leaves retain there, as it was when it began to leave.
+    pub fn retained(&self, cluster: &ClusterName) -> &[(RuleName, u32)] {
+        self.retained.get(cluster).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The rules that a cluster holds copies of, and how many.
+    pub fn held_copies(&self, cluster: &ClusterName) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
+        let presence = self.clusters.get(cluster);
+        presence.into_iter().flat_map(|presence| {
+            presence.names.iter().map(|(uid, rule)| {
+                let copies = presence.accounts.get(uid).map_or(0, |account| account.counts.applied);
+                (uid, rule, copies)
+            })
+        })
     }
 
     /// The session of a cluster that counts as connected: it is, or was a moment ago.

@@ -23,6 +23,8 @@ pub struct MemberView<'a> {
     pub session: Option<&'a SessionFacts>,
     /// Rules that the member holds copies of.
     pub held: usize,
+    /// While it leaves: the rules whose copies stay, and how many.
+    pub retained: &'a [(RuleName, u32)],
     /// Of these, the ones that this hub does not know.
     pub unclaimed: Vec<&'a RuleName>,
     /// Whether the hub has not been up for long enough to take silence for an answer.
@@ -54,14 +56,21 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     if view.session.is_some() || !view.awaited || never_said {
         set(ConditionType::Connected, connected(view, now.wall));
     }
-    let theft = stolen(view);
+    let (theft, left) = (stolen(view), left(view));
     if let Some(message) = &theft {
         set(ConditionType::PossibleKeyTheft, (ConditionStatus::True, Reason::RetiredKeySeen, message.clone()));
+    }
+    let leaves = left.is_some();
+    if let Some(told) = left {
+        set(ConditionType::Left, told);
     }
     match unclaimed(view) {
         Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
         None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
         None => {}
+    }
+    if !leaves {
+        remove_condition(&mut status.conditions, ConditionType::Left);
     }
     if theft.is_none() {
         remove_condition(&mut status.conditions, ConditionType::PossibleKeyTheft);
@@ -77,11 +86,67 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     if !view.leaving {
         return (ConditionStatus::True, Reason::Accepted, "rules may choose this cluster".to_owned());
     }
-    if view.session.is_some() && view.held == 0 {
+    if has_left(view) {
         let message = "nothing of Runnel is left in this cluster: this MemberCluster can be deleted".to_owned();
         return (ConditionStatus::False, Reason::Left, message);
     }
     (ConditionStatus::False, Reason::Leaving, "the cluster leaves, and its copies are being seen to".to_owned())
+}
+
+/// Whether nothing of Runnel is left. What was once true stays so: the agent of a cluster that has left goes.
+fn has_left(view: &MemberView<'_>) -> bool {
+    match view.session {
+        Some(_) => view.held == 0,
+        None => said_left(view).is_some(),
+    }
+}
+
+/// What was said before of a cluster that has left.
+fn said_left<'a>(view: &MemberView<'a>) -> Option<&'a str> {
+    let before = condition(&view.previous.conditions, ConditionType::Left)?;
+    (before.status == ConditionStatus::True.as_str()).then_some(before.message.as_str())
+}
+
+fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
+    if !view.leaving {
+        return None;
+    }
+    if has_left(view) {
+        let message = said_left(view).map_or_else(|| farewell(view.retained), str::to_owned);
+        return Some((ConditionStatus::True, Reason::Left, message));
+    }
+    Some(match view.session {
+        _ if !view.accepted => {
+            let message = "spec.accepted is false, so the copies there stay: delete this MemberCluster, or accept the \
+                           cluster again to have them seen to";
+            (ConditionStatus::False, Reason::NotAccepted, message.to_owned())
+        }
+        Some(_) => {
+            let message = format!("copies of {} rules are being seen to", view.held);
+            (ConditionStatus::False, Reason::Leaving, message)
+        }
+        None => {
+            let message = "the agent is not connected: its copies are seen to when it is back; to remove a dead cluster, \
+                           delete this MemberCluster, and its copies stay";
+            (ConditionStatus::Unknown, Reason::SessionLost, message.to_owned())
+        }
+    })
+}
+
+/// What is left behind in a cluster that has left.
+fn farewell(retained: &[(RuleName, u32)]) -> String {
+    if retained.is_empty() {
+        return "no copies are left in this cluster: this MemberCluster can be deleted".to_owned();
+    }
+    let named = retained.iter().take(NAMES_SHOWN).map(|(rule, copies)| format!("{copies} of {rule}"));
+    let named: Vec<_> = named.collect();
+    let more = if retained.len() > NAMES_SHOWN { ", ..." } else { "" };
+    let all: u32 = retained.iter().map(|(_, copies)| copies).sum();
+    format!(
+        "{all} copies were left behind, as deletionPolicy: Retain says ({}{more}), and none is managed any more: this \
+         MemberCluster can be deleted",
+        named.join(", ")
+    )
 }
 
 fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, String) {
@@ -122,4 +187,75 @@ fn unclaimed(view: &MemberView<'_>) -> Option<String> {
             names.join(", ")
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn view<'a>(previous: &'a MemberClusterStatus, session: Option<&'a SessionFacts>, held: usize) -> MemberView<'a> {
+        MemberView {
+            generation: 2,
+            accepted: true,
+            leaving: true,
+            session,
+            held,
+            retained: &[],
+            unclaimed: vec![],
+            awaited: false,
+            renewable_until: None,
+            previous,
+        }
+    }
+
+    fn told(view: &MemberView<'_>) -> MemberClusterStatus {
+        let now = Now { instant: Instant::now(), wall: Timestamp::from_second(1_800_000_000).unwrap() };
+        fold_member(view, now).unwrap_or_else(|| view.previous.clone())
+    }
+
+    fn left(status: &MemberClusterStatus) -> (&str, &str, &str) {
+        let told = condition(&status.conditions, ConditionType::Left).unwrap();
+        (&told.status, &told.reason, &told.message)
+    }
+
+    #[test]
+    fn a_cluster_that_leaves_says_how_far_it_is_and_what_it_left_behind() {
+        let facts = SessionFacts {
+            agent_version: "1".into(),
+            kubernetes_version: "1".into(),
+            cluster_uid: "u".into(),
+            certificate_expires: Timestamp::MAX,
+            key: "k".into(),
+        };
+        let none = MemberClusterStatus::default();
+        let rule = |namespace: &str, name: &str| RuleName {
+            kind: String::new(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let retained = [(rule("a", "b"), 3), (rule("", "c"), 1)];
+        assert_eq!(left(&told(&view(&none, None, 0))).0, "Unknown");
+        let busy = told(&view(&none, Some(&facts), 2));
+        assert_eq!(left(&busy), ("False", "Leaving", "copies of 2 rules are being seen to"));
+        let gone = told(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
+        let (holds, reason, message) = left(&gone);
+        assert_eq!((holds, reason), ("True", "Left"));
+        assert!(
+            message.starts_with("4 copies were left behind") && message.contains("(3 of a/b, 1 of c)"),
+            "{message}"
+        );
+        // It stays true when the agent is uninstalled, and after a restart of the hub.
+        let after = told(&view(&gone, None, 0));
+        assert_eq!(left(&after), left(&gone));
+        let accepted = condition(&after.conditions, ConditionType::Accepted).unwrap();
+        assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "Left"));
+        // Who is cut off first is told what to do.
+        let cut = told(&MemberView { accepted: false, ..view(&none, None, 0) });
+        assert_eq!((left(&cut).0, left(&cut).1), ("False", "NotAccepted"));
+        // And it may change its mind.
+        let back = told(&MemberView { leaving: false, ..view(&gone, Some(&facts), 0) });
+        assert!(condition(&back.conditions, ConditionType::Left).is_none());
+    }
 }

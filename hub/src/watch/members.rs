@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
 use kube::{Client, ResourceExt};
-use runnel_proto::model::ClusterName;
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::{Anew, own_events, refusal};
 use crate::crd::MemberCluster;
@@ -64,14 +64,28 @@ pub fn take_in_member(object: MemberCluster, shared: &Shared, book: &Book) {
     if reborn {
         shared.ledger.lock().forget(&name);
     }
+    // Before anything of it is seen to.
+    note_leaving(&name, cluster.leaving, shared);
     shared.change(|index| index.set_cluster(name.clone(), cluster));
     // Whatever changed may end the session: it looks for itself.
     shared.wake(&name);
     shared.dirty_members.add([name]);
 }
 
+fn note_leaving(name: &ClusterName, leaving: bool, shared: &Shared) {
+    let index = shared.index.read();
+    let retains =
+        |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain);
+    shared.ledger.lock().leaves(name, leaving, retains);
+}
+
 fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
     book.remove_member(name);
-    shared.ledger.lock().forget(name);
+    let mut ledger = shared.ledger.lock();
+    for (_, rule, copies) in ledger.held_copies(name).filter(|(.., copies)| *copies > 0) {
+        tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
+    }
+    ledger.forget(name);
+    drop(ledger);
     shared.change(|index| index.remove_cluster(name));
 }

@@ -96,6 +96,7 @@ impl Writer {
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
             session: ledger.session(name, now.instant).filter(|_| cluster.accepted),
             held: ledger.held_rules(name).count(),
+            retained: ledger.retained(name),
             unclaimed,
             awaited: young && !ledger.has_connected(name),
             renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),

@@ -31,6 +31,8 @@ const WRITES: usize = 8;
 const GATHER: Duration = Duration::from_millis(10);
 /// How often time itself is looked at: silence, the end of settling, deletions that wait.
 const BEAT: Duration = Duration::from_secs(1);
+/// How often every member is looked at, whatever it says.
+const LOOK: Duration = Duration::from_secs(15);
 /// How long one write may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -45,6 +47,8 @@ pub struct Writer {
     retries: Vec<(Instant, Retry)>,
     /// Since when this process served as the end of settling was last told.
     settled: Option<Instant>,
+    /// When every member was last looked at.
+    looked: Instant,
 }
 
 enum Retry {
@@ -69,6 +73,7 @@ impl Writer {
             members: BTreeSet::new(),
             retries: Vec::new(),
             settled: None,
+            looked: Instant::now(),
         }
     }
 
@@ -106,6 +111,11 @@ impl Writer {
         if self.settled != serving && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
             self.settled = serving;
             self.shared.mark_everything();
+        }
+        if now.saturating_duration_since(self.looked) >= LOOK {
+            self.looked = now;
+            // A certificate ends without anybody saying so.
+            self.shared.dirty_members.add(self.book.members_not_in(&BTreeSet::new()));
         }
         let deleting = self.book.deleting();
         self.shared.dirty_rules.add(deleting);

@@ -124,6 +124,7 @@ mod tests {
             "[a-b]{1,2}",
             any::<String>(),
             Just("a/cluster/b".to_owned()),
+            "(c|C|\u{441}|\u{ff43}|c\u{301})(1|10|1/|1:|1%30|1\u{660}|%31|1\\.|1 )?",
             Just("A".to_owned()),
             Just("\u{430}".to_owned()),
         ]

@@ -69,7 +69,7 @@ async fn start(stage: &Stage, number: usize) -> Result<SimulatedAgent> {
 }
 
 /// Text that no compression makes shorter.
-fn noise(bytes: usize) -> Result<String> {
+pub(super) fn noise(bytes: usize) -> Result<String> {
     let mut noise = vec![0; bytes];
     SystemRandom::new().fill(&mut noise).map_err(|_| anyhow::anyhow!("no random numbers"))?;
     Ok(BASE64.encode(&noise))

@@ -225,3 +225,55 @@ proptest! {
         prop_assert!(kept.iter().all(live));
     }
 }
+
+/// A name, and one that looks like it or is read like it by somebody careless; often the same.
+fn names() -> impl Strategy<Value = (String, String)> {
+    let name = prop_oneof![
+        "(c1|c10|c100|eu-3|c-1|c.1|a|1)",
+        "[a-c]{1,2}[0-2]{0,2}",
+        "(C1|c1/|c1:|c%31|%63%31|\u{441}1|c\u{661}|c1/uid-1|../c1)",
+        any::<String>(),
+    ];
+    (name, 0usize..14).prop_map(|(name, how)| {
+        let other = match how {
+            0 => format!("{name}0"),
+            1 => name.chars().take(name.chars().count().saturating_sub(1)).collect(),
+            2 => name.to_uppercase(),
+            3 => name.replace('c', "\u{441}"),
+            4 => format!("{name}/"),
+            5 => format!("{name}:8443"),
+            6 => name.bytes().map(|byte| format!("%{byte:02x}")).collect(),
+            7 => name.replace('.', "%2e"),
+            8 => format!("{name}/uid-1"),
+            9 => format!("{name}."),
+            10 => format!(" {name}"),
+            11 => format!("{name}\u{200b}"),
+            12 => format!("x/../{name}"),
+            _ => name.clone(),
+        };
+        (name, other)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+    #[test]
+    fn a_certificate_opens_the_very_cluster_whose_name_is_in_it((ours, theirs) in names(), swapped in any::<bool>()) {
+        let (ours, theirs) = if swapped { (theirs, ours) } else { (ours, theirs) };
+        let mut member = with_keys(member(&Token::generate().unwrap()), vec![key_record(print("k"), at(0), at(100))]);
+        member.metadata.name = Some(ours.clone());
+        let built = SpiffeId::cluster("hubid", &theirs, "uid-1");
+        let read = SpiffeId::parse(&format!("spiffe://hubid/cluster/{theirs}/uid-1"));
+        // The key and the uid are the cluster's own: only the name can keep them apart.
+        for id in [built, read] {
+            let valid = runnel_proto::identity::is_cluster_name(&theirs);
+            prop_assert_eq!(id.is_ok(), valid, "{:?}", theirs);
+            let Ok(id) = id else { continue };
+            let peer = PeerCertificate { id, ..peer("hubid", "x", "uid-1", "k", 100) };
+            let opens = admit(Some(&member), "hubid", &peer, at(50)).is_ok();
+            let renews = admit_renewal(Some(&member), "hubid", &peer, Duration::ZERO, at(50)).is_ok();
+            prop_assert_eq!((opens, renews), (ours == theirs, ours == theirs), "{:?} and {:?}", ours, theirs);
+        }
+    }
+}

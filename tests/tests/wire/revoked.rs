@@ -1,0 +1,164 @@
+//! Revocation wherever it strikes: a live stream, a snapshot that is half sent, a renewal, a reconnect.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kube::api::DeleteParams;
+use runnel_proto::model::{AgentFrame, HubFrame};
+use runnel_tests::simulated::{Credentials, Holdings, Line, SimulatedAgent, sketch};
+use serde_json::json;
+use tokio::sync::Notify;
+
+use super::costs::noise;
+use super::stage::{Stage, alone, shared};
+
+/// Sources of a snapshot that takes a while.
+const SOURCES: usize = 40;
+/// How long the slowest of all may take on a busy machine; the promise is a second.
+const GENEROUS: Duration = Duration::from_secs(5);
+
+/// Big sources, and a rule that brings them to every cluster of the test.
+async fn big_rule(stage: &Stage) -> Result<()> {
+    for number in 0..SOURCES {
+        stage.write(&format!("big-{number:02}"), &noise(300_000)?).await?;
+    }
+    let clusters = json!({"clusters": {"selector": {"matchLabels": {"set": stage.namespace}}}});
+    stage.rule("all", &["big-*"], clusters).await.map(drop)
+}
+
+/// Joins a cluster and waits until the hub has all sources for it, so that its next snapshot is whole.
+async fn planned(stage: &Stage, cluster: &str) -> Result<Credentials> {
+    let credentials = stage.join(cluster).await?;
+    let agent = SimulatedAgent::start(&credentials, Holdings::default());
+    agent.until("all sources", |state| state.holdings.sources().count() == SOURCES).await?;
+    agent.stop().await;
+    Ok(credentials)
+}
+
+/// Reads until a batch came, and acknowledges it.
+async fn first_batch(line: &mut Line) -> Result<()> {
+    loop {
+        if let HubFrame::Batch(batch) = line.must().await? {
+            line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
+            return Ok(());
+        }
+    }
+}
+
+async fn revoke(stage: &Stage, cluster: &str, deletes: bool) -> Result<()> {
+    match deletes {
+        true => stage.members().delete(cluster, &DeleteParams::default()).await.map(drop)?,
+        false => stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await.map(drop)?,
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> {
+    let stage = shared("halfway").await?;
+    big_rule(&stage).await?;
+    for (cluster, deletes, reason) in [("halfway-a", false, "not-accepted"), ("halfway-b", true, "gone")] {
+        let credentials = planned(&stage, cluster).await?;
+        let mut line = Line::greeted(&credentials, Vec::new()).await?;
+        first_batch(&mut line).await?;
+        // It reads no more for now, so that the rest of the snapshot is still to be sent.
+        let since = Instant::now();
+        revoke(&stage, cluster, deletes).await?;
+        line.end(Duration::from_secs(1).saturating_sub(since.elapsed())).await?;
+        println!("cut in the middle of a snapshot after {:?}", since.elapsed());
+        let record = line.record();
+        let last = record.frames.last().map(sketch);
+        ensure!(last == Some(format!("Revoked {reason}")), "{}", record.sketch());
+        let ended = record.frames.iter().any(|frame| matches!(frame, HubFrame::SnapshotEnd(_)));
+        let sent = record.upserts().len();
+        ensure!(!ended && (1..SOURCES).contains(&sent), "{sent} of {SOURCES} sent, to the end: {ended}");
+        // Nothing is made up for later, by the same connection or another.
+        ensure!(Line::greeted(&credentials, Vec::new()).await.is_err(), "{cluster} was let in again");
+    }
+    Ok(())
+}
+
+/// What the cluster is doing when it is revoked.
+#[derive(Clone, Copy, Debug)]
+enum Path {
+    Live,
+    MidSnapshot,
+    Renewing,
+    Reconnecting,
+}
+
+/// When the last byte came that a revoked cluster should not have had: the time of the last success on this path.
+/// `begun` is told when the path is trodden.
+async fn last_success(path: Path, credentials: &Credentials, line: Option<Line>, begun: &Notify) -> Result<Instant> {
+    let mut last = Instant::now();
+    if let Some(mut line) = line {
+        begun.notify_one();
+        while let Ok(Some(frame)) = line.next().await {
+            last = Instant::now();
+            if let HubFrame::Batch(batch) = frame {
+                line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
+            }
+        }
+        let told = line.record().frames.last().map(sketch).unwrap_or_default();
+        ensure!(told.starts_with("Revoked "), "the stream ended otherwise: {}", line.record().sketch());
+        return Ok(last);
+    }
+    let deadline = Instant::now() + 2 * GENEROUS;
+    loop {
+        ensure!(Instant::now() < deadline, "{path:?} went on");
+        let allowed = match path {
+            Path::Renewing => {
+                let key = credentials.key();
+                credentials.renew(key.clone(), key.certificate_request()?).await.is_ok()
+            }
+            _ => Line::greeted(credentials, Vec::new()).await.is_ok(),
+        };
+        if !allowed {
+            return Ok(last);
+        }
+        last = Instant::now();
+        begun.notify_one();
+    }
+}
+
+#[tokio::test]
+async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
+    let stage = alone("timed").await?;
+    big_rule(&stage).await?;
+    let mut times = Vec::new();
+    for round in 0..20 {
+        let path = [Path::Live, Path::MidSnapshot, Path::Renewing, Path::Reconnecting][round % 4];
+        let cluster = format!("timed-{round}");
+        let credentials = match path {
+            Path::MidSnapshot => planned(&stage, &cluster).await?,
+            _ => stage.join(&cluster).await?,
+        };
+        let line = match path {
+            Path::Renewing | Path::Reconnecting => None,
+            Path::Live | Path::MidSnapshot => {
+                let mut line = Line::greeted(&credentials, Vec::new()).await?;
+                first_batch(&mut line).await?;
+                while matches!(path, Path::Live) && !matches!(line.must().await?, HubFrame::SnapshotEnd(_)) {
+                    if let Some(HubFrame::Batch(batch)) = line.record().frames.last() {
+                        line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
+                    }
+                }
+                Some(line)
+            }
+        };
+        let begun = Notify::new();
+        let revoked = async {
+            begun.notified().await;
+            let since = Instant::now();
+            revoke(&stage, &cluster, round / 4 % 2 == 0).await.map(|()| since)
+        };
+        let (since, last) = tokio::join!(revoked, last_success(path, &credentials, line, &begun));
+        let took = last?.saturating_duration_since(since?);
+        println!("revoked while {path:?}: the last byte came after {took:?}");
+        times.push(took);
+    }
+    times.sort();
+    println!("20 revocations: p50 {:?}, max {:?}", times[times.len() / 2], times[times.len() - 1]);
+    ensure!(times.iter().all(|took| *took < GENEROUS), "{times:?}");
+    Ok(())
+}
