@@ -2,6 +2,7 @@
 mod ended;
 mod handover;
 mod renew;
+mod trust;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -209,8 +210,9 @@ impl Link {
     ) -> Ended {
         let mut leave_at = self.leave_at();
         let mut swap = self.swap();
-        let mut draining = false;
+        let (mut draining, mut told) = (false, None);
         loop {
+            swap = self.trust(swap, &mut told).await;
             tokio::select! {
                 frame = inbound.message() => {
                     let frame = match frame {
@@ -224,6 +226,7 @@ impl Link {
                     };
                     match self.pass(frame).await {
                         Ok(Passed::Whatever) => {}
+                        Ok(Passed::Authorities(all)) => told = Some(all),
                         Ok(Passed::HandedOver) => {
                             // Without a second connection it is as any other end that was planned.
                             let Some(channel) = swap.second() else { return Ended::Planned(Duration::ZERO) };
@@ -253,6 +256,9 @@ impl Link {
         if let HubFrame::Revoked(reason) = &frame {
             return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
         }
+        if let HubFrame::Authorities(all) = frame {
+            return Ok(Passed::Authorities(all));
+        }
         if let HubFrame::Batch(batch) = &frame {
             let bytes = batch.rules.iter().flat_map(|rule| &rule.upserts).map(|intent| intent.payload.bytes().len());
             self.metrics.payload_bytes.inc_by(bytes.sum::<usize>() as u64);
@@ -267,8 +273,7 @@ impl Link {
     }
 
     fn renew_time(&self) -> Duration {
-        let renew_at = self.identity.certificate.as_ref().map(|certificate| certificate.renew_at);
-        renew_at.and_then(|at| at.duration_since(SystemTime::now()).ok()).unwrap_or_default()
+        self.renews_at().and_then(|at| at.duration_since(SystemTime::now()).ok()).unwrap_or_default()
     }
 
     /// When this stream must be replaced: the hub ends it at its certificate's end.
@@ -286,6 +291,8 @@ impl Link {
 
 /// What a frame means for the stream itself.
 enum Passed {
+    /// The hub has these authorities now.
+    Authorities(Vec<bytes::Bytes>),
     /// The hub closes the stream within this.
     Drain(Duration),
     /// Nothing follows: the next stream is to be opened.

@@ -1,27 +1,29 @@
-//! The hub's identity in its Secret, and the certificate that it serves with.
+//! The hub's identity in its Secret, and the authorities that members rely on while one replaces another.
+mod keeper;
+mod overlap;
 mod stored;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_proto::identity::{IdentityError, new_hub_id};
-use runnel_proto::tls::{ServerTls, TlsError};
-use tokio_util::sync::CancellationToken;
+use runnel_proto::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
 
+pub use keeper::{Authorities, Keeper, Parts};
+pub use overlap::Known;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};
 
 /// The Secret that holds the hub's identity: back it up, as every member trusts what is in it.
 pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
-/// How long the hub's serving certificate lives; it is made anew at half of it.
-const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// A machine may sleep without its timers noticing, so the clock is looked at this often.
-const SERVING_CHECK: Duration = Duration::from_secs(10 * 60);
+/// The Secret that holds the authorities that members may rely on, and what serves those that rely on a former one. Written
+/// by the replica that leads.
+pub const AUTHORITIES_SECRET: &str = "runnel-hub-authorities";
+/// Its only entry.
+const AUTHORITIES_ENTRY: &str = "authorities.json";
 /// A call to the API server that takes longer is given up.
 const CALL_LIMIT: Duration = Duration::from_secs(15);
 /// Two processes may write the Secret at once; each try starts from what is there.
@@ -60,6 +62,11 @@ impl ApiError {
 
     pub(crate) fn is_conflict(&self) -> bool {
         self.status().is_some_and(|status| status.code == 409)
+    }
+
+    /// Whether a right is missing.
+    pub fn is_forbidden(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 403)
     }
 
     pub(crate) fn is_not_found(&self) -> bool {
@@ -116,7 +123,7 @@ impl AuthorityError {
 /// # Errors
 /// [`AuthorityError`], which tells by `is_passing` whether to try again.
 pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdentity, AuthorityError> {
-    edit(client, namespace, |_| None).await
+    edit(client, namespace, AUTHORITY_LIFE, |_| None).await
 }
 
 /// The hub's identity, or `None` where no hub has made one yet. Writes nothing.
@@ -136,13 +143,50 @@ pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity
 /// # Errors
 /// As [`load_or_create`].
 pub async fn advertise(client: &Client, namespace: &str, addresses: &[String]) -> Result<HubIdentity, AuthorityError> {
-    edit(client, namespace, |identity| (identity.addresses != addresses).then(|| stored::addresses(addresses))).await
+    started(client, namespace, addresses, AUTHORITY_LIFE).await
+}
+
+/// The hub's identity when a hub starts: with these addresses recorded, if there are any, and an authority that lives for
+/// this long, if there is none.
+///
+/// # Errors
+/// As [`load_or_create`].
+pub async fn started(
+    client: &Client,
+    namespace: &str,
+    addresses: &[String],
+    life: Duration,
+) -> Result<HubIdentity, AuthorityError> {
+    let others = |identity: &HubIdentity| !addresses.is_empty() && identity.addresses != addresses;
+    edit(client, namespace, life, |identity| others(identity).then(|| stored::addresses(addresses))).await
+}
+
+/// The authorities that were written down, if they were and can be read.
+///
+/// # Errors
+/// [`ApiError`], when the API server does not answer or refuses.
+pub async fn known(client: &Client, namespace: &str) -> Result<Option<Known>, ApiError> {
+    let api = Api::<Secret>::namespaced(client.clone(), namespace);
+    Ok(authorities_secret(&api, namespace).await?.and_then(|secret| known_in(&secret)))
+}
+
+async fn authorities_secret(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, ApiError> {
+    within(format!("read Secret {namespace}/{AUTHORITIES_SECRET}"), api.get_opt(AUTHORITIES_SECRET)).await
+}
+
+fn known_in(secret: &Secret) -> Option<Known> {
+    let known = secret.data.as_ref().and_then(|data| Known::read(&data.get(AUTHORITIES_ENTRY)?.0));
+    if known.is_none() {
+        tracing::warn!(secret = AUTHORITIES_SECRET, "the former authorities are not readable: they count no more");
+    }
+    known
 }
 
 /// Makes the Secret whole, and adds what `change` wants, in at most one write.
 async fn edit(
     client: &Client,
     namespace: &str,
+    life: Duration,
     change: impl Fn(&HubIdentity) -> Option<Data>,
 ) -> Result<HubIdentity, AuthorityError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
@@ -151,7 +195,7 @@ async fn edit(
     for _ in 0..TRIES {
         let present = within(format!("read {name}"), api.get_opt(IDENTITY_SECRET)).await?;
         let mut data = present.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
-        let missing = stored::missing(&data, fresh()?).map_err(unusable)?;
+        let missing = stored::missing(&data, fresh(life)?).map_err(unusable)?;
         let mut changed = !missing.is_empty();
         data.extend(missing);
         let identity = stored::read(&data).map_err(unusable)?;
@@ -163,7 +207,7 @@ async fn edit(
             return Ok(identity);
         }
         let identity = stored::read(&data).map_err(unusable)?;
-        match write(&api, &name, present, data).await {
+        match write(&api, IDENTITY, present, data).await {
             Ok(()) => return Ok(identity),
             // Somebody else wrote, or removed it: begin with what is there now.
             Err(error) if error.is_conflict() || error.is_not_found() && is_gone(&error) => {}
@@ -179,98 +223,40 @@ fn is_gone(error: &ApiError) -> bool {
     kind == Some("secrets")
 }
 
-async fn write(api: &Api<Secret>, name: &str, present: Option<Secret>, data: Data) -> Result<(), ApiError> {
+/// One of the hub's own Secrets: its name and type.
+type Own = (&'static str, &'static str);
+const IDENTITY: Own = (IDENTITY_SECRET, "kubernetes.io/tls");
+const AUTHORITIES: Own = (AUTHORITIES_SECRET, "Opaque");
+
+async fn write(
+    api: &Api<Secret>,
+    (name, secret_type): Own,
+    present: Option<Secret>,
+    data: Data,
+) -> Result<(), ApiError> {
     let params = PostParams { field_manager: Some("runnel-hub".to_owned()), ..PostParams::default() };
     match present {
         // The resourceVersion that was read guards the write.
         Some(secret) => {
             let secret = Secret { data: Some(data), ..secret };
-            within(format!("update {name}"), api.replace(IDENTITY_SECRET, &params, &secret)).await.map(drop)
+            within(format!("update Secret {name}"), api.replace(name, &params, &secret)).await.map(drop)
         }
         None => {
             let labels = [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", "hub")];
             let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
             let secret = Secret {
-                metadata: ObjectMeta {
-                    name: Some(IDENTITY_SECRET.to_owned()),
-                    labels: Some(labels),
-                    ..ObjectMeta::default()
-                },
-                type_: Some("kubernetes.io/tls".to_owned()),
+                metadata: ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() },
+                type_: Some(secret_type.to_owned()),
                 data: Some(data),
                 ..Secret::default()
             };
-            within(format!("create {name}"), api.create(&params, &secret)).await.map(drop)
+            within(format!("create Secret {name}"), api.create(&params, &secret)).await.map(drop)
         }
     }
 }
 
-fn fresh() -> Result<Fresh, IdentityError> {
+fn fresh(life: Duration) -> Result<Fresh, IdentityError> {
     let mut revision_key = [0; 32];
     SystemRandom::new().fill(&mut revision_key).map_err(|_| IdentityError::Crypto)?;
-    Ok(Fresh { hub_id: new_hub_id()?, revision_key, now: SystemTime::now() })
-}
-
-/// The TLS settings that the hub serves with, and their renewal.
-pub struct Serving {
-    identity: Arc<HubIdentity>,
-    tls: Arc<ServerTls>,
-    renew_at: SystemTime,
-}
-
-impl Serving {
-    /// Makes a serving certificate.
-    ///
-    /// # Errors
-    /// [`TlsError`], when the authority cannot sign, as when its own time is over.
-    pub fn new(identity: Arc<HubIdentity>) -> Result<Self, TlsError> {
-        let now = SystemTime::now();
-        let pair = identity.authority.sign_hub(&identity.hub_id, now, SERVING_LIFE)?;
-        let renew_at = half_way(now, pair.not_after);
-        let tls = Arc::new(ServerTls::new(&[identity.authority.certificate().clone()], pair)?);
-        Ok(Self { identity, tls, renew_at })
-    }
-
-    /// For the listener.
-    pub fn tls(&self) -> Arc<ServerTls> {
-        self.tls.clone()
-    }
-
-    /// Makes a new certificate at half of each one's life, until `shutdown`. Live connections are not touched.
-    ///
-    /// # Errors
-    /// [`TlsError`], when the authority can sign no more.
-    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), TlsError> {
-        loop {
-            tokio::select! {
-                () = shutdown.cancelled() => return Ok(()),
-                () = tokio::time::sleep(SERVING_CHECK) => {}
-            }
-            let now = SystemTime::now();
-            if now < self.renew_at {
-                continue;
-            }
-            let identity = &self.identity;
-            let pair = identity.authority.sign_hub(&identity.hub_id, now, SERVING_LIFE)?;
-            self.renew_at = half_way(now, pair.not_after);
-            self.tls.set(&[identity.authority.certificate().clone()], pair)?;
-            tracing::info!("the hub serves with a new certificate");
-        }
-    }
-}
-
-fn half_way(from: SystemTime, to: SystemTime) -> SystemTime {
-    from + to.duration_since(from).unwrap_or_default() / 2
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn renewal_is_at_half_life() {
-        let from = SystemTime::UNIX_EPOCH;
-        assert_eq!(half_way(from, from + Duration::from_secs(10)), from + Duration::from_secs(5));
-        assert_eq!(half_way(from + Duration::from_secs(1), from), from + Duration::from_secs(1));
-    }
+    Ok(Fresh { hub_id: new_hub_id()?, revision_key, now: SystemTime::now(), life })
 }

@@ -22,7 +22,7 @@ pub enum Command {
     /// Run the hub.
     // The last one counts: what is given last, such as a chart's `extraArgs`, replaces what stands before it.
     #[command(args_override_self = true)]
-    Run(Run),
+    Run(Box<Run>),
     /// Let clusters join.
     #[command(subcommand)]
     Token(Token),
@@ -78,6 +78,9 @@ pub struct Run {
     /// How long after its end a member's certificate can still be renewed, and nothing else be done with it.
     #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
     pub expired_renewal_limit: Duration,
+    /// How long a certificate authority that the hub makes for itself lives; it is replaced at half of that, without a break.
+    #[arg(long, env = "RUNNEL_AUTHORITY_LIFE", default_value = "87600h", value_parser = authority_life, value_name = "DURATION")]
+    pub authority_life: Duration,
     /// What this replica is called in the Lease; no other may have this name at the same time.
     #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
     pub pod_name: Option<String>,
@@ -132,6 +135,9 @@ pub struct Create {
 const LONGEST_LIFE: Duration = Duration::from_secs(720 * 60 * 60);
 /// The longest that an expired certificate can be renewed: a year.
 const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
+/// Members have thirty days at least to follow a change, and what an authority signs may live for thirty.
+const SHORTEST_AUTHORITY: Duration = Duration::from_secs(2160 * 60 * 60);
+const LONGEST_AUTHORITY: Duration = Duration::from_secs(876_000 * 60 * 60);
 /// Longer than any sensible pause between a delete and a re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -194,6 +200,14 @@ fn life(text: &str) -> Result<Duration, String> {
     match any_duration(text)? {
         parsed if (Duration::from_secs(4)..=LONGEST_LIFE).contains(&parsed) => Ok(parsed),
         _ => Err("between 4s and 720h".to_owned()),
+    }
+}
+
+/// For how long an authority is good: far longer than what it signs.
+fn authority_life(text: &str) -> Result<Duration, String> {
+    match any_duration(text)? {
+        parsed if (SHORTEST_AUTHORITY..=LONGEST_AUTHORITY).contains(&parsed) => Ok(parsed),
+        _ => Err("between 2160h (ninety days) and 876000h".to_owned()),
     }
 }
 

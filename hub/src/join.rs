@@ -13,15 +13,17 @@ use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use runnel_proto::identity::{IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name};
+use runnel_proto::identity::{
+    Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name,
+};
 use runnel_proto::{REASON_METADATA, wire};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use crate::authority::{ApiError, HubIdentity, within};
-use crate::crd::MemberCluster;
+use crate::authority::{ApiError, Authorities, within};
+use crate::crd::{KeyRecord, MemberCluster};
 use attempts::Attempts;
 use decide::{Refusal, admit_renewal, check_token, key_record, redeem, renewed};
 use tokens::{WRONG_SECRETS, wronged};
@@ -57,7 +59,7 @@ const TRIES: usize = 5;
 /// Gives certificates to members.
 pub struct Registrar {
     members: Api<MemberCluster>,
-    identity: Arc<HubIdentity>,
+    authorities: Arc<Authorities>,
     lives: Lives,
     attempts: Mutex<Attempts>,
     strangers: Semaphore,
@@ -149,11 +151,11 @@ pub fn refused(refusal: &Refusal) -> Status {
 }
 
 impl Registrar {
-    /// Signs with this identity, and records keys in the status of the `MemberCluster`s.
-    pub fn new(client: Client, identity: Arc<HubIdentity>, lives: Lives) -> Self {
+    /// Signs with the newest of these authorities, and records keys in the status of the `MemberCluster`s.
+    pub fn new(client: Client, authorities: Arc<Authorities>, lives: Lives) -> Self {
         let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
-        Self { members: Api::all(client), identity, lives, attempts, strangers, turns }
+        Self { members: Api::all(client), authorities, lives, attempts, strangers, turns }
     }
 
     /// Exchanges a token for a certificate.
@@ -282,9 +284,10 @@ impl Registrar {
     ) -> Result<SignedCertificate, Failure> {
         for _ in 0..TRIES {
             let now = Timestamp::now();
+            let identity = self.authorities.identity();
             let member = self.member(cluster).await?;
             let limit = self.lives.expired_renewal;
-            let member = admit_renewal(member.as_ref(), &self.identity.hub_id, peer, limit, now)?;
+            let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
             let keys = renewed(decide::keys(member), &peer.key, record, now);
             if self.record(member, cluster, json!({"identity": {"keys": keys}})).await? {
@@ -318,17 +321,20 @@ impl Registrar {
         member: &MemberCluster,
         cluster: &str,
         request: &[u8],
-    ) -> Result<(SignedCertificate, crate::crd::KeyRecord), IdentityError> {
+    ) -> Result<(SignedCertificate, KeyRecord), IdentityError> {
         let uid = member.metadata.uid.as_deref().unwrap_or_default();
         let now = SystemTime::now();
-        let identity = &self.identity;
+        let identity = self.authorities.identity();
         let signed =
             identity.authority.sign_member(request, &identity.hub_id, cluster, uid, now, self.lives.certificate)?;
         // Seconds, as the API server stores and the certificate says.
         let time = |time: SystemTime| Timestamp::try_from(time).and_then(|t| Timestamp::from_second(t.as_second()));
         let (issued, end) = (time(now), time(signed.not_after));
         let (Ok(issued), Ok(end)) = (issued, end) else { return Err(IdentityError::AuthorityExpired) };
-        let record = key_record(signed.key, issued, end);
+        let record = KeyRecord {
+            authority: Some(Fingerprint::of_authority(identity.authority.certificate()).to_string()),
+            ..key_record(signed.key, issued, end)
+        };
         Ok((signed, record))
     }
 
@@ -346,10 +352,9 @@ impl Registrar {
     }
 
     fn response(&self, signed: SignedCertificate) -> wire::CertificateResponse {
-        let authority = self.identity.authority.certificate();
         wire::CertificateResponse {
             certificate: signed.der.to_vec().into(),
-            authorities: vec![authority.to_vec().into()],
+            authorities: self.authorities.certificates(),
         }
     }
 }

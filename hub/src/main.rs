@@ -38,7 +38,7 @@ async fn start(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Run(options) => {
             ops::init_logs(options.access.log_format)?;
-            run::run(options).await
+            run::run(*options).await
         }
         Command::Token(Token::Create(options)) => {
             ops::init_logs(options.access.log_format)?;

@@ -93,6 +93,7 @@ impl HubMetrics {
             HubFrame::SnapshotEnd(_) => "snapshot_end",
             HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
             HubFrame::Revoked(_) => "revoked",
+            HubFrame::Authorities(_) => "authorities",
         };
         self.frames.get_or_create(&FrameLabels { frame: name }).inc();
         self.bytes.inc_by(wire.encoded_len() as u64);

@@ -11,7 +11,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
-use runnel_hub::authority::{self, AuthorityError, HubIdentity, Serving};
+use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Known, Parts};
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
@@ -146,15 +146,27 @@ fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
 async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
     let namespace = &options.access.namespace;
     loop {
-        let loaded = match options.advertise.as_slice() {
-            [] => authority::load_or_create(client, namespace).await,
-            addresses => authority::advertise(client, namespace, addresses).await,
-        };
+        let loaded = authority::started(client, namespace, &options.advertise, options.authority_life).await;
         match (loaded, watch::cluster_uid(client).await) {
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
             (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
             (Err(error), _) => tracing::error!(%error, "cannot get the hub's identity; trying again"),
             (_, Err(why)) => tracing::error!(why, "cannot read the namespace kube-system; trying again"),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// The authorities that were written down; waits for an API server that is away.
+async fn known_authorities(options: &Run, client: &Client) -> Option<Known> {
+    loop {
+        match authority::known(client, &options.access.namespace).await {
+            Ok(known) => return known,
+            Err(error) if error.is_forbidden() => {
+                tracing::error!(%error, "a change of the authority will break off members: upgrade the chart for the right");
+                return None;
+            }
+            Err(error) => tracing::error!(%error, "cannot read the hub's authorities; trying again"),
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -177,6 +189,7 @@ async fn start(
     registry.register_collector(Box::new(watches));
 
     let (identity, cluster_uid) = identity(options, &client).await?;
+    let known = known_authorities(options, &client).await;
     let settings = Settings {
         namespace: options.access.namespace.clone(),
         hub_id: identity.hub_id.clone(),
@@ -186,30 +199,37 @@ async fn start(
         expired_renewal_limit: options.expired_renewal_limit,
         revision_key: identity.revision_key.clone(),
     };
-    let identity = Arc::new(identity);
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
-    let serving =
-        Serving::new(identity.clone()).map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
+    let (events, waiting) = mpsc::channel(WAITING);
+    let parts = Parts {
+        client: client.clone(),
+        shared: shared.clone(),
+        book: book.clone(),
+        lives,
+        authority_life: options.authority_life,
+        events: events.clone(),
+    };
+    let keeper = Keeper::new(parts, identity, known);
+    let keeper = keeper.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+    let (tls, authorities) = (keeper.tls(), keeper.authorities());
     registry.register_collector(Box::new(StateCollector {
         shared: shared.clone(),
         book: book.clone(),
-        tls: serving.tls(),
-        identity: identity.clone(),
+        tls: tls.clone(),
+        authorities: authorities.clone(),
     }));
-    let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
-    let registrar = Registrar::new(client.clone(), identity, lives);
+    let registrar = Registrar::new(client.clone(), authorities, lives);
     let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
 
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let tls = serving.tls();
     let (door, accepted) = Door::new(listener, replicas, shared.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
     let serve = serve(accepted, tls, server, shared.clone(), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
-    let renewal = serving.run(shutdown.clone());
-    tasks.spawn(async move { ("serving certificate", renewal.await.map_err(Into::into)) });
+    forever(tasks, shutdown.clone(), "authorities", keeper.run());
 
     let [rules, cluster_rules, members] = awaited.map(|part| {
         let shared = shared.clone();
@@ -251,7 +271,6 @@ async fn start(
     let gate = until_known(shared.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
-    let (events, waiting) = mpsc::channel(WAITING);
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
     forever(tasks, stop(), "writer", Writer::new(client, shared, book, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");

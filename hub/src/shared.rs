@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
@@ -123,6 +124,8 @@ pub struct Shared {
     pub ready: watch::Sender<Option<Instant>>,
     /// The lists that must be there before it serves.
     pub rounds: Rounds,
+    /// The hub's authorities, DER, the one that signs now first; empty until they are read.
+    pub authorities: watch::Sender<Vec<Bytes>>,
     /// Woken when a source vanished.
     pub vanished: Notify,
     /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
@@ -151,6 +154,7 @@ impl Shared {
             ready: watch::Sender::default(),
             rounds: Rounds::default(),
             taking: Mutex::default(),
+            authorities: watch::Sender::default(),
             vanished: Notify::new(),
             progress: Notify::new(),
         })

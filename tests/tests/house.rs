@@ -12,6 +12,7 @@ const DECIDE: [&str; 48] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
+    "hub/src/authority/overlap",
     "hub/src/authority/stored",
     "hub/src/crd",
     "hub/src/index",

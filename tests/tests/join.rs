@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use runnel_hub::authority::{IDENTITY_SECRET, advertise, load_or_create};
+use runnel_hub::authority::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::crd::MemberCluster;
 use runnel_hub::join::decide::{Refusal, admit};
 use runnel_hub::join::{Caller, Lives, Registrar};
@@ -51,8 +50,8 @@ async fn own() -> Result<Client> {
 
 async fn registrar() -> Result<Registrar> {
     let client = own().await?;
-    let identity = Arc::new(load_or_create(&client, NAMESPACE).await?);
-    Ok(Registrar::new(client, identity, Lives::default()))
+    let identity = load_or_create(&client, NAMESPACE).await?;
+    Ok(Registrar::new(client, Authorities::of(identity), Lives::default()))
 }
 
 async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {

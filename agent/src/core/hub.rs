@@ -51,7 +51,7 @@ impl Core {
             HubFrame::Batch(batch) => self.batch(batch, refused, now),
             HubFrame::SnapshotEnd(end) => self.end(end, now),
             // The connection is the link's affair.
-            HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
+            HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) | HubFrame::Authorities(_) => {}
         }
     }
 

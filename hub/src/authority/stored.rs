@@ -1,10 +1,11 @@
 //! What lies in the hub's identity Secret: read, and made whole where something is missing.
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
-use runnel_proto::identity::{Authority, IdentityError, is_address, is_hub_id};
+use runnel_proto::identity::{Authority, IdentityError, MemberKey, is_address, is_hub_id};
 use runnel_proto::model::RevisionKey;
+use runnel_proto::tls::is_signed_by;
 
 /// The authority's certificate, PEM; the names are those of a `kubernetes.io/tls` Secret.
 const CERTIFICATE: &str = "tls.crt";
@@ -41,6 +42,12 @@ pub enum StoredError {
     /// An entry is there and unusable.
     #[error("its entry {0} is not usable: restore it from a backup")]
     Entry(&'static str),
+    /// It is of another hub.
+    #[error("its entry {HUB_ID} is not the one with which the hub started: restore it from a backup")]
+    OtherHub,
+    /// The authority does not work.
+    #[error("{0}")]
+    Unsound(&'static str),
     /// The authority does not work.
     #[error("{0}: restore {CERTIFICATE} and {KEY} from a backup")]
     Authority(#[from] IdentityError),
@@ -54,6 +61,8 @@ pub struct Fresh {
     pub revision_key: [u8; 32],
     /// The time.
     pub now: SystemTime,
+    /// How long an authority lives.
+    pub life: Duration,
 }
 
 /// The entries that are missing for a whole identity; empty when it is whole. What is there stays as it is.
@@ -75,9 +84,7 @@ pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     match (filled(data, CERTIFICATE), filled(data, KEY)) {
         (true, true) => {}
         (false, false) => {
-            let authority = Authority::generate(&hub_id, fresh.now)?;
-            added.insert(CERTIFICATE.to_owned(), ByteString(authority.certificate_pem().into()));
-            added.insert(KEY.to_owned(), ByteString(authority.key_pem().into()));
+            added.extend(authority(&hub_id, fresh.life, fresh.now)?);
         }
         _ => return Err(StoredError::HalfAuthority),
     }
@@ -114,6 +121,51 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
     })
 }
 
+/// What is to be written while the hub runs: a new authority, when somebody has removed the one that was there or half the
+/// life of a self-made one is over. Whoever else made one renews it too.
+///
+/// # Errors
+/// [`StoredError`], when the rest of the identity is not there or not usable, or is another hub's.
+pub fn renewed(data: &Data, hub_id: &str, life: Duration, now: SystemTime) -> Result<Option<Data>, StoredError> {
+    if text(data, HUB_ID)? != hub_id {
+        return Err(StoredError::OtherHub);
+    }
+    match (filled(data, CERTIFICATE), filled(data, KEY)) {
+        (true, true) => {}
+        (false, false) => return Ok(Some(authority(hub_id, life, now)?)),
+        _ => return Err(StoredError::HalfAuthority),
+    }
+    let present = read(data)?.authority;
+    let due = present.is_self_made() && present.renew_at() <= now;
+    Ok(if due { Some(authority(hub_id, life, now)?) } else { None })
+}
+
+/// Whether an identity that was just read can take over from the one with which the hub started: it is the same hub's, and
+/// what it signs is believed by whoever trusts it.
+///
+/// # Errors
+/// [`StoredError`], which says what is wrong.
+pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<(), StoredError> {
+    if identity.hub_id != hub_id {
+        return Err(StoredError::OtherHub);
+    }
+    let (minute, key) = (Duration::from_secs(60), MemberKey::generate()?);
+    let authority = &identity.authority;
+    authority.sign_hub(hub_id, now, minute)?;
+    let signed = authority.sign_member(&key.certificate_request()?, hub_id, "probe", "probe", now, minute)?;
+    let believed = is_signed_by(&signed.der, authority.certificate());
+    if believed { Ok(()) } else { Err(StoredError::Unsound(UNSOUND)) }
+}
+
+const UNSOUND: &str = "what its authority signs is not believed by those who trust it (a name constraint, or a subject that \
+                       is encoded in an unusual way): use a plain CA certificate";
+
+fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {
+    let authority = Authority::generate_for(hub_id, now, life)?;
+    let entries = [(CERTIFICATE, authority.certificate_pem().to_owned()), (KEY, authority.key_pem())];
+    Ok(entries.map(|(name, pem)| (name.to_owned(), ByteString(pem.into()))).into())
+}
+
 /// The entry that records addresses.
 pub fn addresses(addresses: &[String]) -> Data {
     Data::from([(ADDRESSES.to_owned(), ByteString(addresses.join("\n").into_bytes()))])
@@ -134,7 +186,7 @@ mod tests {
 
     fn fresh() -> Fresh {
         let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_800_000_000);
-        Fresh { hub_id: "hubid".into(), revision_key: [7; 32], now }
+        Fresh { hub_id: "hubid".into(), revision_key: [7; 32], now, life: Duration::from_secs(1000) }
     }
 
     #[test]
@@ -172,6 +224,48 @@ mod tests {
         let mut broken = whole;
         broken.insert(KEY.to_owned(), ByteString("no key".into()));
         assert!(matches!(read(&broken).err(), Some(StoredError::Authority(_))));
+    }
+
+    #[test]
+    fn an_authority_is_made_anew_when_it_is_removed_or_half_over() {
+        let Fresh { now, life, .. } = fresh();
+        let whole = missing(&Data::new(), fresh()).unwrap();
+        let half = life / 2;
+        let renew = |data: &Data, at| renewed(data, "hubid", life, at);
+        assert_eq!(renew(&whole, now), Ok(None));
+        let new = renew(&whole, now + half).unwrap().unwrap();
+        assert_eq!(new.keys().collect::<Vec<_>>(), [CERTIFICATE, KEY]);
+        let mut bare = whole.clone();
+        bare.remove(KEY);
+        assert_eq!(renew(&bare, now), Err(StoredError::HalfAuthority));
+        bare.insert(CERTIFICATE.to_owned(), ByteString(vec![]));
+        bare.extend(renew(&bare, now).unwrap().unwrap());
+        assert!(read(&bare).is_ok_and(|read| sound(&read, "hubid", now).is_ok()));
+        assert_eq!(renewed(&whole, "other", life, now), Err(StoredError::OtherHub));
+        assert_eq!(renew(&Data::new(), now), Err(StoredError::Entry(HUB_ID)));
+    }
+
+    #[test]
+    fn an_authority_of_somebody_else_is_taken_and_left_to_them() {
+        let now = fresh().now;
+        let mut data = missing(&Data::new(), fresh()).unwrap();
+        let (certificate, key) = foreign();
+        data.insert(CERTIFICATE.to_owned(), ByteString(certificate.into()));
+        data.insert(KEY.to_owned(), ByteString(key.into()));
+        assert_eq!(renewed(&data, "hubid", Duration::ZERO, now), Ok(None));
+        let taken = read(&data).ok().unwrap();
+        assert_eq!(sound(&taken, "hubid", now), Ok(()));
+        assert_eq!(sound(&taken, "other", now), Err(StoredError::OtherHub));
+        let late = taken.authority.not_after();
+        assert!(matches!(sound(&taken, "hubid", late), Err(StoredError::Authority(IdentityError::AuthorityExpired))));
+    }
+
+    /// The PEM of an authority as another program makes it.
+    fn foreign() -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
 
     #[test]

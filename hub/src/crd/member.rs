@@ -155,6 +155,11 @@ pub struct KeyRecord {
     pub issued_at: Time,
     /// When that certificate expires.
     pub expires_at: Time,
+    /// The authority of the hub that signed it: `sha256:` and the SHA-256 of the authority's certificate. The hub keeps an
+    /// authority that was replaced until no member has a certificate of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::sha256("authority"))]
+    pub authority: Option<String>,
 }
 
 /// A token that was redeemed, or tried with wrong secrets.

@@ -166,7 +166,7 @@ pub fn redeem(
 
 /// The record of a key that was certified.
 pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> KeyRecord {
-    KeyRecord { fingerprint: key.to_string(), issued_at: Time(now), expires_at: Time(expires_at) }
+    KeyRecord { fingerprint: key.to_string(), issued_at: Time(now), expires_at: Time(expires_at), authority: None }
 }
 
 /// The keys with this one added as the newest: expired ones go, and the oldest when there are too many, but never the

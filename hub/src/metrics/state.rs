@@ -8,7 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use runnel_proto::tls::ServerTls;
 
-use crate::authority::HubIdentity;
+use crate::authority::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
 use crate::shared::Shared;
 use crate::writer::Book;
@@ -22,7 +22,7 @@ pub struct StateCollector {
     /// What it serves with.
     pub tls: Arc<ServerTls>,
     /// What signs.
-    pub identity: Arc<HubIdentity>,
+    pub authorities: Arc<Authorities>,
 }
 
 impl std::fmt::Debug for StateCollector {
@@ -83,6 +83,16 @@ impl StateCollector {
             ("runnel_hub_rules", "Rules", index.rules().count()),
             ("runnel_hub_members", "Member clusters", index.clusters().count()),
             ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents),
+            (
+                "runnel_hub_authorities",
+                "Authorities that members may rely on: more than one while one is being replaced",
+                self.authorities.known().entries().len(),
+            ),
+            (
+                "runnel_hub_identity_unusable",
+                "Whether the Secret runnel-hub-identity cannot be used, so that the hub goes on with what it had",
+                usize::from(self.authorities.is_unusable()),
+            ),
             (
                 "runnel_removals_held",
                 "Orders to remove a deleted rule's copies that wait for a cluster which is away, one for each rule and cluster",
@@ -150,7 +160,7 @@ impl StateCollector {
         let name = "runnel_certificate_expiry_timestamp_seconds";
         let mut samples = Samples::new(name, help, ["certificate", "member"]);
         let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        samples.add(["authority", ""], seconds(self.identity.authority.not_after()));
+        samples.add(["authority", ""], seconds(self.authorities.identity().authority.not_after()));
         samples.add(["serving", ""], seconds(self.tls.expires()));
         let index = self.shared.index.read();
         let ledger = self.shared.ledger.lock();

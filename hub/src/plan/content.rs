@@ -25,7 +25,8 @@ const DENIED_METADATA: &[&str] = &[
 
 /// Secrets that hold what the hub and the agents are: never sources, in any namespace, as the agent of the hub's own
 /// cluster may live in another one than the hub.
-const OWN_SECRETS: &[&str] = &["runnel-hub-identity", "runnel-agent-identity", "runnel-agent-terms"];
+const OWN_SECRETS: &[&str] =
+    &["runnel-hub-identity", "runnel-hub-authorities", "runnel-agent-identity", "runnel-agent-terms"];
 
 /// With the value `false` on an object, no rule distributes it, whatever the rule selects.
 pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";

@@ -3,10 +3,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, SnapshotBegin};
-use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, REASON_METADATA, convert, wire};
+use runnel_proto::{AUTHORITIES_SINCE, PROTOCOL_MAX, PROTOCOL_MIN, REASON_METADATA, convert, wire};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
@@ -38,6 +39,8 @@ pub(super) struct Running {
     /// The right to lead under which the session began, and with which it ends.
     lead: Lead,
     lead_changes: watch::Receiver<Option<Lead>>,
+    /// The hub's authorities, which the agent hears when they change.
+    authorities: watch::Receiver<Vec<Bytes>>,
     inbound: Streaming<wire::AgentFrame>,
     shutdown: CancellationToken,
     pub(super) hello: Option<Hello>,
@@ -68,7 +71,9 @@ impl Running {
     ) -> Self {
         let live = LiveSession { number, session: Mutex::new(Session::default()), wake: Notify::new() };
         let lead_changes = shared.lead.subscribe();
+        let authorities = shared.authorities.subscribe();
         Self {
+            authorities,
             shared,
             book,
             metrics,
@@ -134,6 +139,7 @@ impl Running {
             biased;
             () = self.live.wake.notified() => self.woken(),
             _ = self.lead_changes.changed() => {}
+            _ = self.authorities.changed(), if self.hello.is_some() => self.say_authorities(),
             () = tokio::time::sleep(expires) => self.end(expired()),
             () = until(self.handed_over) => self.ending = Some(Status::ok("")),
             () = self.shutdown.cancelled(), if !self.draining => {
@@ -291,6 +297,15 @@ impl Running {
             hub_cluster_uid: self.shared.settings.cluster_uid.clone(),
         }));
         self.hello = Some(hello);
+        self.say_authorities();
+    }
+
+    fn say_authorities(&mut self) {
+        let all = self.authorities.borrow_and_update().clone();
+        let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
+        if knows && !all.is_empty() {
+            self.out.push_back(HubFrame::Authorities(all));
+        }
     }
 }
 

@@ -155,6 +155,11 @@ impl Book {
         look(self.members.lock().get(name))
     }
 
+    /// Looks at each member.
+    pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
+        self.members.lock().values().for_each(look);
+    }
+
     /// A member is gone.
     pub fn remove_member(&self, name: &ClusterName) {
         self.members.lock().remove(name);

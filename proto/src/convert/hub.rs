@@ -11,6 +11,9 @@ use crate::model::{
 use crate::wire;
 use crate::wire::hub_frame::Frame;
 
+/// Authorities that one frame names at most.
+const AUTHORITIES_LIMIT: usize = 32;
+
 /// Reads a frame of the hub, and names the items of a batch that this build cannot read: they are not in force, and
 /// belong into the batch's ack. A refusal whose source is empty speaks of the rule's terms or removal.
 ///
@@ -38,6 +41,10 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         Frame::Drain(wire) if wire.handover => HubFrame::HandedOver,
         Frame::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
+        Frame::Authorities(wire) if wire.certificates.len() > AUTHORITIES_LIMIT => {
+            return Err(malformed("certificates"));
+        }
+        Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
     Ok((frame, refused))
@@ -184,6 +191,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds, handover: false })
         }
         HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
+        HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }

@@ -16,8 +16,10 @@ use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, ra
 
 /// How far back a certificate's validity begins, for clocks that run behind.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
-/// The life of a self-made authority: ten years.
-const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// How long a self-made authority lives unless somebody wants it otherwise: ten years.
+pub const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// The organization in the names that this system writes.
+const ORGANIZATION: &str = "runnel";
 
 /// A certificate for a member.
 #[derive(Clone, Debug)]
@@ -55,13 +57,21 @@ impl Authority {
     /// # Errors
     /// [`IdentityError`], when the hub id is none or the system gives no random numbers.
     pub fn generate(hub_id: &str, now: SystemTime) -> Result<Self, IdentityError> {
+        Self::generate_for(hub_id, now, AUTHORITY_LIFE)
+    }
+
+    /// The same for another time than ten years.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub fn generate_for(hub_id: &str, now: SystemTime, life: Duration) -> Result<Self, IdentityError> {
         if !is_hub_id(hub_id) {
             return Err(IdentityError::SpiffeId);
         }
         let key = new_key()?;
         let mut params = CertificateParams::default();
         params.not_before = (now - SKEW).into();
-        params.not_after = (now + AUTHORITY_LIFE).into();
+        params.not_after = (now + life).into();
         params.serial_number = Some(serial()?);
         params.distinguished_name = name(&format!("hub {hub_id}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -115,6 +125,19 @@ impl Authority {
     /// What a join string pins.
     pub fn pin(&self) -> Fingerprint {
         Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
+    }
+
+    /// Whether a hub made it for itself, so that nobody else renews it.
+    pub fn is_self_made(&self) -> bool {
+        let Ok(certificate) = parse(&self.certificate) else { return false };
+        let organization = certificate.subject().iter_organization().next();
+        let is_own = organization.and_then(|name| name.as_str().ok()) == Some(ORGANIZATION);
+        is_own && certificate.subject() == certificate.issuer()
+    }
+
+    /// When a self-made authority is to be replaced: when half of its life is over.
+    pub fn renew_at(&self) -> SystemTime {
+        self.not_before + self.not_after.duration_since(self.not_before).unwrap_or_default() / 2
     }
 
     /// When the authority's own certificate ends.
@@ -197,7 +220,7 @@ fn new_key() -> Result<KeyPair, IdentityError> {
 
 fn name(common_name: &str) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    name.push(DnType::OrganizationName, "runnel");
+    name.push(DnType::OrganizationName, ORGANIZATION);
     name.push(DnType::CommonName, common_name);
     name
 }
@@ -312,6 +335,7 @@ mod tests {
         let again = Authority::from_pem(one.certificate_pem(), &one.key_pem()).unwrap();
         assert_eq!(again.pin(), one.pin());
         assert_eq!(one.pin(), Fingerprint::of_certificate(one.certificate()).unwrap());
+        assert!(again.is_self_made() && again.renew_at() > now() + 4 * 365 * DAY);
         let mixed = Authority::from_pem(one.certificate_pem(), &two.key_pem());
         assert_eq!(mixed.err(), Some(IdentityError::AuthorityKey));
         assert_eq!(Authority::from_pem("x", "y").err(), Some(IdentityError::AuthorityPem("certificate")));

@@ -7,7 +7,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::{IdentityError, SpiffeId};
 
-/// SHA-256 of a public key (its DER `SubjectPublicKeyInfo`), written `sha256:<hex>`.
+/// SHA-256 of a public key (its DER `SubjectPublicKeyInfo`), or of an authority's certificate, written `sha256:<hex>`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -27,6 +27,11 @@ impl Fingerprint {
     /// [`IdentityError::Certificate`], when it is not one.
     pub fn of_certificate(der: &[u8]) -> Result<Self, IdentityError> {
         Ok(Self::of_key(parse(der)?.tbs_certificate.subject_pki.raw))
+    }
+
+    /// The fingerprint of an authority's whole certificate (DER), which tells authorities apart that have one name or key.
+    pub fn of_authority(der: &[u8]) -> Self {
+        Self::of_key(der)
     }
 
     /// Reads what [`fmt::Display`] writes.
@@ -106,6 +111,14 @@ impl PeerCertificate {
             client: usage.as_ref().is_some_and(|usage| usage.value.client_auth),
         })
     }
+}
+
+/// When a certificate ends, whatever else it says, such as an authority's.
+///
+/// # Errors
+/// [`IdentityError::Certificate`], when it is not one.
+pub fn certificate_end(der: &[u8]) -> Result<SystemTime, IdentityError> {
+    Ok(time(parse(der)?.validity().not_after.timestamp()))
 }
 
 /// One whole certificate, nothing behind it.

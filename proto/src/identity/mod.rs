@@ -9,8 +9,8 @@ mod names;
 mod spiffe;
 mod token;
 
-pub use authority::{Authority, SKEW, ServingPair, SignedCertificate};
-pub use certificate::{Fingerprint, PeerCertificate};
+pub use authority::{AUTHORITY_LIFE, Authority, SKEW, ServingPair, SignedCertificate};
+pub use certificate::{Fingerprint, PeerCertificate, certificate_end};
 pub use join_string::{JOIN_PREFIX, JoinString, JoinStringError};
 pub use key::MemberKey;
 pub use names::{is_address, is_cluster_name, is_hub_id, new_hub_id};
@@ -42,7 +42,7 @@ pub enum IdentityError {
     #[error("the certificate request's key must be ECDSA P-256")]
     RequestKey,
     /// The PEM of an authority or its key is not readable.
-    #[error("the authority's {0} is not readable PEM")]
+    #[error("the authority's {0} is not readable PEM (a key must be PKCS#8)")]
     AuthorityPem(&'static str),
     /// The key is not the one in the certificate.
     #[error("the authority's key does not belong to its certificate")]

@@ -1,4 +1,6 @@
 //! What travels on a stream, in the model's words. `sync.proto` says when each frame is sent and what it promises.
+use bytes::Bytes;
+
 use super::{DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -154,4 +156,6 @@ pub enum HubFrame {
     HandedOver,
     /// The cluster is no longer a member, for this reason; nothing follows.
     Revoked(String),
+    /// The hub's authorities from now on, DER; the one that signs now is first.
+    Authorities(Vec<Bytes>),
 }

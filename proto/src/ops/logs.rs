@@ -21,6 +21,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("message", "a sentence; in every line"),
     ("address", "host:port of another process"),
     ("agent", "version of an agent"),
+    ("authority", "fingerprint of a certificate authority's certificate"),
     ("cluster", "name of a member cluster"),
     ("copies", "a number of copies"),
     ("copy", "a copy, as resource/namespace/name"),

@@ -12,13 +12,14 @@ use hyper_util::rt::TokioIo;
 use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, DistinguishedName, RootCertStore};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Endpoint;
 
+use super::choose::{hint, hints};
 use super::proxy::{ProxyError, Route};
 use super::verify::{HubVerifier, Trust};
 use super::{ALPN, TlsError, provider, tunnel};
@@ -35,7 +36,7 @@ const KEEPALIVE: Duration = Duration::from_secs(9);
 /// # Errors
 /// [`TlsError`], when the hub's id is none.
 pub fn join_config(pin: Fingerprint, hub_id: &str) -> Result<ClientConfig, TlsError> {
-    let builder = builder(Trust::Pin(pin), hub_id)?;
+    let builder = builder(Trust::Pin(pin), vec![hint(pin)], hub_id)?;
     Ok(finished(builder.with_no_client_auth()))
 }
 
@@ -53,14 +54,14 @@ pub fn session_config(
     for authority in authorities {
         roots.add(authority.clone())?;
     }
-    let builder = builder(Trust::Authorities(roots), hub_id)?;
+    let builder = builder(Trust::Authorities(roots), hints(authorities), hub_id)?;
     Ok(finished(builder.with_client_auth_cert(chain, key)?))
 }
 
 type Builder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
-fn builder(trust: Trust, hub_id: &str) -> Result<Builder, TlsError> {
-    let verifier = HubVerifier { trust, hub: SpiffeId::hub(hub_id)?, provider: provider() };
+fn builder(trust: Trust, hints: Vec<DistinguishedName>, hub_id: &str) -> Result<Builder, TlsError> {
+    let verifier = HubVerifier { trust, hints, hub: SpiffeId::hub(hub_id)?, provider: provider() };
     Ok(ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()

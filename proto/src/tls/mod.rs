@@ -1,6 +1,7 @@
 //! TLS of both ends: version 1.3 only, HTTP/2 only, no resumption and no early data, ring as the only provider.
 //!
 //! TLS proves who the peer is at the handshake and no later: the hub itself ends a session at its certificate's end.
+mod choose;
 mod client;
 mod proxy;
 mod server;
@@ -18,6 +19,7 @@ use rustls::crypto::CryptoProvider;
 pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
 pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
+pub use verify::is_signed_by;
 
 /// What both ends speak inside TLS.
 const ALPN: &[u8] = b"h2";

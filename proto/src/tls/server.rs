@@ -20,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::choose::Choices;
 use super::verify::MemberVerifier;
 use super::{ALPN, TlsError, provider};
 use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
@@ -45,16 +46,25 @@ impl ServerTls {
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
     pub fn new(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<Self, TlsError> {
-        let expires = ArcSwap::from_pointee(serving.not_after);
+        Self::of_several(authorities, vec![serving])
+    }
+
+    /// The same with several pairs, the newest authority's first: each client gets the newest that it says it can verify,
+    /// and the last one if it says nothing.
+    ///
+    /// # Errors
+    /// [`TlsError`], when the parts do not fit.
+    pub fn of_several(authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<Self, TlsError> {
+        let expires = ArcSwap::from_pointee(expires(&serving));
         Ok(Self { config: ArcSwap::from_pointee(config(authorities, serving)?), expires })
     }
 
-    /// Sets what the next handshakes use; live connections stay as they are.
+    /// Sets what the next handshakes use, as in [`Self::of_several`]; live connections stay as they are.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit; the settings stay then.
-    pub fn set(&self, authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<(), TlsError> {
-        let expires = serving.not_after;
+    pub fn set(&self, authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<(), TlsError> {
+        let expires = expires(&serving);
         self.config.store(Arc::new(config(authorities, serving)?));
         self.expires.store(Arc::new(expires));
         Ok(())
@@ -65,13 +75,17 @@ impl ServerTls {
         self.config.load_full()
     }
 
-    /// When the certificate of the next handshake expires.
+    /// When the certificate of the newest authority expires, with which it serves now.
     pub fn expires(&self) -> SystemTime {
         **self.expires.load()
     }
 }
 
-fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Result<ServerConfig, TlsError> {
+fn expires(serving: &[ServingPair]) -> SystemTime {
+    serving.first().map_or(SystemTime::UNIX_EPOCH, |pair| pair.not_after)
+}
+
+fn config(authorities: &[CertificateDer<'static>], serving: Vec<ServingPair>) -> Result<ServerConfig, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority.clone())?;
@@ -79,7 +93,7 @@ fn config(authorities: &[CertificateDer<'static>], serving: ServingPair) -> Resu
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(MemberVerifier::new(roots)?))
-        .with_single_cert(serving.chain, serving.key)?;
+        .with_cert_resolver(Arc::new(Choices::new(serving)?));
     config.alpn_protocols = vec![ALPN.to_vec()];
     // On resumption the client's chain would not be verified again.
     config.send_tls13_tickets = 0;

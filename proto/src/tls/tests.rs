@@ -199,7 +199,7 @@ async fn a_silent_and_a_failed_connection_do_not_hold_up_the_next() {
     // A new pair is served to the next handshake.
     let new = serving(&authority);
     let leaf = new.chain[0].clone();
-    tls.set(&[authority.certificate().clone()], new).unwrap();
+    tls.set(&[authority.certificate().clone()], vec![new]).unwrap();
 
     let connector = Connector::new(join_config(authority.pin(), HUB).unwrap());
     let address = address.to_string();

@@ -27,6 +27,8 @@ pub(super) enum Trust {
 #[derive(Debug)]
 pub(super) struct HubVerifier {
     pub(super) trust: Trust,
+    /// What the hub is told of it, so that it can serve with a certificate that will be believed.
+    pub(super) hints: Vec<DistinguishedName>,
     pub(super) hub: SpiffeId,
     pub(super) provider: Arc<CryptoProvider>,
 }
@@ -101,6 +103,20 @@ impl ServerCertVerifier for HubVerifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
+
+    fn root_hint_subjects(&self) -> Option<&[DistinguishedName]> {
+        (!self.hints.is_empty()).then_some(&self.hints)
+    }
+}
+
+/// Whether this authority signed a member's certificate, whatever the time.
+pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer<'static>) -> bool {
+    let mut roots = RootCertStore::empty();
+    let Ok(verifier) = roots.add(authority.clone()).map_err(TlsError::from).and_then(|()| MemberVerifier::new(roots))
+    else {
+        return false;
+    };
+    verifier.verify_client_cert(certificate, &[], UnixTime::since_unix_epoch(Duration::MAX)).is_ok()
 }
 
 /// Takes members of the authorities, and clients without a certificate. A certificate that has expired is judged as it

@@ -177,7 +177,11 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
             compare(state, end);
             Vec::new()
         }
-        HubFrame::SnapshotBegin(_) | HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => Vec::new(),
+        HubFrame::SnapshotBegin(_)
+        | HubFrame::Drain(_)
+        | HubFrame::HandedOver
+        | HubFrame::Revoked(_)
+        | HubFrame::Authorities(_) => Vec::new(),
     }
 }
 

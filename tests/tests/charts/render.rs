@@ -14,7 +14,7 @@ pub const HUB: &[(&str, &str)] = &[
     ("limited sources", "{sourceNamespaces: [team-a, team-b], sourceGoneGrace: 1m30s}"),
     (
         "times",
-        "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h}}",
+        "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h, authorityLife: 8760h}}",
     ),
     (
         "a load balancer",

@@ -1,0 +1,45 @@
+//! The hub's authorities, when they change.
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use runnel_proto::tls::is_signed_by;
+use rustls::pki_types::CertificateDer;
+
+use super::{Link, connector};
+use crate::store::{Certificate, Identity};
+
+/// Within which time the members of a hub renew when its authority is a new one, so that not all do at once.
+const SPREAD: Duration = Duration::from_secs(600);
+
+impl Link {
+    /// Trusts these from now on, and renews soon if the first of them did not sign the certificate that is there.
+    pub(super) async fn trust(&mut self, authorities: Vec<Bytes>) {
+        let Some(present) = self.identity.certificate.clone() else { return };
+        let authorities: Vec<_> = authorities.iter().map(|der| CertificateDer::from(der.to_vec())).collect();
+        let Some(first) = authorities.first() else { return };
+        let mut next = Certificate { authorities: authorities.clone(), ..present.clone() };
+        if !is_signed_by(&present.own, first) {
+            let within = SPREAD.min(self.life_left() / 10).mul_f64(self.jitter.draw());
+            next.renew_at = next.renew_at.min(SystemTime::now() + within);
+        }
+        if next.authorities == present.authorities && next.renew_at == present.renew_at {
+            return;
+        }
+        let next = Identity { certificate: Some(next), ..self.identity.clone() };
+        // What cannot be used must not take the place of what works.
+        if let Err(error) = connector(&next) {
+            tracing::warn!(%error, "the hub names authorities that cannot be used: going on with the former ones");
+            return;
+        }
+        if self.store.save_identity(&next).await.is_err() {
+            tracing::warn!("the hub's new authorities cannot be stored yet: the next renewal stores them");
+        }
+        tracing::info!("the hub's authorities have changed: there are {}", authorities.len());
+        self.identity = next;
+    }
+
+    /// When the next certificate is asked for.
+    pub(super) fn renews_at(&self) -> Option<SystemTime> {
+        self.identity.certificate.as_ref().map(|certificate| certificate.renew_at)
+    }
+}

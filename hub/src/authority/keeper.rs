@@ -1,0 +1,327 @@
+//! Keeps the authorities: looks at the Secrets, switches to what a person, a program or the hub itself puts there, keeps
+//! what members still need of the former ones, and serves with all of them.
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use kube::{Api, Client};
+use runnel_proto::identity::{Fingerprint, ServingPair};
+use runnel_proto::tls::{ServerTls, TlsError};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::mpsc;
+
+use super::overlap::{Known, Needs};
+use super::stored::{self, Data, HubIdentity, StoredError};
+use super::{AUTHORITIES, AUTHORITIES_ENTRY, ApiError, IDENTITY, IDENTITY_SECRET, authorities_secret, known_in};
+use super::{within, write};
+use crate::join::Lives;
+use crate::shared::Shared;
+use crate::status::Notice;
+use crate::writer::Book;
+
+/// How long the hub's serving certificate lives; it is made anew at half of it.
+const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How often the Secrets are read, and the clock is looked at: a machine may sleep without its timers noticing.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What signs now, and what members rely on.
+pub struct Authorities {
+    view: ArcSwap<View>,
+    unusable: AtomicBool,
+}
+
+struct View {
+    identity: Arc<HubIdentity>,
+    known: Known,
+}
+
+impl Authorities {
+    fn new(identity: Arc<HubIdentity>, known: Known) -> Arc<Self> {
+        let view = ArcSwap::from_pointee(View { identity, known });
+        Arc::new(Self { view, unusable: AtomicBool::new(false) })
+    }
+
+    /// This one alone, for good.
+    pub fn of(identity: HubIdentity) -> Arc<Self> {
+        let known = Known::default().switched(identity.authority.certificate(), SystemTime::now());
+        Self::new(Arc::new(identity), known)
+    }
+
+    /// The identity whose authority signs now.
+    pub fn identity(&self) -> Arc<HubIdentity> {
+        self.view.load().identity.clone()
+    }
+
+    /// The authorities that members may rely on, the one that signs now first.
+    pub fn known(&self) -> Known {
+        self.view.load().known.clone()
+    }
+
+    /// Their certificates, DER.
+    pub fn certificates(&self) -> Vec<Bytes> {
+        let view = self.view.load();
+        view.known.entries().iter().map(|entry| Bytes::copy_from_slice(&entry.certificate)).collect()
+    }
+
+    /// Whether what stands in the Secret cannot be used.
+    pub fn is_unusable(&self) -> bool {
+        self.unusable.load(Ordering::Relaxed)
+    }
+}
+
+/// What a [`Keeper`] needs of the hub.
+pub struct Parts {
+    /// For the Secrets.
+    pub client: Client,
+    /// What the hub's tasks share.
+    pub shared: Arc<Shared>,
+    /// The members, whose certificates say which authorities they need.
+    pub book: Arc<Book>,
+    /// How long members can use what they have.
+    pub lives: Lives,
+    /// How long an authority of the hub's own lives.
+    pub authority_life: Duration,
+    /// Events for people.
+    pub events: mpsc::Sender<(ObjectReference, Notice)>,
+}
+
+/// Keeps the authorities.
+pub struct Keeper {
+    parts: Parts,
+    api: Api<Secret>,
+    authorities: Arc<Authorities>,
+    tls: Arc<ServerTls>,
+    /// When the serving certificate is made anew.
+    renew_at: SystemTime,
+    /// Whether the Secret of authorities was there: one that goes then was removed on purpose.
+    was_stored: bool,
+    /// What is wrong, as it was last told.
+    told: Option<String>,
+}
+
+impl Keeper {
+    /// Makes a serving certificate. `stored` are the authorities that were written down.
+    ///
+    /// # Errors
+    /// [`TlsError`], when the authority cannot sign, as when its own time is over.
+    pub fn new(parts: Parts, identity: HubIdentity, stored: Option<Known>) -> Result<Self, TlsError> {
+        let now = SystemTime::now();
+        let was_stored = stored.is_some();
+        let known = stored.unwrap_or_default().switched(identity.authority.certificate(), now);
+        let pairs = pairs(&identity, &known, now)?;
+        let renew_at = half_way(now, &pairs);
+        let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
+        let api = Api::namespaced(parts.client.clone(), &parts.shared.settings.namespace);
+        let authorities = Authorities::new(Arc::new(identity), known);
+        parts.shared.authorities.send_replace(authorities.certificates());
+        Ok(Self { parts, api, authorities, tls, renew_at, was_stored, told: None })
+    }
+
+    /// For the listener.
+    pub fn tls(&self) -> Arc<ServerTls> {
+        self.tls.clone()
+    }
+
+    /// For those who sign and say what members may rely on.
+    pub fn authorities(&self) -> Arc<Authorities> {
+        self.authorities.clone()
+    }
+
+    /// Keeps them for ever.
+    pub async fn run(mut self) {
+        let mut lead = self.parts.shared.lead.subscribe();
+        loop {
+            match self.look().await {
+                Ok(unusable) => self.tell(unusable.map(|error| error.to_string())),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot look after the hub's authorities; trying again");
+                    self.serve_anew();
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                // Another replica may have written what this one has not seen yet.
+                _ = lead.changed() => {}
+            }
+        }
+    }
+
+    /// One look at the Secrets. What is wrong with the identity is given back; the hub goes on with what it had.
+    async fn look(&mut self) -> Result<Option<StoredError>, ApiError> {
+        let now = SystemTime::now();
+        let present = self.authorities.identity();
+        let (identity, unusable) = match self.identity(now).await? {
+            Ok(Some(read)) if read.authority.certificate() != present.authority.certificate() => (Arc::new(read), None),
+            Ok(_) => (present, None),
+            Err(error) => (present, Some(error)),
+        };
+        let secret = authorities_secret(&self.api, &self.parts.shared.settings.namespace).await?;
+        let stored = secret.as_ref().and_then(known_in);
+        let base = match &stored {
+            Some(stored) => stored.clone(),
+            None if self.was_stored => Known::default(),
+            None => self.authorities.known(),
+        };
+        if !self.parts.shared.leads() {
+            // The leader writes down what it switches to, and only then it counts.
+            if base.is_current(identity.authority.certificate()) {
+                self.adopt(identity, base);
+            }
+            self.was_stored |= stored.is_some();
+            self.serve_anew();
+            return Ok(unusable);
+        }
+        let next = self.next(base, &identity, now);
+        if stored.as_ref() != Some(&next) {
+            let data = Data::from([(AUTHORITIES_ENTRY.to_owned(), ByteString(next.write()))]);
+            write(&self.api, AUTHORITIES, secret, data).await?;
+        }
+        self.was_stored = true;
+        self.adopt(identity, next);
+        self.serve_anew();
+        Ok(unusable)
+    }
+
+    /// What should be known from now on.
+    fn next(&self, base: Known, identity: &HubIdentity, now: SystemTime) -> Known {
+        let (shared, lives) = (&self.parts.shared, self.parts.lives);
+        let overlap = lives.certificate + lives.expired_renewal;
+        let mut next = base.switched(identity.authority.certificate(), now);
+        if next.needs_spare(overlap, now) {
+            match identity.authority.sign_hub(&identity.hub_id, now, Known::spare_life(overlap)) {
+                Ok(pair) => next = next.with_spare(pair),
+                Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
+            }
+        }
+        // Before the members are known it looks as if nobody needed anything.
+        if next.entries().len() == 1 || shared.serving_since().is_none() {
+            return next;
+        }
+        let mut needs = Needs::default();
+        self.parts.book.each_member(|member| needs.add(member, lives.expired_renewal));
+        next.retired(&needs, overlap, now)
+    }
+
+    /// The identity in the Secret. Nothing: it is being made by the replica that leads.
+    async fn identity(&self, now: SystemTime) -> Result<Result<Option<HubIdentity>, StoredError>, ApiError> {
+        let namespace = &self.parts.shared.settings.namespace;
+        let call = self.api.get_opt(IDENTITY_SECRET);
+        let secret = within(format!("read Secret {namespace}/{IDENTITY_SECRET}"), call).await?;
+        let mut data = secret.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
+        let hub_id = &self.parts.shared.settings.hub_id;
+        match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
+            Ok(None) => {}
+            Ok(Some(_)) if !self.parts.shared.leads() => return Ok(Ok(None)),
+            Ok(Some(new)) => {
+                data.extend(new);
+                write(&self.api, IDENTITY, secret, data.clone()).await?;
+                tracing::info!("the hub has made itself a new certificate authority");
+            }
+            Err(error) => return Ok(Err(error)),
+        }
+        let read = stored::read(&data);
+        Ok(read.and_then(|read| stored::sound(&read, hub_id, now).map(|()| Some(read))))
+    }
+
+    /// These are the authorities from now on.
+    fn adopt(&mut self, identity: Arc<HubIdentity>, known: Known) {
+        let before = self.authorities.known();
+        if before == known {
+            return;
+        }
+        let now = SystemTime::now();
+        let set = pairs(&identity, &known, now).and_then(|pairs| {
+            self.renew_at = half_way(now, &pairs);
+            self.tls.set(&certificates(&known), pairs)
+        });
+        if let Err(error) = set {
+            tracing::error!(%error, "the hub cannot serve with its new authority, and goes on with the former one");
+            return;
+        }
+        let ids = |known: &Known| known.entries().iter().map(|entry| entry.id).collect::<Vec<Fingerprint>>();
+        let (former, present) = (ids(&before), ids(&known));
+        self.authorities.view.store(Arc::new(View { identity, known }));
+        for gone in former.iter().filter(|id| !present.contains(id)) {
+            tracing::info!(authority = %gone, "an authority is no longer needed, and counts no more");
+        }
+        if let Some(first) = present.first().filter(|first| former.first() != Some(*first)) {
+            let kept = present.len() - 1;
+            tracing::info!(authority = %first, "a new authority signs; {kept} former ones are kept for members that need them");
+        }
+        self.parts.shared.authorities.send_if_modified(|bundle| {
+            let new = self.authorities.certificates();
+            let differs = *bundle != new;
+            *bundle = new;
+            differs
+        });
+    }
+
+    /// Makes the serving certificate anew when half of its life is over. Live connections are not touched.
+    fn serve_anew(&mut self) {
+        let now = SystemTime::now();
+        if now < self.renew_at {
+            return;
+        }
+        let (identity, known) = (self.authorities.identity(), self.authorities.known());
+        let set = pairs(&identity, &known, now).and_then(|pairs| {
+            self.renew_at = half_way(now, &pairs);
+            self.tls.set(&certificates(&known), pairs)
+        });
+        match set {
+            Ok(()) => tracing::info!("the hub serves with a new certificate"),
+            Err(error) => tracing::error!(%error, "the hub cannot make a new serving certificate"),
+        }
+    }
+
+    /// Tells once what is wrong with the identity, and once that it is right again.
+    fn tell(&mut self, wrong: Option<String>) {
+        if self.told == wrong {
+            return;
+        }
+        self.authorities.unusable.store(wrong.is_some(), Ordering::Relaxed);
+        match &wrong {
+            Some(why) => {
+                tracing::error!(why, "the Secret {IDENTITY_SECRET} cannot be used: the hub goes on with what it had");
+                self.event("IdentityUnusable", format!("the hub goes on with the authority that it had: {why}"));
+            }
+            None => tracing::info!("the Secret {IDENTITY_SECRET} can be used again"),
+        }
+        self.told = wrong;
+    }
+
+    fn event(&self, reason: &str, message: String) {
+        if !self.parts.shared.leads() {
+            return;
+        }
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Secret".to_owned()),
+            namespace: Some(self.parts.shared.settings.namespace.clone()),
+            name: Some(IDENTITY_SECRET.to_owned()),
+            ..ObjectReference::default()
+        };
+        // Where too many wait, the log has it.
+        let _ = self.parts.events.try_send((reference, Notice { warning: true, reason: reason.to_owned(), message }));
+    }
+}
+
+fn certificates(known: &Known) -> Vec<CertificateDer<'static>> {
+    known.entries().iter().map(|entry| entry.certificate.clone()).collect()
+}
+
+/// What to serve with: a fresh certificate of the authority that signs now, then what the former ones left behind.
+fn pairs(identity: &HubIdentity, known: &Known, now: SystemTime) -> Result<Vec<ServingPair>, TlsError> {
+    let mut pairs = vec![identity.authority.sign_hub(&identity.hub_id, now, SERVING_LIFE)?];
+    pairs.extend(known.entries().iter().skip(1).filter_map(|entry| entry.serving(now)));
+    Ok(pairs)
+}
+
+/// Half of the life of the first of these, which begins now.
+fn half_way(now: SystemTime, pairs: &[ServingPair]) -> SystemTime {
+    let end = pairs.first().map_or(now, |pair| pair.not_after);
+    now + end.duration_since(now).unwrap_or_default() / 2
+}

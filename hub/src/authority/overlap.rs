@@ -1,0 +1,230 @@
+//! How one authority replaces another. The one that signs now is first in a list; those before it stay there, with a serving
+//! certificate that they signed in time, for as long as a member needs them.
+//!
+//! A member needs an authority as long as it may come with a certificate of it: it trusted that authority when it got the
+//! certificate, and perhaps no later one. A member whose certificate is of the newest has stored all that were listed then.
+//! So the authorities that signed the certificates on record say all that must be kept, and no member has to be asked.
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+use runnel_proto::identity::{Fingerprint, ServingPair, certificate_end};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::{Deserialize, Serialize};
+
+use crate::crd::MemberCluster;
+
+/// Authorities that are kept at most; a fifteenth change while no member follows lets go of the oldest.
+pub const LIMIT: usize = 16;
+
+/// What serves the members that trust an authority and none after it. Without `Debug`: it holds a key.
+pub struct Spare {
+    leaf: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+    not_after: SystemTime,
+}
+
+impl Clone for Spare {
+    fn clone(&self) -> Self {
+        Self { leaf: self.leaf.clone(), key: self.key.clone_key(), not_after: self.not_after }
+    }
+}
+
+impl PartialEq for Spare {
+    fn eq(&self, other: &Self) -> bool {
+        self.leaf == other.leaf
+    }
+}
+
+/// One authority.
+#[derive(Clone, PartialEq)]
+pub struct Entry {
+    /// The fingerprint of its certificate.
+    pub id: Fingerprint,
+    /// Its certificate.
+    pub certificate: CertificateDer<'static>,
+    /// When that ends.
+    pub not_after: SystemTime,
+    /// Since when another one signs; nothing for the one that signs now.
+    pub replaced: Option<SystemTime>,
+    spare: Option<Spare>,
+}
+
+/// The authorities that members may rely on, the one that signs now first.
+#[derive(Clone, Default, PartialEq)]
+pub struct Known(Vec<Entry>);
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    authorities: Vec<WrittenEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenEntry {
+    certificate: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replaced_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    serving: Option<WrittenSpare>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenSpare {
+    certificate: String,
+    key: String,
+}
+
+impl Entry {
+    fn new(certificate: CertificateDer<'static>) -> Option<Self> {
+        let (id, not_after) = (Fingerprint::of_authority(&certificate), certificate_end(&certificate).ok()?);
+        Some(Self { id, certificate, not_after, replaced: None, spare: None })
+    }
+
+    fn read(written: &WrittenEntry) -> Option<Self> {
+        let certificate = CertificateDer::from_pem_slice(written.certificate.as_bytes()).ok()?;
+        let spare = written.serving.as_ref().and_then(|serving| {
+            let leaf = CertificateDer::from_pem_slice(serving.certificate.as_bytes()).ok()?;
+            let key = PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).ok()?;
+            Some(Spare { not_after: certificate_end(&leaf).ok()?, leaf, key })
+        });
+        Some(Self { replaced: written.replaced_at.map(SystemTime::from), spare, ..Self::new(certificate)? })
+    }
+
+    fn write(&self) -> WrittenEntry {
+        let spare = self.spare.as_ref();
+        WrittenEntry {
+            certificate: pem("CERTIFICATE", &self.certificate),
+            replaced_at: self.replaced.and_then(|at| Timestamp::try_from(at).ok()),
+            serving: spare.map(|spare| WrittenSpare {
+                certificate: pem("CERTIFICATE", &spare.leaf),
+                key: pem("PRIVATE KEY", spare.key.secret_der()),
+            }),
+        }
+    }
+
+    /// What to serve its members with, if it signed something that is good now.
+    pub fn serving(&self, now: SystemTime) -> Option<ServingPair> {
+        let spare = self.spare.as_ref().filter(|spare| now < spare.not_after)?;
+        let chain = vec![spare.leaf.clone(), self.certificate.clone()];
+        Some(ServingPair { chain, key: spare.key.clone_key(), not_after: spare.not_after })
+    }
+}
+
+impl Known {
+    /// Reads what [`Known::write`] has written; nothing, if any of it is something else.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let written: Written = serde_json::from_slice(bytes).ok()?;
+        let entries = written.authorities.iter().map(Entry::read).collect::<Option<Vec<_>>>()?;
+        Some(Self(entries))
+    }
+
+    /// For the Secret. It holds keys, but never an authority's.
+    pub fn write(&self) -> Vec<u8> {
+        let authorities = self.0.iter().map(Entry::write).collect();
+        serde_json::to_vec(&Written { authorities }).unwrap_or_default()
+    }
+
+    /// The authorities, the one that signs now first.
+    pub fn entries(&self) -> &[Entry] {
+        &self.0
+    }
+
+    /// Whether this is the authority that signs now.
+    pub fn is_current(&self, certificate: &CertificateDer<'_>) -> bool {
+        self.0.first().is_some_and(|first| &first.certificate == certificate)
+    }
+
+    /// This authority signs from now on; the one that did stays behind it. One that signed before may come back.
+    #[must_use]
+    pub fn switched(mut self, certificate: &CertificateDer<'static>, now: SystemTime) -> Self {
+        if self.is_current(certificate) {
+            return self;
+        }
+        let Some(mut first) = Entry::new(certificate.clone()) else { return self };
+        let position = self.0.iter().position(|entry| entry.id == first.id);
+        first.spare = position.and_then(|position| self.0.remove(position).spare);
+        for entry in &mut self.0 {
+            entry.replaced = entry.replaced.or(Some(now));
+        }
+        self.0.insert(0, first);
+        self.0.truncate(LIMIT);
+        self
+    }
+
+    /// Whether the authority that signs now should make a serving certificate for the time when another one has replaced
+    /// it: its key may be gone then. One must last for `overlap` at any time.
+    pub fn needs_spare(&self, overlap: Duration, now: SystemTime) -> bool {
+        let Some(first) = self.0.first() else { return false };
+        let enough = (now + overlap + overlap / 2).min(first.not_after);
+        first.spare.as_ref().is_none_or(|spare| spare.not_after < enough)
+    }
+
+    /// For how long such a certificate is made.
+    pub fn spare_life(overlap: Duration) -> Duration {
+        overlap * 2
+    }
+
+    /// The authority that signs now made this.
+    #[must_use]
+    pub fn with_spare(mut self, pair: ServingPair) -> Self {
+        if let (Some(first), Some(leaf)) = (self.0.first_mut(), pair.chain.into_iter().next()) {
+            first.spare = Some(Spare { leaf, key: pair.key, not_after: pair.not_after });
+        }
+        self
+    }
+
+    /// Lets go of the authorities that were replaced and that no member needs, or whose own time is over.
+    #[must_use]
+    pub fn retired(mut self, needs: &Needs, overlap: Duration, now: SystemTime) -> Self {
+        self.0.retain(|entry| {
+            let Some(replaced) = entry.replaced else { return true };
+            now < entry.not_after && now < replaced + overlap && needs.needs(entry.id, now)
+        });
+        self
+    }
+}
+
+/// Until when members need which authorities; nothing instead of one means any.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Needs(BTreeMap<Option<Fingerprint>, SystemTime>);
+
+impl Needs {
+    /// A member may come with its certificates, which can be renewed for this long after their end; and whoever has its join
+    /// string may come with that, which pins an authority that is not known here.
+    pub fn add(&mut self, member: &MemberCluster, renewable: Duration) {
+        if !member.spec.accepted || member.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let status = member.status.as_ref();
+        let keys = status.and_then(|status| status.identity.as_ref()).map(|identity| &identity.keys[..]);
+        for key in keys.unwrap_or_default() {
+            let authority = key.authority.as_ref().and_then(|print| Fingerprint::parse(print).ok());
+            self.until(authority, SystemTime::from(key.expires_at.0) + renewable);
+        }
+        let redeemed = status.and_then(|status| status.join.as_ref()).map(|redeemed| &redeemed.token_hash);
+        if let Some(open) = member.spec.join.as_ref().filter(|join| redeemed != Some(&join.token_hash)) {
+            self.until(None, SystemTime::from(open.expires_at.0));
+        }
+    }
+
+    fn until(&mut self, authority: Option<Fingerprint>, until: SystemTime) {
+        let known = self.0.entry(authority).or_insert(until);
+        *known = (*known).max(until);
+    }
+
+    fn needs(&self, authority: Fingerprint, now: SystemTime) -> bool {
+        [None, Some(authority)].iter().any(|key| self.0.get(key).is_some_and(|until| now < *until))
+    }
+}
+
+fn pem(label: &str, der: &[u8]) -> String {
+    let encoded = data_encoding::BASE64.encode(der);
+    let lines = encoded.as_bytes().chunks(64).map(String::from_utf8_lossy);
+    let body: Vec<_> = lines.collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", body.join("\n"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use runnel_proto::identity::{Authority, Token};
+
+use super::*;
+use crate::crd::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const LIFE: Duration = Duration::from_secs(60 * 60);
+const RENEWABLE: Duration = Duration::from_secs(10 * 60 * 60);
+const OVERLAP: Duration = Duration::from_secs(11 * 60 * 60);
+
+fn start() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+fn authority() -> Authority {
+    Authority::generate("hubid", start()).unwrap()
+}
+
+fn id(authority: &Authority) -> Fingerprint {
+    Fingerprint::of_authority(authority.certificate())
+}
+
+fn with_spare(known: Known, authority: &Authority, now: SystemTime) -> Known {
+    known.with_spare(authority.sign_hub("hubid", now, Known::spare_life(OVERLAP)).unwrap())
+}
+
+fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::try_from(time).unwrap())
+}
+
+/// A member with certificates of these authorities, each with its end.
+fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
+    let record = |(number, (authority, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
+        fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
+        issued_at: stamp(start()),
+        expires_at: stamp(*end),
+        authority: authority.map(|print| print.to_string()),
+    };
+    let mut member = MemberCluster::new("eu-1", MemberClusterSpec::default());
+    let keys = keys.iter().enumerate().map(record).collect();
+    member.status = Some(MemberClusterStatus { identity: Some(Identity { keys }), ..Default::default() });
+    member
+}
+
+fn needs(members: &[MemberCluster]) -> Needs {
+    let mut needs = Needs::default();
+    members.iter().for_each(|member| needs.add(member, RENEWABLE));
+    needs
+}
+
+fn ids(known: &Known) -> Vec<Fingerprint> {
+    known.entries().iter().map(|entry| entry.id).collect()
+}
+
+#[test]
+fn what_is_written_reads_back_and_holds_no_key_of_an_authority() {
+    let (old, new) = (authority(), authority());
+    let known = with_spare(Known::default().switched(old.certificate(), start()), &old, start());
+    let known = known.switched(new.certificate(), start() + MINUTE);
+    let bytes = known.write();
+    let read = Known::read(&bytes).unwrap();
+    assert!(read == known);
+    assert_eq!(read.entries()[1].replaced, Some(start() + MINUTE));
+    let pair = read.entries()[1].serving(start() + 2 * MINUTE).unwrap();
+    assert_eq!((&pair.chain[1], pair.not_after), (old.certificate(), start() + 2 * OVERLAP));
+    assert!(read.entries()[0].serving(start()).is_none());
+    let text = String::from_utf8(bytes).unwrap();
+    for authority in [&old, &new] {
+        let key = authority.key_pem();
+        let body: Vec<_> = key.lines().filter(|line| !line.starts_with("---")).collect();
+        assert!(body.iter().all(|line| !text.contains(line)));
+    }
+    for bad in ["", "{}", "{\"authorities\":[{\"certificate\":\"x\"}]}"] {
+        assert!(Known::read(bad.as_bytes()).is_none(), "{bad}");
+    }
+}
+
+#[test]
+fn one_that_signed_before_comes_back_without_being_there_twice() {
+    let (old, new) = (authority(), authority());
+    let known = Known::default().switched(old.certificate(), start());
+    let known = known.switched(new.certificate(), start()).switched(old.certificate(), start() + MINUTE);
+    assert_eq!(ids(&known), [id(&old), id(&new)]);
+    assert_eq!(known.entries()[0].replaced, None);
+    assert_eq!(known.entries()[1].replaced, Some(start() + MINUTE));
+    assert!(known.clone().switched(old.certificate(), start() + LIFE) == known);
+}
+
+#[test]
+fn a_spare_lasts_for_an_overlap_at_any_time() {
+    let own = authority();
+    let mut known = Known::default().switched(own.certificate(), start());
+    let mut made = 0;
+    for hour in 0..100 {
+        let now = start() + hour * LIFE;
+        if known.needs_spare(OVERLAP, now) {
+            known = with_spare(known, &own, now);
+            made += 1;
+        }
+        assert!(known.entries()[0].spare.as_ref().unwrap().not_after >= now + OVERLAP);
+    }
+    assert!(made < 25, "{made}");
+    // Near its own end an authority cannot give what it does not have.
+    let late = own.not_after() - MINUTE;
+    let known = with_spare(known, &own, late);
+    assert!(!known.needs_spare(OVERLAP, late));
+}
+
+#[test]
+fn a_former_authority_stays_exactly_as_long_as_somebody_needs_it() {
+    let (old, new) = (authority(), authority());
+    let replaced = start() + MINUTE;
+    let known = Known::default().switched(old.certificate(), start()).switched(new.certificate(), replaced);
+    let kept =
+        |members: &[MemberCluster], now| known.clone().retired(&needs(members), OVERLAP, now).entries().len() == 2;
+    let (now, end) = (replaced + MINUTE, start() + LIFE);
+    assert!(!kept(&[], now));
+    assert!(!kept(&[member(&[(Some(id(&new)), end)])], now));
+    let of_old = member(&[(Some(id(&old)), end)]);
+    assert!(kept(&[of_old.clone(), member(&[(Some(id(&new)), end)])], now));
+    // A certificate that has expired can be renewed for a while.
+    assert!(kept(std::slice::from_ref(&of_old), end + RENEWABLE - MINUTE));
+    assert!(!kept(std::slice::from_ref(&of_old), end + RENEWABLE));
+    // A member that was not seen to use its new key may still come with the old one.
+    assert!(kept(&[member(&[(Some(id(&old)), end), (Some(id(&new)), end + LIFE)])], now));
+    // Records from before authorities were written down may be of any.
+    assert!(kept(&[member(&[(None, end)])], now));
+    let mut revoked = of_old;
+    revoked.spec.accepted = false;
+    assert!(!kept(&[revoked], now));
+    let mut joining = MemberCluster::new("eu-2", MemberClusterSpec::default());
+    let token_hash = Token::generate().unwrap().hash();
+    joining.spec.join = Some(Join { token_hash, expires_at: stamp(end) });
+    assert!(kept(std::slice::from_ref(&joining), end - MINUTE) && !kept(std::slice::from_ref(&joining), end));
+    // A join that is open for years holds nothing up.
+    joining.spec.join.as_mut().unwrap().expires_at = stamp(end + 100 * OVERLAP);
+    assert!(kept(std::slice::from_ref(&joining), replaced + OVERLAP - MINUTE));
+    assert!(!kept(&[joining], replaced + OVERLAP));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Another authority is put into the Secret: one of these, perhaps one that was there before.
+    Change(usize),
+    /// A member comes, and renews.
+    Renew(usize),
+    /// A member comes, and is told the authorities; what it has is still of a former one.
+    Told(usize),
+    /// So many minutes pass.
+    Wait(u64),
+    /// The hub starts anew from what it wrote.
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..6_usize).prop_map(Step::Change),
+        4 => (0..3_usize).prop_map(Step::Renew),
+        2 => (0..3_usize).prop_map(Step::Told),
+        3 => (1..240_u64).prop_map(Step::Wait),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// A member as it is: what it trusts, who signed its certificate, and until when that is good.
+#[derive(Clone, Default)]
+struct Member {
+    trusted: BTreeSet<Fingerprint>,
+    signed: Option<Fingerprint>,
+    end: Option<SystemTime>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// At every moment a member that can still renew trusts an authority that the hub serves with, and has a certificate of
+    /// one that the hub takes.
+    #[test]
+    fn hub_and_member_always_believe_each_other(steps in prop::collection::vec(step(), 1..60)) {
+        let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
+        let (mut now, mut current) = (start(), 0);
+        let mut known = with_spare(Known::default().switched(authorities[0].certificate(), now), &authorities[0], now);
+        let mut members = vec![Member::default(); 3];
+        for step in steps {
+            match step {
+                Step::Change(other) => current = other,
+                Step::Renew(who) => {
+                    let first = known.entries().first().map(|first| first.id);
+                    members[who] = Member { trusted: ids(&known).into_iter().collect(), signed: first, end: Some(now + LIFE) };
+                }
+                Step::Told(who) if members[who].end.is_some_and(|end| now < end) => {
+                    members[who].trusted = ids(&known).into_iter().collect();
+                }
+                Step::Told(_) => {}
+                Step::Wait(minutes) => now += Duration::from_secs(60 * minutes),
+                Step::Restart => known = Known::read(&known.write()).unwrap(),
+            }
+            let signing = &authorities[current];
+            known = known.switched(signing.certificate(), now);
+            if known.needs_spare(OVERLAP, now) {
+                known = with_spare(known, signing, now);
+            }
+            let on_record: Vec<_> = members.iter().filter_map(|m| Some(member(&[(m.signed, m.end?)]))).collect();
+            known = known.retired(&needs(&on_record), OVERLAP, now);
+            prop_assert_eq!(ids(&known)[0], id(signing));
+            let served: BTreeSet<_> = known.entries().iter().filter(|e| e.serving(now).is_some()).map(|e| e.id).collect();
+            for member in members.iter().filter(|m| m.end.is_some_and(|end| now < end + RENEWABLE)) {
+                let Some(signed) = member.signed else { continue };
+                prop_assert!(ids(&known).contains(&signed), "its certificate is refused");
+                prop_assert!(!member.trusted.is_disjoint(&served), "it believes nothing that the hub has");
+            }
+            // When everybody has followed, nothing is left of the former ones.
+            if members.iter().all(|m| m.signed.is_none() || m.signed == Some(id(signing))) && members.iter().any(|m| m.signed.is_some()) {
+                prop_assert_eq!(known.entries().len(), 1);
+            }
+        }
+    }
+}
