@@ -333,10 +333,14 @@ async fn a_member_that_was_away_when_the_authority_changed_comes_back_by_itself(
     eventually("the former authority to be dropped", SOON, async || Ok((hub.known().await? == 1).then_some(())))
         .await?;
     fleet.start_agent(2).await?;
-    eventually("member 2 to say that it does not know this hub", SOON, async || {
+    eventually("member 2 to say that it does not trust this hub", SOON, async || {
         let text = std::fs::read_to_string(fleet.agent_log(2))?;
-        Ok(text.contains("UnknownIssuer").then_some(()))
+        Ok(text.contains("needs a new join string").then_some(()))
     })
     .await?;
-    fleet.connected(1).await
+    fleet.connected(1).await?;
+    let join_string =
+        fleet.hub_release().join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s")).await?;
+    fleet.agent(2).hand_over(&join_string).await?;
+    fleet.connected(2).await
 }

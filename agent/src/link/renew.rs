@@ -53,7 +53,7 @@ impl Link {
     }
 
     /// Joins with a new join string, if there is one: only when the hub will not renew, because a join gives up the old key.
-    async fn joined_anew(&mut self, ended: Ended) -> Option<Ended> {
+    pub(super) async fn joined_anew(&mut self, ended: Ended) -> Option<Ended> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
         let is_new =
             |string: &JoinString| string.token.id() != self.identity.token_id && string.hub == self.identity.hub;

@@ -2,9 +2,10 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use runnel_proto::tls::is_signed_by;
+use runnel_proto::tls::{UNTRUSTED, is_signed_by};
 use rustls::pki_types::CertificateDer;
 
+use super::ended::Ended;
 use super::{Link, connector};
 use crate::store::{Certificate, Identity};
 
@@ -36,6 +37,17 @@ impl Link {
         }
         tracing::info!("the hub's authorities have changed: there are {}", authorities.len());
         self.identity = next;
+    }
+
+    /// An agent that does not trust its hub any more joins anew, if somebody has given it a new join string.
+    pub(super) async fn untrusted(&mut self, ended: Ended) -> Ended {
+        match ended {
+            Ended::Failed(text) if text.contains(UNTRUSTED) => match self.joined_anew(Ended::Failed(text)).await {
+                Some(ended) => ended,
+                None => Ended::Planned(Duration::ZERO),
+            },
+            ended => ended,
+        }
     }
 
     /// When the next certificate is asked for.

@@ -19,7 +19,7 @@ use rustls::crypto::CryptoProvider;
 pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
 pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
-pub use verify::is_signed_by;
+pub use verify::{UNTRUSTED, is_signed_by};
 
 /// What both ends speak inside TLS.
 const ALPN: &[u8] = b"h2";

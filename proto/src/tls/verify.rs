@@ -45,7 +45,7 @@ impl HubVerifier {
         let verify =
             |roots: &RootCertStore| verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, now, algorithms);
         match &self.trust {
-            Trust::Authorities(roots) => verify(roots),
+            Trust::Authorities(roots) => verify(roots).map_err(|why| refusal(&format!("{UNTRUSTED} ({why})"))),
             Trust::Pin(pin) => {
                 let pinned = chain.iter().find(|ca| Fingerprint::of_certificate(ca).as_ref() == Ok(pin));
                 let Some(pinned) = pinned else { return Err(refusal(WRONG_PIN)) };
@@ -59,6 +59,9 @@ impl HubVerifier {
 
 const WRONG_PIN: &str = "this is not the hub of the join string: it has another key than the pinned one; check the \
                          address, and make a new join string if the hub was set up anew";
+/// What an agent says of a hub whose authority it does not trust.
+pub const UNTRUSTED: &str = "the hub has another authority than those that this agent trusts: check the address; an agent \
+                             that was away while the authority was replaced needs a new join string";
 const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
 
 fn refusal(text: &str) -> Error {
