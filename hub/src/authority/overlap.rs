@@ -14,6 +14,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 
 use crate::crd::MemberCluster;
+use crate::join::tokens::is_redeemed;
 
 /// Authorities that are kept at most; a fifteenth change while no member follows lets go of the oldest.
 pub const LIMIT: usize = 16;
@@ -203,8 +204,8 @@ impl Needs {
             let authority = key.authority.as_ref().and_then(|print| Fingerprint::parse(print).ok());
             self.until(authority, SystemTime::from(key.expires_at.0) + renewable);
         }
-        let redeemed = status.and_then(|status| status.join.as_ref()).map(|redeemed| &redeemed.token_hash);
-        if let Some(open) = member.spec.join.as_ref().filter(|join| redeemed != Some(&join.token_hash)) {
+        let used = status.map(|status| &status.tokens[..]).unwrap_or_default();
+        if let Some(open) = member.spec.join.as_ref().filter(|join| !is_redeemed(used, join)) {
             self.until(None, SystemTime::from(open.expires_at.0));
         }
     }

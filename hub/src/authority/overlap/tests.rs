@@ -133,7 +133,7 @@ fn a_former_authority_stays_exactly_as_long_as_somebody_needs_it() {
     assert!(!kept(&[revoked], now));
     let mut joining = MemberCluster::new("eu-2", MemberClusterSpec::default());
     let token_hash = Token::generate().unwrap().hash();
-    joining.spec.join = Some(Join { token_hash, expires_at: stamp(end) });
+    joining.spec.join = Some(Join { token_hash, token_id: None, expires_at: stamp(end) });
     assert!(kept(std::slice::from_ref(&joining), end - MINUTE) && !kept(std::slice::from_ref(&joining), end));
     // A join that is open for years holds nothing up.
     joining.spec.join.as_mut().unwrap().expires_at = stamp(end + 100 * OVERLAP);
