@@ -6,6 +6,7 @@ use runnel_proto::tls::{UNTRUSTED, is_signed_by};
 use rustls::pki_types::CertificateDer;
 
 use super::ended::Ended;
+use super::handover::Swap;
 use super::{Link, connector};
 use crate::store::{Certificate, Identity};
 
@@ -13,8 +14,22 @@ use crate::store::{Certificate, Identity};
 const SPREAD: Duration = Duration::from_secs(600);
 
 impl Link {
+    /// Takes in what the hub told. A renewal that is under way stores the identity itself, so that comes first.
+    pub(super) async fn trust(&mut self, swap: Swap, told: &mut Option<Vec<Bytes>>) -> Swap {
+        if matches!(swap, Swap::Renewing(_)) {
+            return swap;
+        }
+        let Some(authorities) = told.take() else { return swap };
+        let due = self.renews_at();
+        self.trust_in(authorities).await;
+        match swap {
+            Swap::Renew(_) if self.renews_at() != due => self.swap(),
+            swap => swap,
+        }
+    }
+
     /// Trusts these from now on, and renews soon if the first of them did not sign the certificate that is there.
-    pub(super) async fn trust(&mut self, authorities: Vec<Bytes>) {
+    async fn trust_in(&mut self, authorities: Vec<Bytes>) {
         let Some(present) = self.identity.certificate.clone() else { return };
         let authorities: Vec<_> = authorities.iter().map(|der| CertificateDer::from(der.to_vec())).collect();
         let Some(first) = authorities.first() else { return };

@@ -139,7 +139,7 @@ impl Running {
             biased;
             () = self.live.wake.notified() => self.woken(),
             _ = self.lead_changes.changed() => {}
-            _ = self.authorities.changed(), if self.hello.is_some() => self.say_authorities(),
+            _ = self.authorities.changed(), if self.hello.is_some() && self.handed_over.is_none() => self.say_authorities(),
             () = tokio::time::sleep(expires) => self.end(expired()),
             () = until(self.handed_over) => self.ending = Some(Status::ok("")),
             () = self.shutdown.cancelled(), if !self.draining => {
