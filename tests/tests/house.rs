@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 48] = [
+const DECIDE: [&str; 49] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",

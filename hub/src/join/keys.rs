@@ -64,7 +64,8 @@ mod tests {
     }
 
     fn key(name: usize, end: i64) -> KeyRecord {
-        KeyRecord { fingerprint: format!("sha256:{name}"), issued_at: Time(at(0)), expires_at: Time(at(end)) }
+        let fingerprint = format!("sha256:{name}");
+        KeyRecord { fingerprint, issued_at: Time(at(0)), expires_at: Time(at(end)), authority: None }
     }
 
     const LIMIT: Duration = Duration::from_secs(100);

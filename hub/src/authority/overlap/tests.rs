@@ -41,7 +41,8 @@ fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
     };
     let mut member = MemberCluster::new("eu-1", MemberClusterSpec::default());
     let keys = keys.iter().enumerate().map(record).collect();
-    member.status = Some(MemberClusterStatus { identity: Some(Identity { keys }), ..Default::default() });
+    member.status =
+        Some(MemberClusterStatus { identity: Some(Identity { keys, ..Identity::default() }), ..Default::default() });
     member
 }
 
