@@ -24,7 +24,7 @@ const A_SECOND: Duration = Duration::from_secs(1);
 /// Waits until an agent, by where it tells about itself, has no stream to the hub.
 async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
     eventually("the stream to be cut", within, async || {
-        Ok((Metrics::of(ops_url).await?.sum("runnel_agent_session_connected")? == 0.0).then_some(()))
+        Ok((Metrics::of(ops_url).await?.sum("runnel_session_connected")? == 0.0).then_some(()))
     })
     .await
 }

@@ -1,18 +1,25 @@
-//! Revocation as a member sees it: its own policy decides about its copies, and a namespace refuses by itself.
+//! What becomes of a member in the long run: its policy decides about its copies when the hub revokes it, a namespace
+//! refuses by itself, and a certificate that expired while nobody was there comes back, or says what it needs.
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, SOON, Scene, condition, is_marked};
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use runnel_tests::scene::{Draft, Id, Metrics, Place, RuleDraft, SOON, Scene, condition, is_marked};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
+/// How long a certificate lives here, and how long it can be renewed after its end.
+const LIFE: &str = "12s";
+const LIMIT: Duration = Duration::from_secs(30);
+
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 async fn fleet() -> Result<&'static Fleet> {
-    FLEET.get_or_try_init(|| Fleet::start(FleetOptions::default())).await
+    let hub_values = json!({"certificate": {"life": LIFE, "expiredRenewalLimit": format!("{}s", LIMIT.as_secs())}});
+    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { members: 2, hub_values, ..FleetOptions::default() })).await
 }
 
 async fn member_says(hub: &Place, name: &str, kind: &str, status: &str, reason: &str) -> Result<Value> {
@@ -99,5 +106,73 @@ async fn a_namespace_refuses_and_the_policy_decides_about_copies_when_the_hub_re
         member.has_copy(&edited, namespace, &rule).await?;
         member.has_copy(&kept, namespace, &retains).await?;
     }
+    Ok(())
+}
+
+/// When the newest certificate of a member expires, and what the agent has stored.
+async fn expiry(hub: &Place, name: &str) -> Result<Timestamp> {
+    let member = hub.get(&Id::member(name)).await?;
+    let keys = member["status"]["identity"]["keys"].as_array().context("no keys")?.clone();
+    let ends = keys.iter().filter_map(|key| key["expiresAt"].as_str()?.parse().ok());
+    ends.max().with_context(|| format!("no key with an end in {keys:?}"))
+}
+
+async fn passes(time: Timestamp) -> Result<()> {
+    eventually(&format!("{time} to pass"), 2 * SOON, async || Ok((Timestamp::now() > time).then_some(()))).await
+}
+
+#[tokio::test]
+async fn who_expired_comes_back_by_himself_or_says_that_he_needs_a_join_string() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let (hub, member) = (&scene.hub, scene.member(2));
+    let identity = Id::secret(NAMESPACE, "runnel-agent-identity");
+    fleet.connected(2).await?;
+    fleet.stop_agent(2).await?;
+    passes(expiry(hub, "member-2").await? + Duration::from_secs(1)).await?;
+    fleet.start_agent(2).await?;
+    eventually("a certificate that has not expired", SOON, async || {
+        Ok((expiry(hub, "member-2").await? > Timestamp::now()).then_some(()))
+    })
+    .await?;
+    eventually("the agent to have a stream", SOON, async || {
+        let metrics = Metrics::of(&fleet.agent_ops_url(2)).await?;
+        Ok((metrics.sum("runnel_session_connected")? == 1.0).then_some(()))
+    })
+    .await?;
+    fleet.connected(2).await?;
+
+    // For longer than the hub renews: the hub says so without hearing of the agent.
+    fleet.stop_agent(2).await?;
+    passes(expiry(hub, "member-2").await? + LIMIT).await?;
+    let told = member_says(hub, "member-2", "Connected", "False", "CertificateExpired").await?;
+    let message = condition(&told, "Connected")?["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("make a new join string with `runnel-hub token create`"), "{message}");
+    fleet.start_agent(2).await?;
+    log_says(fleet, 2, "expired longer ago than the hub renews (--expired-renewal-limit)").await?;
+
+    // A join string that is worth nothing any more does no harm: what is stored stays.
+    let before = member.get(&identity).await?;
+    let release = fleet.hub_release();
+    let options = FleetOptions::default();
+    let old = release.join_string("member-2", fleet.binaries(), &options).await?;
+    let new = release.join_string("member-2", fleet.binaries(), &options).await?;
+    fleet.kill_agent(2)?;
+    fleet.agent(2).hand_over(&old).await?;
+    fleet.start_agent(2).await?;
+    log_says(fleet, 2, "the token is wrong for cluster member-2").await?;
+    let after = member.get(&identity).await?;
+    for part in ["tls.crt", "tls.key", "token-id"] {
+        ensure!(before["data"][part].is_string() && before["data"][part] == after["data"][part], "{part} changed");
+    }
+    ensure!(after["data"]["pending.key"].is_string(), "the key of the join was not stored before it was used");
+
+    fleet.kill_agent(2)?;
+    fleet.agent(2).hand_over(&new).await?;
+    fleet.start_agent(2).await?;
+    fleet.connected(2).await?;
+    let joined = member.get(&identity).await?;
+    ensure!(joined["data"]["pending.key"].is_null() && joined["data"]["tls.crt"] != before["data"]["tls.crt"]);
+    ensure!(joined["data"]["seal.key"] == before["data"]["seal.key"], "the seals are as they were");
     Ok(())
 }
