@@ -83,7 +83,7 @@ impl Link {
                 Some(ended) => ended,
                 None => self.stream(&address).await,
             };
-            let ended = self.untrusted(ended).await;
+            let ended = self.unwanted(ended).await;
             expired = matches!(ended, Ended::Expired);
             self.metrics.connected.set(0);
             if opened.elapsed() >= STABLE {

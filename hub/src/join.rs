@@ -235,7 +235,7 @@ impl Registrar {
             }
             (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {
                 let (tokens, count) = wronged(member, join, now);
-                tracing::warn!(%cluster, token = token.id(), count, burnt_at = WRONG_SECRETS, "a wrong secret of a token");
+                tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
                 Ok(Step { status: json!({"tokens": tokens}), answer: Err(refusal) })
             }
             (Err(refusal), _) => Err(refusal.into()),

@@ -342,5 +342,16 @@ async fn a_member_that_was_away_when_the_authority_changed_comes_back_by_itself(
     let join_string =
         fleet.hub_release().join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s")).await?;
     fleet.agent(2).hand_over(&join_string).await?;
+    fleet.agent(2).pod().refresh_mounts().await?;
+    fleet.connected(2).await?;
+
+    // Deleted and made again, it is another member: it needs another join string, and no restart.
+    let id = Id::member(fleet.member_name(2));
+    scene.hub.delete(&id).await?;
+    scene.hub.lacks(&id).await?;
+    let join_string =
+        fleet.hub_release().join_string(fleet.member_name(2), fleet.binaries(), &options(2, "10s")).await?;
+    fleet.agent(2).hand_over(&join_string).await?;
+    fleet.agent(2).pod().refresh_mounts().await?;
     fleet.connected(2).await
 }

@@ -52,12 +52,21 @@ impl Link {
         }
     }
 
-    /// Joins with a new join string, if there is one: only when the hub will not renew, because a join gives up the old key.
+    /// Joins with a new join string, if there is one: only when what is there will not do, because a join gives up the old
+    /// key.
     pub(super) async fn joined_anew(&mut self, ended: Ended) -> Option<Ended> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
-        let is_new =
-            |string: &JoinString| string.token.id() != self.identity.token_id && string.hub == self.identity.hub;
+        let is_new = |string: &JoinString| string.token.id() != self.identity.token_id;
         let Some(string) = string.filter(is_new) else { return Some(ended) };
+        if string.hub != self.identity.hub {
+            tracing::warn!(
+                "the join string is that of another hub, and is not used: to leave this one for good, remove tls.crt from \
+                 the Secret {} and restart the agent",
+                crate::store::IDENTITY_SECRET
+            );
+            return Some(ended);
+        }
+        tracing::info!(cluster = %string.cluster, "joining anew, with the new join string");
         match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
             Ok(identity) => {
                 self.identity = identity;

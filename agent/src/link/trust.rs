@@ -54,14 +54,17 @@ impl Link {
         self.identity = next;
     }
 
-    /// An agent that does not trust its hub any more joins anew, if somebody has given it a new join string.
-    pub(super) async fn untrusted(&mut self, ended: Ended) -> Ended {
-        match ended {
-            Ended::Failed(text) if text.contains(UNTRUSTED) => match self.joined_anew(Ended::Failed(text)).await {
-                Some(ended) => ended,
-                None => Ended::Planned(Duration::ZERO),
-            },
-            ended => ended,
+    /// An agent that does not trust its hub any more, or that its hub does not want any more, joins anew, if somebody has
+    /// given it a new join string.
+    pub(super) async fn unwanted(&mut self, ended: Ended) -> Ended {
+        let helps = match &ended {
+            Ended::Failed(text) => text.contains(UNTRUSTED),
+            Ended::Refused(_) | Ended::Revoked(_) => true,
+            _ => false,
+        };
+        match helps {
+            true => self.joined_anew(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)),
+            false => ended,
         }
     }
 
