@@ -10,7 +10,8 @@ use runnel_tests::wait::eventually;
 use super::stage::{self, Calm, LEASE_TIME, SOON, Stage, figures, forget, nothing_was_sent, served_again};
 
 const AGENTS: usize = 10;
-const ROUNDS: usize = 10;
+/// More of them say the same and take longer.
+const ROUNDS: usize = 5;
 /// Beyond the lease, by when all are served again.
 const MORE: Duration = Duration::from_secs(5);
 /// The chart's own lease.
