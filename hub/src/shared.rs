@@ -258,7 +258,7 @@ impl Shared {
             if entry.rule.terms.suspend || entry.rule.deleting {
                 continue;
             }
-            for cluster in entry.clusters.iter().filter(|cluster| self.sessions.contains_key(*cluster)) {
+            for cluster in entry.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster)) {
                 self.deliveries.lock().begin(cluster, uid, since);
             }
         }
@@ -274,7 +274,7 @@ impl Shared {
     /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
-        let concerned = index.rules().filter(|(_, entry)| entry.clusters.contains(cluster) || entry.rule.deleting);
+        let concerned = index.rules().filter(|(_, entry)| entry.clusters.contains_key(cluster) || entry.rule.deleting);
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
         drop(index);
         self.dirty_rules.add(concerned);

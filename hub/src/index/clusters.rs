@@ -6,6 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index};
 use crate::crd::{MemberCluster, PendingRemoval};
+use crate::plan::{NamedTerms, Rule};
 
 /// A member cluster as the hub knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,6 +44,11 @@ impl Cluster {
     pub fn takes_part(&self) -> bool {
         self.accepted && !self.leaving
     }
+
+    /// Whether a rule goes to it.
+    pub fn is_chosen_by(&self, rule: &Rule, name: &ClusterName) -> bool {
+        self.takes_part() && rule.chooses(name, &self.labels)
+    }
 }
 
 impl Index {
@@ -74,7 +80,7 @@ impl Index {
         if self.clusters.remove(name).is_some() {
             let uids: Vec<_> = self.rules.keys().cloned().collect();
             for uid in uids {
-                self.choose(&uid, name, false, false, &mut effect);
+                self.choose(&uid, name, None, false, &mut effect);
             }
             effect.clusters.insert(name.clone());
         }
@@ -91,16 +97,26 @@ impl Index {
         effect
     }
 
-    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, bool)> {
-        let takes_part = cluster.takes_part();
-        let choose = |entry: &super::RuleEntry| takes_part && entry.rule.chooses(name, &cluster.labels);
-        self.rules.iter().map(|(uid, entry)| (uid.clone(), choose(entry))).collect()
+    /// The terms of each rule in a cluster, where it goes there.
+    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<NamedTerms>)> {
+        let terms = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| rule.terms.clone());
+        self.rules.iter().map(|(uid, entry)| (uid.clone(), terms(&entry.rule))).collect()
     }
 
-    fn choose(&mut self, uid: &RuleUid, name: &ClusterName, chosen: bool, always: bool, effect: &mut Effect) {
+    fn choose(
+        &mut self,
+        uid: &RuleUid,
+        name: &ClusterName,
+        terms: Option<NamedTerms>,
+        always: bool,
+        effect: &mut Effect,
+    ) {
         let Some(entry) = self.rules.get_mut(uid) else { return };
-        let changed = if chosen { entry.clusters.insert(name.clone()) } else { entry.clusters.remove(name) };
-        if changed || always {
+        let former = match &terms {
+            Some(terms) => entry.clusters.insert(name.clone(), terms.clone()),
+            None => entry.clusters.remove(name),
+        };
+        if former != terms || always {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
             let mut own = Effect::default();
             self.touch(uid, &mut own);

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Place, Rule, RulePlan, Scope, Source};
+use crate::plan::{NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
 pub use clusters::Cluster;
 pub use places::PlaceState;
 pub use sightings::version_number;
@@ -32,11 +32,11 @@ const FORGOTTEN_LIMIT: usize = 1024;
 #[derive(Clone)]
 pub enum Claim {
     /// The cluster should have this.
-    Wanted(Arc<RulePlan>),
+    Wanted(Share),
     /// The rule exists, or is being deleted, and wants nothing in this cluster: what is there goes.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
-    Held(Arc<RulePlan>),
+    Held(Share),
     /// The hub does not know the rule.
     Unclaimed,
 }
@@ -67,9 +67,16 @@ pub struct RuleEntry {
     pub rule: Rule,
     /// Its plan.
     pub plan: Arc<RulePlan>,
-    /// The clusters that it goes to, leaving clusters not included.
-    pub clusters: BTreeSet<ClusterName>,
+    /// The clusters that it goes to, leaving clusters not included, and the terms in each.
+    pub clusters: BTreeMap<ClusterName, NamedTerms>,
     version: u64,
+}
+
+impl RuleEntry {
+    /// What a cluster should have of the rule; `None` if the rule does not go there.
+    pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
+        Some(Share { plan: self.plan.clone(), terms: self.clusters.get(cluster)?.clone() })
+    }
 }
 
 /// Everything the hub knows.
@@ -147,12 +154,12 @@ impl Index {
         if entry.rule.deleting {
             return Claim::Unwanted(policy);
         }
-        if entry.clusters.contains(cluster) {
-            return Claim::Wanted(entry.plan.clone());
+        if let Some(share) = entry.share(cluster) {
+            return Claim::Wanted(share);
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
         match entry.rule.terms.suspend && !leaving {
-            true => Claim::Held(entry.plan.clone()),
+            true => Claim::Held(Share { plan: entry.plan.clone(), terms: entry.rule.terms.clone() }),
             false => Claim::Unwanted(policy),
         }
     }
@@ -181,7 +188,7 @@ impl Index {
             self.changes.remove(&entry.version);
             entry.version = version;
             self.changes.insert(version, uid.clone());
-            effect.clusters.extend(entry.clusters.iter().cloned());
+            effect.clusters.extend(entry.clusters.keys().cloned());
         }
         effect.rules.insert(uid.clone());
     }

@@ -1,11 +1,11 @@
 //! Rules come, change and go.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, Rule, RulePlan, Source, plan};
+use crate::plan::{Body, NamedTerms, Rule, RulePlan, Source, plan};
 
 impl Index {
     /// A rule is as given now.
@@ -16,14 +16,17 @@ impl Index {
         let clusters = self.chosen(&rule);
         let plan = Arc::new(self.plan_of(&rule));
         if let Some(former) = &former {
-            effect.clusters.extend(former.clusters.iter().cloned());
+            effect.clusters.extend(former.clusters.keys().cloned());
         }
         if rule.deleting {
             // Whoever was chosen at any time may hold copies.
             effect.clusters.extend(self.clusters.keys().cloned());
         }
         let unchanged = former.as_ref().is_some_and(|former| {
-            former.plan.says_the_same(&plan) && former.clusters == clusters && former.rule.deleting == rule.deleting
+            former.plan.says_the_same(&plan)
+                && former.clusters == clusters
+                && former.rule.terms == rule.terms
+                && former.rule.deleting == rule.deleting
         });
         effect.read.extend(plan.unread.iter().cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
@@ -94,9 +97,10 @@ impl Index {
         plan(rule, self.candidates(rule), &self.scope, |place| self.is_known(place))
     }
 
-    pub(super) fn chosen(&self, rule: &Rule) -> BTreeSet<ClusterName> {
-        let takes_part = self.clusters.iter().filter(|(_, cluster)| cluster.takes_part());
-        takes_part.filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect()
+    /// The clusters that a rule goes to, and the terms in each.
+    fn chosen(&self, rule: &Rule) -> BTreeMap<ClusterName, NamedTerms> {
+        let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
+        chosen.map(|(name, _)| (name.clone(), rule.terms.clone())).collect()
     }
 
     fn register(&mut self, entry: RuleEntry) {
@@ -163,7 +167,7 @@ fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
     plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys())
 }
 
-fn remove_from<K, Q>(map: &mut std::collections::BTreeMap<K, BTreeSet<RuleUid>>, key: &Q, uid: &RuleUid)
+fn remove_from<K, Q>(map: &mut BTreeMap<K, BTreeSet<RuleUid>>, key: &Q, uid: &RuleUid)
 where
     K: Ord + std::borrow::Borrow<Q>,
     Q: Ord + ?Sized,

@@ -1,22 +1,25 @@
 //! What a rule wants: pure, total, deterministic.
 //!
 //! [`plan`] takes a rule and the sources and gives the rule's [`RulePlan`]. A rule has **one** plan, shared by all its
-//! clusters, because nothing in it depends on a cluster; a cluster's desired set is a list of such plans. Namespaces
-//! are not expanded here: that is done in the member cluster, where they live.
+//! clusters, because nothing in it depends on a cluster. What does are the terms: a cluster's [`Share`] is the plan and
+//! the terms in that cluster, and its desired set is a list of such shares. Namespaces are not expanded here: that is
+//! done in the member cluster, where they live.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
 mod place;
 mod rule;
+mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
 
 pub use content::{Refused, content_of, is_never_a_source};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
+pub use share::{NamedTerms, Share};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -50,15 +53,11 @@ pub struct Source {
     pub body: Body,
 }
 
-/// What one rule wants in each of its clusters.
+/// What one rule selects, for all its clusters. On which terms a cluster gets it is said in its [`Share`].
 #[derive(Clone)]
 pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
-    /// What the rule says about all its intents.
-    pub terms: Arc<Terms>,
-    /// Names the terms.
-    pub terms_digest: TermsDigest,
     /// Selected sources whose content is known.
     pub intents: BTreeMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
@@ -83,8 +82,6 @@ impl RulePlan {
     pub fn empty(rule: &Rule) -> Self {
         Self {
             uid: rule.uid.clone(),
-            terms: rule.terms.clone(),
-            terms_digest: rule.terms_digest,
             intents: BTreeMap::new(),
             digest: SetDigest::default(),
             unread: BTreeSet::new(),
@@ -164,8 +161,7 @@ impl RulePlan {
 
     /// Whether two plans say the same (not how they came about).
     pub fn says_the_same(&self, other: &RulePlan) -> bool {
-        self.terms_digest == other.terms_digest
-            && self.digest == other.digest
+        self.digest == other.digest
             && self.unread == other.unread
             && self.unreadable == other.unreadable
             && self.refused == other.refused

@@ -3,12 +3,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use ring::digest;
 use runnel_proto::model::{
-    ClusterName, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest, matches_any,
+    ClusterName, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
-use super::{Place, Scope};
+use super::{NamedTerms, Place, Scope};
 use crate::crd;
 
 /// One entry of a rule's `sources`.
@@ -53,9 +52,7 @@ pub struct Rule {
     /// Where it goes.
     pub clusters: ClusterChoice,
     /// What it says about all its intents.
-    pub terms: Arc<Terms>,
-    /// Names the terms.
-    pub terms_digest: TermsDigest,
+    pub terms: NamedTerms,
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -193,16 +190,7 @@ fn build(
             selector: said.clusters.selector.as_ref().map(Into::into),
             exclude: patterns(&said.clusters.exclude),
         },
-        terms_digest: terms_digest(&terms),
-        terms: Arc::new(terms),
+        terms: NamedTerms::new(terms),
         runnel_namespace: runnel_namespace.into(),
     })
-}
-
-/// Digest of terms: the first 16 bytes of SHA-256 over their canonical JSON. Only ever compared with itself.
-fn terms_digest(terms: &Terms) -> TermsDigest {
-    let canonical = serde_json::to_vec(terms).unwrap_or_default();
-    let mut short = [0; 16];
-    short.copy_from_slice(&digest::digest(&digest::SHA256, &canonical).as_ref()[..16]);
-    TermsDigest(short)
 }

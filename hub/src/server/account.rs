@@ -127,8 +127,9 @@ impl Running {
     /// Counts an edit that has now been applied in the session's cluster.
     fn measure(&self, state: &RuleState) {
         let index = self.shared.index.read();
-        let plan = index.rule(&state.uid).map(|entry| &*entry.plan);
-        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, plan, Instant::now());
+        let share = index.rule(&state.uid).and_then(|entry| entry.share(&self.identity.cluster));
+        let took =
+            self.shared.deliveries.lock().reported(&self.identity.cluster, state, share.as_ref(), Instant::now());
         if let Some(took) = took {
             self.metrics.delivered(took);
         }

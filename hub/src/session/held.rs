@@ -5,7 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::{DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
 
 use crate::index::Claim;
-use crate::plan::{RulePlan, SourceContent};
+use crate::plan::{Share, SourceContent};
 
 /// What an agent holds of one rule.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Held {
 
     /// Whether something must come in before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
-        let suspended = matches!(&self.claim, Some(Claim::Wanted(plan)) if plan.terms.suspend);
+        let suspended = matches!(&self.claim, Some(Claim::Wanted(share)) if share.terms.suspend);
         match (&self.claim, &self.items) {
             (_, Items::Asked(_)) => true,
             (Some(Claim::Wanted(_)), Items::Digest { .. } | Items::Uncertain) => !suspended,
@@ -51,8 +51,8 @@ pub(super) enum Items {
     Asked(BTreeMap<SourceRef, Revision>),
     /// These.
     Pairs(BTreeMap<SourceRef, Revision>),
-    /// Those of the plan, and `beyond`: what the plan cannot tell anything about, and so left alone.
-    Plan { plan: Arc<RulePlan>, beyond: BTreeMap<SourceRef, Revision> },
+    /// Those of the share, and `beyond`: what the share cannot tell anything about, and so left alone.
+    Share { share: Share, beyond: BTreeMap<SourceRef, Revision> },
 }
 
 impl Default for Items {
@@ -61,7 +61,7 @@ impl Default for Items {
     }
 }
 
-/// How to get from what is held to a plan.
+/// How to get from what is held to a share.
 pub(super) struct Step {
     pub(super) items: Items,
     pub(super) upserts: Vec<(SourceRef, Arc<SourceContent>)>,
@@ -69,8 +69,8 @@ pub(super) struct Step {
 }
 
 impl Items {
-    pub(super) fn exactly(plan: Arc<RulePlan>) -> Self {
-        Items::Plan { plan, beyond: BTreeMap::new() }
+    pub(super) fn exactly(share: Share) -> Self {
+        Items::Share { share, beyond: BTreeMap::new() }
     }
 
     /// The number of pairs and their digest.
@@ -79,10 +79,10 @@ impl Items {
             Items::Uncertain => (0, SetDigest::default()),
             Items::Digest { digest, intents } => (*intents, *digest),
             Items::Asked(pairs) | Items::Pairs(pairs) => (pairs.len() as u64, pairs.iter().collect()),
-            Items::Plan { plan, beyond } => {
-                let mut digest = plan.digest;
+            Items::Share { share, beyond } => {
+                let mut digest = share.digest();
                 digest.merge(beyond.iter().collect());
-                ((plan.intents.len() + beyond.len()) as u64, digest)
+                ((share.intents().count() + beyond.len()) as u64, digest)
             }
         }
     }
@@ -91,8 +91,8 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => None,
             Items::Asked(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
-            Items::Plan { plan, beyond } => {
-                plan.intents.get(source).map(|content| content.revision).or_else(|| beyond.get(source).copied())
+            Items::Share { share, beyond } => {
+                share.content(source).map(|content| content.revision).or_else(|| beyond.get(source).copied())
             }
         }
     }
@@ -101,45 +101,47 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => Box::new(std::iter::empty()),
             Items::Asked(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
-            Items::Plan { plan, beyond } => Box::new(plan.intents.keys().chain(beyond.keys())),
+            Items::Share { share, beyond } => Box::new(share.intents().map(|(source, _)| source).chain(beyond.keys())),
         }
     }
 
-    /// The step from these pairs to a plan. Where the plan is known to differ in one source only, only that one is
-    /// looked at, besides what was left alone before.
-    pub(super) fn step_to(&self, plan: &Arc<RulePlan>) -> Step {
+    /// The step from these pairs to a share. Where it is known to differ in one source only, only that one is looked at,
+    /// besides what was left alone before.
+    pub(super) fn step_to(&self, share: &Share) -> Step {
         let mut step = Step { items: Items::default(), upserts: vec![], tombstones: vec![] };
         let mut beyond = BTreeMap::new();
-        match (self, &plan.change) {
-            (Items::Plan { plan: former, beyond: known }, _) if Arc::ptr_eq(former, plan) => beyond.clone_from(known),
-            (Items::Plan { plan: former, beyond: known }, Some((before, source))) if former.digest == *before => {
+        let change = match self {
+            Items::Share { share: former, beyond: known } if former.is(share) => {
+                beyond.clone_from(known);
+                step.items = Items::Share { share: share.clone(), beyond };
+                return step;
+            }
+            Items::Share { share: former, beyond: known } => share.change_since(former).map(|source| (source, known)),
+            _ => None,
+        };
+        match change {
+            Some((source, known)) => {
                 for source in known.keys().filter(|known| *known != source).chain([source]) {
-                    self.compare(source, plan, &mut step, &mut beyond);
+                    self.compare(source, share, &mut step, &mut beyond);
                 }
             }
-            _ => {
-                let gone = self.sources().filter(|source| !plan.intents.contains_key(source));
-                for source in gone.chain(plan.intents.keys()) {
-                    self.compare(source, plan, &mut step, &mut beyond);
+            None => {
+                let gone = self.sources().filter(|source| share.content(source).is_none());
+                for source in gone.chain(share.intents().map(|(source, _)| source)) {
+                    self.compare(source, share, &mut step, &mut beyond);
                 }
             }
         }
-        step.items = Items::Plan { plan: plan.clone(), beyond };
+        step.items = Items::Share { share: share.clone(), beyond };
         step
     }
 
-    fn compare(
-        &self,
-        source: &SourceRef,
-        plan: &RulePlan,
-        step: &mut Step,
-        beyond: &mut BTreeMap<SourceRef, Revision>,
-    ) {
+    fn compare(&self, source: &SourceRef, share: &Share, step: &mut Step, beyond: &mut BTreeMap<SourceRef, Revision>) {
         let held = self.revision(source);
-        match (held, plan.intents.get(source)) {
+        match (held, share.content(source)) {
             (Some(held), Some(content)) if held == content.revision => {}
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
-            (Some(held), None) if plan.is_unknown(source) => {
+            (Some(held), None) if share.is_unknown(source) => {
                 beyond.insert(source.clone(), held);
             }
             (Some(_), None) => step.tombstones.push(source.clone()),

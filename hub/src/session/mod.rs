@@ -24,7 +24,7 @@ use runnel_proto::model::{
 };
 
 use crate::index::Claim;
-use crate::plan::{RulePlan, SourceContent};
+use crate::plan::{Share, SourceContent};
 use held::{Held, Items};
 
 /// Batches that may be under way without an ack.
@@ -126,9 +126,9 @@ impl Session {
 
     /// Wants wait until it is known what the agent holds of the rule.
     fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(Held { items: Items::Plan { plan, .. }, .. }) = self.rules.get(uid) else { return };
+        let Some(Held { items: Items::Share { share, .. }, .. }) = self.rules.get(uid) else { return };
         for source in self.wants.remove(uid).unwrap_or_default() {
-            if let Some(content) = plan.intents.get(&source) {
+            if let Some(content) = share.content(&source) {
                 self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
             }
         }
@@ -260,9 +260,9 @@ impl Session {
 
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         match &claim {
-            Claim::Wanted(plan) => self.wanted(uid, plan),
-            Claim::Held(plan) if self.rules.contains_key(uid) => {
-                self.say_terms(uid, plan);
+            Claim::Wanted(share) => self.wanted(uid, share),
+            Claim::Held(share) if self.rules.contains_key(uid) => {
+                self.say_terms(uid, share);
                 self.take_back(uid);
             }
             Claim::Held(_) => {}
@@ -274,9 +274,9 @@ impl Session {
         }
     }
 
-    fn wanted(&mut self, uid: &RuleUid, plan: &Arc<RulePlan>) {
-        self.say_terms(uid, plan);
-        if plan.terms.suspend {
+    fn wanted(&mut self, uid: &RuleUid, share: &Share) {
+        self.say_terms(uid, share);
+        if share.terms.suspend {
             // Nothing is created, corrected or removed, what was on its way included.
             self.take_back(uid);
             return;
@@ -284,29 +284,29 @@ impl Session {
         let Some(held) = self.rules.get_mut(uid) else { return };
         match &held.items {
             Items::Asked(_) => {}
-            Items::Digest { digest, .. } if *digest == plan.digest => {
-                held.items = Items::exactly(plan.clone());
+            Items::Digest { digest, .. } if *digest == share.digest() => {
+                held.items = Items::exactly(share.clone());
                 self.serve_wants(uid);
             }
-            // An account that matches nothing yet: the plan may still be growing.
-            Items::Digest { .. } if !plan.unread.is_empty() => {}
+            // An account that matches nothing yet, and may still.
+            Items::Digest { .. } if share.is_growing() => {}
             Items::Digest { .. } | Items::Uncertain => {
                 held.items = Items::Asked(BTreeMap::new());
                 self.ask.insert(uid.clone());
             }
-            Items::Pairs(_) | Items::Plan { .. } => self.follow(uid, plan),
+            Items::Pairs(_) | Items::Share { .. } => self.follow(uid, share),
         }
     }
 
-    /// Brings what the agent holds of a rule to its plan.
-    fn follow(&mut self, uid: &RuleUid, plan: &Arc<RulePlan>) {
-        if self.would_remove_unknown(uid, plan) {
+    /// Brings what the agent holds of a rule to its share.
+    fn follow(&mut self, uid: &RuleUid, share: &Share) {
+        if self.would_remove_unknown(uid, share) {
             return self.take_back(uid);
         }
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let step = held.items.step_to(plan);
+        let step = held.items.step_to(share);
         held.items = step.items;
-        let policy = plan.terms.deletion_policy;
+        let policy = share.terms.deletion_policy;
         for (source, content) in step.upserts {
             self.changes.insert((uid.clone(), source), Change::Upsert(content));
         }
@@ -317,20 +317,20 @@ impl Session {
     }
 
     /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
-    fn would_remove_unknown(&self, uid: &RuleUid, plan: &RulePlan) -> bool {
+    fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
         let from = (uid.clone(), SourceRef::new("", "", ""));
         let mut own = self.changes.range(from..).take_while(|((rule, _), _)| rule == uid);
-        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && plan.is_unknown(source))
+        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && share.is_unknown(source))
     }
 
-    fn say_terms(&mut self, uid: &RuleUid, plan: &RulePlan) {
+    fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
         let held = self.rules.entry(uid.clone()).or_default();
         let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
         self.removals.remove(uid);
-        if revived || held.terms != Some(plan.terms_digest) {
-            held.terms = Some(plan.terms_digest);
+        if revived || held.terms != Some(share.terms.digest) {
+            held.terms = Some(share.terms.digest);
             let heading = self.headings.entry(uid.clone()).or_default();
-            heading.terms = Some((plan.terms.clone(), plan.terms_digest));
+            heading.terms = Some((share.terms.shared(), share.terms.digest));
             heading.unclaimed = false;
         }
     }

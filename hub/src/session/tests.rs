@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Session;
 use crate::crd;
 use crate::index::Claim;
-use crate::plan::{Body, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, NamedTerms, Rule, RulePlan, Share, SourceContent};
 
 /// What an agent does with batches, in a few lines.
 #[derive(Clone, Default)]
@@ -118,17 +118,18 @@ fn rule(uid: &str, suspend: bool) -> Rule {
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
-fn plan_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Arc<RulePlan> {
-    let mut plan = RulePlan::empty(&rule(uid, suspend));
+fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
+    let rule = rule(uid, suspend);
+    let mut plan = RulePlan::empty(&rule);
     for (name, body) in items {
         plan.set(&source(*name), Some(body));
     }
     plan.change = None;
-    Arc::new(plan)
+    Share { plan: Arc::new(plan), terms: rule.terms }
 }
 
 fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
-    (uid.into(), Claim::Wanted(plan_of(uid, false, items)))
+    (uid.into(), Claim::Wanted(share_of(uid, false, items)))
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
     session.want(&"r".into(), vec![source(1), source(7)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
-    session.update([("r".into(), Claim::Wanted(plan_of("r", true, &[(2, content(2))])))]);
+    session.update([("r".into(), Claim::Wanted(share_of("r", true, &[(2, content(2))])))]);
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
     session.update([wanted("r", &[(2, content(2))])]);
@@ -321,11 +322,11 @@ fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
     let mut session = Agent::default().connect();
     for number in 0..200 {
         let uid = format!("r{number}");
-        let mut plan = RulePlan::clone(&plan_of(&uid, false, &[]));
+        let share = share_of(&uid, false, &[]);
         let names = (0..128).map(|n| Pattern::new(format!("{n:0250}"))).collect();
         let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
-        plan.terms = Arc::new(Terms { namespaces: Some(choice), ..Terms::clone(&plan.terms) });
-        session.update([(uid.as_str().into(), Claim::Wanted(Arc::new(plan)))]);
+        let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&share.terms) });
+        session.update([(uid.as_str().into(), Claim::Wanted(Share { terms, ..share }))]);
     }
     let mut seen = 0;
     while let Some(batch) = session.next_batch() {
@@ -370,7 +371,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn claim(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Claim {
     let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
-    Claim::Wanted(plan_of(&format!("r{rule}"), suspend, &items))
+    Claim::Wanted(share_of(&format!("r{rule}"), suspend, &items))
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
@@ -385,8 +386,8 @@ fn answer(agent: &Agent, session: &mut Session) {
 /// source, and must be able to tell.
 fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
     batch.rules.iter().all(|delta| match claims.get(&delta.uid) {
-        Some(Claim::Wanted(plan)) => {
-            let fits = |source: &SourceRef| !plan.intents.contains_key(source) && !plan.is_unknown(source);
+        Some(Claim::Wanted(share)) => {
+            let fits = |source: &SourceRef| share.content(source).is_none() && !share.is_unknown(source);
             delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
         Some(Claim::Unwanted(_)) => true,
@@ -419,7 +420,7 @@ proptest! {
                     session.update([(format!("r{rule}").into(), Claim::Unclaimed)]);
                 }
                 Step::Held(rule) => {
-                    let claim = Claim::Held(plan_of(&format!("r{rule}"), true, &[]));
+                    let claim = Claim::Held(share_of(&format!("r{rule}"), true, &[]));
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
@@ -446,13 +447,13 @@ proptest! {
         for (uid, claim) in &claims {
             let held = agent.rules.get(uid).cloned().unwrap_or_default();
             match claim {
-                Claim::Wanted(plan) if !plan.terms.suspend => {
-                    for (source, content) in &plan.intents {
+                Claim::Wanted(share) if !share.terms.suspend => {
+                    for (source, content) in share.intents() {
                         prop_assert_eq!(held.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
-                    let surplus = held.keys().filter(|source| !plan.intents.contains_key(source));
-                    prop_assert!(surplus.clone().all(|source| plan.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
-                    prop_assert_eq!(agent.terms.get(uid), Some(&plan.terms_digest));
+                    let surplus = held.keys().filter(|source| share.content(source).is_none());
+                    prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
+                    prop_assert_eq!(agent.terms.get(uid), Some(&share.terms.digest));
                 }
                 Claim::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
                 _ => {}

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{ClusterName, RuleState, RuleUid};
 
-use crate::plan::RulePlan;
+use crate::plan::Share;
 
 /// Edits that are on their way.
 #[derive(Default)]
@@ -23,20 +23,21 @@ impl Deliveries {
         self.under_way.entry(cluster.clone()).or_default().entry(rule.clone()).or_insert(since);
     }
 
-    /// The agent of a cluster reports on a rule that is planned like this. Returns what the delivery took, if this ends one.
+    /// The agent of a cluster reports on a rule of which it should have this. Returns what the delivery took, if this ends one.
     pub fn reported(
         &mut self,
         cluster: &ClusterName,
         state: &RuleState,
-        plan: Option<&RulePlan>,
+        share: Option<&Share>,
         now: Instant,
     ) -> Option<Duration> {
         let waiting = self.under_way.get_mut(cluster)?;
         let since = *waiting.get(&state.uid)?;
         let counts = state.counts;
-        let failed = counts.failed > 0 || state.gone || plan.is_none();
-        let holds = plan.is_some_and(|plan| {
-            state.intents_digest == plan.digest && state.terms_digest == Some(plan.terms_digest) && counts.is_settled()
+        let failed = counts.failed > 0 || state.gone || share.is_none();
+        let holds = share.is_some_and(|share| {
+            let same = state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
+            same && counts.is_settled()
         });
         if !failed && !holds {
             return None;
@@ -63,28 +64,29 @@ mod tests {
 
     use super::*;
     use crate::crd::DistributionRule;
-    use crate::plan::{Body, Rule, SourceContent};
+    use crate::plan::{Body, Rule, RulePlan, SourceContent};
 
-    fn plan(revision: u8) -> RulePlan {
+    fn share(revision: u8) -> Share {
         let object: DistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1},
             "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
         }))
         .unwrap();
-        let mut plan = RulePlan::empty(&Rule::namespaced(&object, "runnel-system").unwrap());
+        let rule = Rule::namespaced(&object, "runnel-system").unwrap();
+        let mut plan = RulePlan::empty(&rule);
         let content = SourceContent { revision: Revision([revision; 16]), payload: Payload::encode(vec![]) };
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
-        plan
+        Share { plan: Arc::new(plan), terms: rule.terms }
     }
 
-    fn state(plan: &RulePlan, applied: u32, failed: u32) -> RuleState {
+    fn state(share: &Share, applied: u32, failed: u32) -> RuleState {
         RuleState {
-            uid: plan.uid.clone(),
-            rule: plan.terms.rule.clone(),
-            intents_digest: plan.digest,
+            uid: share.plan.uid.clone(),
+            rule: share.terms.rule.clone(),
+            intents_digest: share.digest(),
             intents: 1,
-            terms_digest: Some(plan.terms_digest),
+            terms_digest: Some(share.terms.digest),
             counts: Counts { copies: 2, applied, failed, ..Counts::default() },
             failures: vec![],
             gone: false,
@@ -94,10 +96,10 @@ mod tests {
     #[test]
     fn an_edit_is_delivered_when_all_copies_of_the_newest_plan_are_applied() {
         let (one, start) = (ClusterName::from("one"), Instant::now());
-        let (old, new) = (plan(1), plan(2));
+        let (old, new) = (share(1), share(2));
         let mut deliveries = Deliveries::default();
-        deliveries.begin(&one, &new.uid, start);
-        deliveries.begin(&one, &new.uid, start + Duration::from_secs(1));
+        deliveries.begin(&one, &new.plan.uid, start);
+        deliveries.begin(&one, &new.plan.uid, start + Duration::from_secs(1));
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(deliveries.reported(&one, &state(&old, 2, 0), Some(&new), after(2)), None);
         assert_eq!(deliveries.reported(&one, &state(&new, 1, 0), Some(&new), after(3)), None);
@@ -109,13 +111,13 @@ mod tests {
 
     #[test]
     fn failures_and_clusters_that_go_away_are_not_measured() {
-        let (one, start, plan) = (ClusterName::from("one"), Instant::now(), plan(1));
+        let (one, start, share) = (ClusterName::from("one"), Instant::now(), share(1));
         let mut deliveries = Deliveries::default();
-        deliveries.begin(&one, &plan.uid, start);
-        assert_eq!(deliveries.reported(&one, &state(&plan, 1, 1), Some(&plan), start), None);
-        assert_eq!(deliveries.reported(&one, &state(&plan, 2, 0), Some(&plan), start), None);
-        deliveries.begin(&one, &plan.uid, start);
+        deliveries.begin(&one, &share.plan.uid, start);
+        assert_eq!(deliveries.reported(&one, &state(&share, 1, 1), Some(&share), start), None);
+        assert_eq!(deliveries.reported(&one, &state(&share, 2, 0), Some(&share), start), None);
+        deliveries.begin(&one, &share.plan.uid, start);
         deliveries.lost(&one);
-        assert_eq!(deliveries.reported(&one, &state(&plan, 2, 0), Some(&plan), start), None);
+        assert_eq!(deliveries.reported(&one, &state(&share, 2, 0), Some(&share), start), None);
     }
 }

@@ -11,7 +11,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::plan::{Place, Refused, Rule, RulePlan};
+use crate::plan::{NamedTerms, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -19,8 +19,8 @@ pub struct View<'a> {
     pub rule: &'a Rule,
     /// Its plan.
     pub plan: &'a RulePlan,
-    /// The clusters that it goes to.
-    pub clusters: &'a BTreeSet<ClusterName>,
+    /// The clusters that it goes to, and the terms in each.
+    pub clusters: &'a BTreeMap<ClusterName, NamedTerms>,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<Place, String>,
     /// The status that is there.
@@ -48,7 +48,7 @@ impl Verdict {
 /// that it speaks of have not had the time to connect to a hub that just started.
 pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> =
-        view.clusters.iter().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
+        view.clusters.keys().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
     let summary = summarize(view, &standings);
     if must_stand(view, ledger, &summary, now.instant) {
         return None;
@@ -59,7 +59,7 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.summary = Some(summary);
     let ready = set_conditions(&mut status, view, &standings, now);
     if ready {
-        status.revision = Some(revision(view.plan));
+        status.revision = Some(revision(view));
     }
     list_clusters(&mut status, view, standings, now);
     (status != *view.previous).then_some(status)
@@ -82,7 +82,7 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
 /// persisted status stands.
 fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    let awaited = view.clusters.iter().any(|cluster| is_awaited(view, ledger, cluster, now));
+    let awaited = view.clusters.keys().any(|cluster| is_awaited(view, ledger, cluster, now));
     let awaited = awaited || (young && is_reading(view));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
@@ -91,10 +91,13 @@ fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant)
 }
 
 /// Names plan and terms together; changes when either does.
-fn revision(plan: &RulePlan) -> String {
+fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
-    context.update(&plan.digest.to_bytes());
-    context.update(&plan.terms_digest.0);
+    context.update(&view.plan.digest.to_bytes());
+    let digests: BTreeSet<_> = view.clusters.values().map(|terms| terms.digest.0).collect();
+    for digest in digests {
+        context.update(&digest);
+    }
     data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..8])
 }
 
@@ -132,14 +135,14 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
 }
 
 fn reconciling(view: &View<'_>, progressing: bool) -> Option<Verdict> {
-    let busy = view.rule.deleting || (view.overdue && !view.plan.terms.suspend && progressing);
+    let busy = view.rule.deleting || (view.overdue && !view.rule.terms.suspend && progressing);
     let reason = if view.rule.deleting { Reason::Deleting } else { Reason::Progressing };
     busy.then(|| Verdict::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
 }
 
 fn suspended(view: &View<'_>) -> Option<Verdict> {
     let message = "spec.suspend is true: nothing is created, corrected or removed";
-    view.plan.terms.suspend.then(|| Verdict::new(ConditionStatus::True, Reason::Suspended, message))
+    view.rule.terms.suspend.then(|| Verdict::new(ConditionStatus::True, Reason::Suspended, message))
 }
 
 fn stalled(view: &View<'_>) -> Option<Verdict> {

@@ -24,7 +24,7 @@ pub(super) struct Standing {
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
     let settled = |cluster| state(view, ledger, cluster, now) != ClusterState::Progressing;
-    !is_reading(view) && view.clusters.iter().all(settled)
+    !is_reading(view) && view.clusters.keys().all(settled)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -53,7 +53,9 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         () if counts.failed > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && !account.failures.is_empty() => ClusterState::Failed,
-        () if is_reading(view) || !holds_the_plan(view, account) || !counts.is_settled() => ClusterState::Progressing,
+        () if is_reading(view) || !holds_the_plan(view, cluster, account) || !counts.is_settled() => {
+            ClusterState::Progressing
+        }
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }
@@ -125,9 +127,9 @@ fn worst(account: Option<&Account>) -> (Reason, String) {
 
 /// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
 /// cannot be compared; such a rule is stalled, whatever its clusters say.
-fn holds_the_plan(view: &View<'_>, account: &Account) -> bool {
+fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
     let plan = view.plan;
-    let same_terms = account.terms_digest == Some(plan.terms_digest);
+    let same_terms = account.terms_digest == view.clusters.get(cluster).map(|terms| terms.digest);
     let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty();
     same_terms && (!comparable || account.intents_digest == plan.digest)
 }

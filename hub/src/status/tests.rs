@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -11,12 +11,12 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, Place, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, NamedTerms, Place, Rule, RulePlan, SourceContent};
 
 struct World {
     rule: Rule,
     plan: RulePlan,
-    clusters: BTreeSet<ClusterName>,
+    clusters: BTreeMap<ClusterName, NamedTerms>,
     ledger: Ledger,
     status: RuleStatus,
     started: Instant,
@@ -53,13 +53,20 @@ impl World {
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent { revision: Revision([1; 16]), payload: Payload::encode(vec![]) };
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
-        let clusters: BTreeSet<_> = clusters.iter().map(|name| ClusterName::from(*name)).collect();
+        let clusters: BTreeMap<_, _> =
+            clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
         let mut ledger = Ledger::default();
-        for cluster in &clusters {
+        for cluster in clusters.keys() {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
         Self { rule, plan, clusters, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
+    }
+
+    /// The rule is edited.
+    fn becomes(&mut self, rule: Rule) {
+        self.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
+        self.rule = rule;
     }
 
     fn now(&self) -> Now {
@@ -82,10 +89,10 @@ impl World {
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
         let state = RuleState {
             uid: RuleUid::from("r"),
-            rule: self.plan.terms.rule.clone(),
+            rule: self.rule.terms.rule.clone(),
             intents_digest: self.plan.digest,
             intents: 1,
-            terms_digest: Some(self.plan.terms_digest),
+            terms_digest: Some(self.rule.terms.digest),
             counts,
             failures,
             gone: false,
@@ -272,9 +279,7 @@ fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
     world.fold();
     assert_eq!(world.says(ConditionType::Stalled), Default::default());
 
-    world.rule = rule(json!({"suspend": true}));
-    let intents = world.plan.clone();
-    world.plan = RulePlan { terms: world.rule.terms.clone(), terms_digest: world.rule.terms_digest, ..intents };
+    world.becomes(rule(json!({"suspend": true})));
     world.fold();
     assert_eq!(world.says(ConditionType::Suspended), pair("True", "Suspended"));
     assert_eq!(world.ready(), pair("False", "Suspended"));
@@ -316,9 +321,7 @@ fn an_edit_of_a_suspended_rule_does_not_count_as_arrived() {
     world.applied("one");
     world.fold();
     let before = world.status.revision.clone();
-    world.rule = rule(json!({"suspend": true}));
-    let intents = world.plan.clone();
-    world.plan = RulePlan { terms: world.rule.terms.clone(), terms_digest: world.rule.terms_digest, ..intents };
+    world.becomes(rule(json!({"suspend": true})));
     world.applied("one");
     world.fold();
     assert_eq!(world.status.revision, before);

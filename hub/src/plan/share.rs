@@ -1,0 +1,100 @@
+//! What one cluster should have of one rule: content, which clusters share, and the terms on which it gets it.
+use std::ops::Deref;
+use std::sync::Arc;
+
+use ring::digest;
+use runnel_proto::model::{SetDigest, SourceRef, Terms, TermsDigest};
+
+use super::{RulePlan, SourceContent};
+
+/// Terms and their digest. Clusters to which the same is said share them.
+#[derive(Clone, Debug)]
+pub struct NamedTerms {
+    terms: Arc<Terms>,
+    /// Names the terms: equal digest, equal terms.
+    pub digest: TermsDigest,
+}
+
+impl NamedTerms {
+    /// These terms, with the digest that names them.
+    pub fn new(terms: Terms) -> Self {
+        Self { digest: digest_of(&terms), terms: Arc::new(terms) }
+    }
+
+    /// The terms, to be shared.
+    pub fn shared(&self) -> Arc<Terms> {
+        self.terms.clone()
+    }
+}
+
+impl PartialEq for NamedTerms {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl Eq for NamedTerms {}
+
+impl Deref for NamedTerms {
+    type Target = Terms;
+
+    fn deref(&self) -> &Terms {
+        &self.terms
+    }
+}
+
+/// Digest of terms: the first 16 bytes of SHA-256 over their canonical JSON. Only ever compared with itself.
+fn digest_of(terms: &Terms) -> TermsDigest {
+    let canonical = serde_json::to_vec(terms).unwrap_or_default();
+    let mut short = [0; 16];
+    short.copy_from_slice(&digest::digest(&digest::SHA256, &canonical).as_ref()[..16]);
+    TermsDigest(short)
+}
+
+/// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan: the plan
+/// is what the rule selects.
+#[derive(Clone)]
+pub struct Share {
+    /// What the rule selects.
+    pub plan: Arc<RulePlan>,
+    /// The terms in this cluster.
+    pub terms: NamedTerms,
+}
+
+impl Share {
+    /// The intents.
+    pub fn intents(&self) -> impl Iterator<Item = (&SourceRef, &Arc<SourceContent>)> {
+        self.plan.intents.iter()
+    }
+
+    /// The content of an intent, if there is one from this source.
+    pub fn content(&self, source: &SourceRef) -> Option<&Arc<SourceContent>> {
+        self.plan.intents.get(source)
+    }
+
+    /// Digest of the intents.
+    pub fn digest(&self) -> SetDigest {
+        self.plan.digest
+    }
+
+    /// Whether content is still being read for the first time, so that there will be more intents.
+    pub fn is_growing(&self) -> bool {
+        !self.plan.unread.is_empty()
+    }
+
+    /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is.
+    pub fn is_unknown(&self, source: &SourceRef) -> bool {
+        self.plan.is_unknown(source)
+    }
+
+    /// The source in which this differs from what `former` was, if it is no more than one.
+    pub fn change_since(&self, former: &Share) -> Option<&SourceRef> {
+        let (before, source) = self.plan.change.as_ref()?;
+        (former.plan.digest == *before).then_some(source)
+    }
+
+    /// Whether two are one and the same, so that nothing need be compared.
+    pub fn is(&self, other: &Share) -> bool {
+        Arc::ptr_eq(&self.plan, &other.plan)
+    }
+}
