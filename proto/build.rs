@@ -1,7 +1,8 @@
-//! Generates the wire types from `sync.proto`, without `protoc`.
+//! Generates the wire types from `sync.proto` and `query.proto`, without `protoc`.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=sync.proto");
-    let descriptors = protox::compile(["sync.proto"], ["."])?;
+    println!("cargo:rerun-if-changed=query.proto");
+    let descriptors = protox::compile(["sync.proto", "query.proto"], ["."])?;
     // What holds content or a token gets its `Debug` by hand, in `wire`, without it.
     tonic_prost_build::configure()
         .bytes(".runnel.v1")

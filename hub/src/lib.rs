@@ -14,6 +14,7 @@ pub mod lease;
 pub mod metrics;
 pub mod plan;
 pub mod plugin;
+pub mod query;
 pub mod rounds;
 pub mod server;
 pub mod session;

@@ -19,6 +19,7 @@ use runnel_hub::join::{Lives, Registrar};
 use runnel_hub::lease::{self, Accepted, Door, Election, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
+use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
@@ -227,7 +228,8 @@ async fn start(
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (door, accepted) = Door::new(listener, replicas, shared.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
-    let serve = serve(accepted, tls, server, shared.clone(), shutdown.clone());
+    let questions = Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()));
+    let serve = serve(accepted, tls, (server, questions), shared.clone(), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", keeper.run());
 
@@ -322,7 +324,7 @@ async fn until_known(
 async fn serve(
     accepted: Accepted,
     tls: Arc<tls::ServerTls>,
-    server: Server,
+    (server, questions): (Server, Questions),
     shared: Arc<Shared>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -333,6 +335,7 @@ async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS)
         .add_service(server.into_service())
+        .add_service(questions.into_service())
         .serve_with_incoming_shutdown(lease::fenced(tls::incoming(accepted, tls), shared), shutdown.cancelled_owned())
         .await
         .context("the gRPC server failed")

@@ -1,6 +1,7 @@
 //! The contract between the hub and the agents, and what both processes have in common.
 //!
-//! - [`wire`]: the types generated from `proto/sync.proto`; its comments are the protocol's specification.
+//! - [`wire`]: the types generated from `proto/sync.proto`, whose comments are the protocol's specification, and from
+//!   `proto/query.proto`, what people ask of a hub.
 //!   They stay at the edge: only [`convert`] and the two gRPC endpoints see them.
 //! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
 //! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
@@ -13,7 +14,7 @@ pub mod model;
 pub mod ops;
 pub mod tls;
 
-/// Types generated from `sync.proto`.
+/// Types generated from `sync.proto` and `query.proto`.
 #[allow(missing_docs, clippy::all)]
 pub mod wire {
     tonic::include_proto!("runnel.v1");

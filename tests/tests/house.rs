@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 49] = [
+const DECIDE: [&str; 50] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -26,6 +26,7 @@ const DECIDE: [&str; 49] = [
     "hub/src/plugin/args",
     "hub/src/plugin/checks",
     "hub/src/plugin/complete",
+    "hub/src/plugin/detail",
     "hub/src/plugin/diagnose",
     "hub/src/plugin/explain",
     "hub/src/plugin/limit",
@@ -61,7 +62,7 @@ const DECIDE: [&str; 49] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 27] = [
+const DO: [&str; 28] = [
     "hub/src/authority",
     "hub/src/bin/kubectl-runnel",
     "hub/src/config",
@@ -70,6 +71,7 @@ const DO: [&str; 27] = [
     "hub/src/main",
     "hub/src/metrics",
     "hub/src/plugin",
+    "hub/src/query",
     "hub/src/run",
     "hub/src/server",
     "hub/src/shared",

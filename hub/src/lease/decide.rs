@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use runnel_proto::identity::Fingerprint;
 
 use crate::index::version_number;
 
@@ -15,6 +16,10 @@ pub const LEASE: &str = "runnel-hub";
 
 /// Where other replicas reach the holder of the Lease.
 pub const ADDRESS: &str = "runnel.dev/replica-address";
+/// The hub's id, for who asks it something; see `query.proto`.
+pub const HUB_ID: &str = "runnel.dev/hub";
+/// The fingerprint of the authority by which who asks the hub something knows it.
+pub const AUTHORITY: &str = "runnel.dev/authority";
 /// No lease of ours is longer; one that says so was not written by us.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// Shorter ones cannot be written down: the Lease counts whole seconds.
@@ -386,6 +391,18 @@ impl Candidate {
         };
         Lease { metadata, spec: Some(spec) }
     }
+}
+
+/// The Lease with what a person's tools need to ask its holder something: the hub's id, and the fingerprint of its
+/// authority's key.
+pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<Fingerprint>) -> Lease {
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    annotations.insert(HUB_ID.to_owned(), hub_id.to_owned());
+    match authority {
+        Some(authority) => drop(annotations.insert(AUTHORITY.to_owned(), authority.to_string())),
+        None => drop(annotations.remove(AUTHORITY)),
+    }
+    lease
 }
 
 /// Rounded up, so that nobody takes the Lease too early.

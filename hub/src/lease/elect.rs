@@ -10,10 +10,11 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
+use runnel_proto::identity::Fingerprint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::decide::{Candidate, Holder, LEASE, Lead, Step, Timing};
+use super::decide::{Candidate, Holder, LEASE, Lead, Step, Timing, introduced};
 use crate::shared::Shared;
 
 /// The server ends a watch after this long.
@@ -106,10 +107,12 @@ impl Election {
             Step::Wait(_) => return,
             Step::Look => self.ask("read", self.leases.get_opt(LEASE)).await,
             Step::Create(lease) => {
-                self.ask("create", async { self.leases.create(&params, lease).await.map(Some) }).await
+                let lease = self.introduced(lease);
+                self.ask("create", async { self.leases.create(&params, &lease).await.map(Some) }).await
             }
             Step::Replace(lease) => {
-                self.ask("update", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+                let lease = self.introduced(lease);
+                self.ask("update", async { self.leases.replace(LEASE, &params, &lease).await.map(Some) }).await
             }
             Step::Remove(uid) => {
                 tracing::warn!(
@@ -128,6 +131,12 @@ impl Election {
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
         }
+    }
+
+    fn introduced(&self, lease: &Lease) -> Lease {
+        let authorities = self.shared.authorities.borrow();
+        let authority = authorities.first().and_then(|der| Fingerprint::of_certificate(der).ok());
+        introduced(lease.clone(), &self.shared.settings.hub_id, authority)
     }
 
     /// Sends one request, within a part of the time in which a renewal must succeed.

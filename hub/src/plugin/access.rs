@@ -3,13 +3,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use http::{HeaderValue, Method, Request, header};
+use http::{HeaderValue, Method, Request, Response, header};
 use jiff::Timestamp;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::api::PostParams;
+use kube::client::{Body, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::Value;
+use tower::Layer;
 
 use super::explain::{self, Place};
 use super::rights::{Right, refusal};
@@ -26,6 +28,8 @@ const CLOCK: &str = "/version";
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
+    /// Holds the user's credentials.
+    config: Config,
     /// For sentences.
     pub place: Place,
     /// `--kubeconfig`, for helm.
@@ -66,9 +70,10 @@ impl Cluster {
         config.headers.push((header::USER_AGENT, agent));
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let place = Place { role, context: context.clone(), server };
-        let client = Client::try_from(config).map_err(|error| unusable(&shown, &error))?;
+        let client = Client::try_from(config.clone()).map_err(|error| unusable(&shown, &error))?;
         Ok(Self {
             client,
+            config,
             place,
             kubeconfig: kubeconfig.map(Path::to_owned),
             context,
@@ -143,12 +148,41 @@ impl Cluster {
         answer.ok().and_then(Result::ok).unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
+    /// The token by which the API server knows the user; `None` where it knows him by something else, such as a client
+    /// certificate.
+    ///
+    /// # Errors
+    /// A sentence, when the kubeconfig's credentials cannot be had.
+    pub async fn bearer(&self) -> anyhow::Result<Option<String>> {
+        let wrong = |why: &dyn std::fmt::Display| anyhow!("cannot get your credentials for {}: {why}", self.place);
+        let Some(layer) = self.config.auth_layer().map_err(|error| wrong(&error))? else { return Ok(None) };
+        // What makes the header is private to the client, so it is made for a request that goes nowhere.
+        let caught = tower::service_fn(|request: Request<Body>| async move {
+            let mut answer = Response::new(());
+            *answer.headers_mut() = request.headers().clone();
+            Ok::<_, tower::BoxError>(answer)
+        });
+        let caught = tower::ServiceExt::oneshot(layer.layer(caught), Request::new(Body::empty())).await;
+        let caught = caught.map_err(|error| wrong(&error))?;
+        let header = caught.headers().get(header::AUTHORIZATION).and_then(|header| header.to_str().ok());
+        Ok(header.and_then(|header| header.strip_prefix("Bearer ")).map(str::to_owned))
+    }
+
+    /// Makes an object of a kind that is only answered, such as a token.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn post(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
+        let answer = self.ask(Method::POST, path, "application/json", object).await;
+        answer.map_err(|error| self.explained(action, error))
+    }
+
     /// The clock of the API server.
     ///
     /// # Errors
     /// As [`Cluster::get`].
     pub async fn clock(&self) -> anyhow::Result<Option<Timestamp>> {
-        let request = Request::get(CLOCK).body(kube::client::Body::empty())?;
+        let request = Request::get(CLOCK).body(Body::empty())?;
         let answer = match tokio::time::timeout(CALL_LIMIT, self.client.send(request)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(self.explained("ask for the time", Some(error))),

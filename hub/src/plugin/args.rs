@@ -174,9 +174,15 @@ pub struct Status {
     /// The rules of all namespaces, and ClusterDistributionRules.
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// How to print.
+    /// How to print; for one rule, `wide` asks the hub itself for every cluster and its failures.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
+    /// With RULE and -o wide: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub hub_url: Option<String>,
+    /// With RULE and -o wide: where the hub lives.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
 }
 
 /// Show the member clusters.

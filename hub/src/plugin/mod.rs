@@ -1,11 +1,13 @@
 //! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `diagnose`, `explain`, `limit`, `rights`, `rules`, `seen`, `table`,
+//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `explain`, `limit`, `rights`, `rules`, `seen`, `table`,
 //! `values`. The others talk to clusters, to helm and to the person.
 mod access;
 pub mod args;
+mod ask;
 mod checks;
 mod complete;
+mod detail;
 mod diagnose;
 mod doctor;
 mod explain;

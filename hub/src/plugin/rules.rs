@@ -4,6 +4,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::detail::tone;
 use super::seen::{condition, full_name, list, number, text, time};
 use super::table::{Cell, Table, Tone, age};
 
@@ -44,8 +45,17 @@ pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) ->
     table
 }
 
-/// One rule with its clusters and failures.
+/// One rule with the clusters and failures of its status.
 pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
+    let mut said = heading(object, now, colours);
+    if object.pointer("/status/summary").is_some() {
+        said += &listed(object, now, colours);
+    }
+    said
+}
+
+/// What a rule's status says of all its clusters together.
+pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let mut said = String::new();
     let mut line = |title: &str, content: &str| _ = writeln!(said, "{title:<10}{content}");
@@ -78,18 +88,20 @@ pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
             count("copiesWaiting")
         ),
     );
+    said
+}
+
+/// The clusters that a rule's status lists.
+fn listed(object: &Value, now: Timestamp, colours: bool) -> String {
+    let mut said = String::new();
+    let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let clusters = list(object, "/status/clusters");
     let mut table = Table::new(&["CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "SINCE"]);
     for cluster in clusters {
         let state = text(cluster, "/state");
-        let tone = match state {
-            "Ready" => Tone::Good,
-            "Failed" => Tone::Bad,
-            _ => Tone::Odd,
-        };
         table.row(vec![
             text(cluster, "/name").into(),
-            Cell::toned(state, tone),
+            Cell::toned(state, tone(state)),
             number(cluster, "/applied").to_string().into(),
             number(cluster, "/failed").to_string().into(),
             number(cluster, "/waiting").to_string().into(),
@@ -102,7 +114,7 @@ pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
     }
     if object.pointer("/status/truncated").and_then(Value::as_bool) == Some(true) {
         let more = count("clusters") - i64::try_from(clusters.len()).unwrap_or_default();
-        let _ = writeln!(said, "... and {more} more, none worse than these");
+        let _ = writeln!(said, "... and {more} more, none worse than these: -o wide asks the hub for all");
     }
     let told: Vec<&Value> = clusters.iter().filter(|cluster| !text(cluster, "/message").is_empty()).collect();
     if !told.is_empty() {

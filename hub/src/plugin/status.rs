@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::{Members, Output, Status};
+use super::ask::Question;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{Session, ended, for_machines, rules, say, seen, usage};
+use super::{Session, ask, detail, ended, for_machines, rules, say, seen, usage};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Result<()> {
@@ -21,6 +22,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
         let rule = seen::tidy(one(&hub, given, &namespace).await?);
         return match for_machines(options.output, &rule)? {
             Some(text) => say(&text),
+            None if options.output == Some(Output::Wide) => whole(&hub, options, &rule, now).await,
             None => say(&rules::rule(&rule, now, colours())),
         };
     }
@@ -42,6 +44,28 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
         say(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
     Ok(())
+}
+
+/// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
+async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) -> anyhow::Result<()> {
+    let namespace = options.hub_namespace.as_str();
+    if !limit::is_name(namespace) {
+        return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
+    }
+    let question = Question { namespace, address: options.hub_url.as_deref(), rule };
+    match ask::clusters(hub, &question).await {
+        Ok(rows) => {
+            say(&rules::heading(rule, now, colours()))?;
+            say(&format!("\n{}", detail::clusters(&rows, colours())))
+        }
+        Err(why) => {
+            say(&rules::rule(rule, now, colours()))?;
+            Err(ended(
+                super::FAILED,
+                format!("this is what the status says; the hub could not be asked for more: {why}"),
+            ))
+        }
+    }
 }
 
 async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {

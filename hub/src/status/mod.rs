@@ -4,6 +4,7 @@
 //! Unreachable and the rule is not Ready. Calm before noise: a fold that gives the status that is there already is not
 //! written, times change only with what they speak of, and a restart of the hub changes nothing by itself.
 mod deliveries;
+mod detail;
 mod fold;
 mod ledger;
 mod member;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 pub use deliveries::Deliveries;
+pub use detail::{ClusterDetail, details};
 pub use fold::{View, fold};
 pub use ledger::{Ledger, SessionFacts};
 pub use member::{MemberView, fold_member};

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 pub use book::{Book, RuleObject};
 pub use events::{WAITING, publish_events};
+pub(crate) use rules::view;
 
 use crate::shared::{Shared, until};
 use crate::status::{Notice, Now, Pace, SETTLING, is_settled};

@@ -12,7 +12,7 @@ use crate::index::Index;
 use crate::status::{Now, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
-pub(super) fn view<'a>(
+pub(crate) fn view<'a>(
     index: &'a Index,
     uid: &RuleUid,
     previous: &'a RuleStatus,

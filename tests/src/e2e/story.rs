@@ -1,5 +1,6 @@
 //! The story: an installation, what it does, what breaks, an upgrade, a way back, and the end.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +9,7 @@ use tokio::process::Command;
 
 use super::stage::{NODE_PORT, Stage};
 use super::waits::{LATER, SOON, condition, get, holds};
+use crate::assets::Assets;
 use crate::binaries::{self, Binaries};
 use crate::demo::cluster::Cluster;
 use crate::demo::narrate::Narrator;
@@ -101,14 +103,24 @@ impl Story<'_> {
     async fn join_by_plugin(&self, member: &Cluster) -> Result<String> {
         let values = self.stage.folder().join("values.json");
         std::fs::write(&values, json!({"image": self.stage.image}).to_string())?;
+        let files = [("--values", values.as_path()), ("--member-kubeconfig", &member.kubeconfig)];
+        self.plugin(&["join", &member.name], &files).await
+    }
+
+    /// Runs the plugin on the hub; returns what it says.
+    async fn plugin(&self, words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
+        let kubectl = Assets::find()?.kubectl();
+        let path = std::env::var("PATH").unwrap_or_default();
         let mut plugin = Command::new(self.binaries.folder.join("kubectl-runnel"));
-        plugin.args(["join", &member.name, "--values"]).arg(&values);
-        plugin.arg("--kubeconfig").arg(&self.stage.hub.kubeconfig);
-        plugin.arg("--member-kubeconfig").arg(&member.kubeconfig);
+        plugin.args(words).arg("--kubeconfig").arg(&self.stage.hub.kubeconfig);
+        for (flag, file) in files {
+            plugin.arg(flag).arg(file);
+        }
         plugin.env_remove("KUBECONFIG").env("RUNNEL_HELM", self.stage.helm.binary());
+        plugin.env("PATH", format!("{}:{path}", kubectl.parent().unwrap_or(Path::new(".")).display()));
         let output = plugin.kill_on_drop(true).output().await.context("cannot run kubectl-runnel")?;
         let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-        ensure!(output.status.success(), "kubectl runnel join {}: {said}", member.name);
+        ensure!(output.status.success(), "kubectl runnel {}: {said}", words.join(" "));
         Ok(said)
     }
 
@@ -133,6 +145,19 @@ impl Story<'_> {
         self.ready("every copy is applied").await?;
         self.edit("an edit is in every namespace of every member", SOON).await?;
         self.stage.hub.show(self.narrator, &["-n", SOURCES, "get", "drule"]).await?;
+        self.ask().await
+    }
+
+    /// Asks the hub itself, by `kubectl port-forward`.
+    async fn ask(&mut self) -> Result<()> {
+        let words = ["status", RULE[3], "-n", SOURCES, "-o", "wide"];
+        let said = self.plugin(&words, &[]).await?;
+        for member in &self.stage.members {
+            let row = said.lines().find(|line| line.split_whitespace().next() == Some(member.name.as_str()));
+            ensure!(row.is_some_and(|row| row.contains("AllApplied")), "{}: {said}", member.name);
+        }
+        self.narrator.command("hub", &format!("kubectl runnel {}", words.join(" ")));
+        self.narrator.output(&said);
         Ok(())
     }
 

@@ -1,0 +1,166 @@
+//! Asks the hub itself, beyond what the API server holds; see `proto/query.proto`.
+//!
+//! The way there is an address of the hub's (`--hub-url`), or the user's `kubectl port-forward`. Nothing is sent before the
+//! hub has proven to be the one that the Lease names.
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use runnel_proto::identity::Fingerprint;
+use runnel_proto::tls::{Connector, Route, endpoint, join_config};
+use runnel_proto::wire;
+use runnel_proto::wire::query_client::QueryClient;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tonic::Request;
+use tonic::metadata::MetadataValue;
+
+use super::access::Cluster;
+use super::detail::ClusterRow;
+use super::helm::HUB;
+use super::seen::text;
+use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
+use crate::query::AUDIENCE;
+
+/// How long the way to the hub, and its whole answer, may take.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long a token lives that is made for one question; no shorter one is given out.
+const TOKEN_SECONDS: u32 = 600;
+
+/// Where the hub is, and what it is asked.
+pub struct Question<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// `host:port`; without it by port-forward.
+    pub address: Option<&'a str>,
+    /// The rule, as the API server gave it.
+    pub rule: &'a Value,
+}
+
+/// How a rule stands in each of its clusters, the worst first.
+///
+/// # Errors
+/// A sentence with the cure.
+pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Vec<ClusterRow>> {
+    let (hub_id, pin) = identity(hub, question.namespace).await?;
+    let token = match hub.bearer().await? {
+        Some(token) => token,
+        None => own_token(hub, question.namespace).await?,
+    };
+    let mut connector = Connector::new(join_config(pin, &hub_id)?);
+    let forwarded;
+    let address = match question.address {
+        Some(address) => address,
+        None => {
+            forwarded = Forward::open(hub, question.namespace).await?;
+            connector = connector.by(Route::direct());
+            &forwarded.address
+        }
+    };
+    let asked = ask(connector, address, &token, question.rule);
+    let answer = tokio::time::timeout(LIMIT, asked).await;
+    answer.map_err(|_| anyhow!("the hub at {address} did not answer within {} seconds", LIMIT.as_secs()))?
+}
+
+async fn ask(connector: Connector, address: &str, token: &str, rule: &Value) -> anyhow::Result<Vec<ClusterRow>> {
+    let channel = endpoint(address)?.connect_with_connector(connector).await;
+    let channel = channel.map_err(|error| anyhow!("{}", super::explain::whole(&error)))?;
+    let mut request = Request::new(wire::RuleClustersRequest {
+        kind: text(rule, "/kind").to_owned(),
+        namespace: text(rule, "/metadata/namespace").to_owned(),
+        name: text(rule, "/metadata/name").to_owned(),
+    });
+    let bearer = MetadataValue::try_from(format!("Bearer {token}"));
+    let mut bearer = bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
+    bearer.set_sensitive(true);
+    request.metadata_mut().insert("authorization", bearer);
+    let refused = |status: tonic::Status| anyhow!("the hub says: {}", status.message());
+    let mut pages = QueryClient::new(channel).rule_clusters(request).await.map_err(refused)?.into_inner();
+    let mut rows = Vec::new();
+    while let Some(page) = pages.message().await.map_err(refused)? {
+        rows.extend(page.clusters.into_iter().map(row));
+    }
+    Ok(rows)
+}
+
+fn row(cluster: wire::RuleCluster) -> ClusterRow {
+    let failures = cluster.failures.into_iter().map(|failure| (failure.copy, failure.reason, failure.message));
+    ClusterRow {
+        name: cluster.name,
+        state: cluster.state,
+        counts: [cluster.applied, cluster.failed, cluster.waiting],
+        reason: cluster.reason,
+        message: cluster.message,
+        failures: failures.collect(),
+    }
+}
+
+/// Who the hub is, as its Lease says.
+async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fingerprint)> {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}");
+    let lease = hub.get("read the hub's Lease", &path).await?;
+    let lease = lease.ok_or_else(|| {
+        anyhow!("there is no Lease {LEASE} in namespace {namespace}: name the hub's with --hub-namespace")
+    })?;
+    let said = |key: &str| lease.pointer("/metadata/annotations").and_then(|all| all.get(key)).and_then(Value::as_str);
+    let (Some(hub_id), Some(pin)) = (said(HUB_ID), said(AUTHORITY)) else {
+        bail!("the hub does not say yet how it is known: upgrade it, or try again when it leads");
+    };
+    let pin = Fingerprint::parse(pin).context("the Lease's annotation is no fingerprint")?;
+    Ok((hub_id.to_owned(), pin))
+}
+
+/// A token for whom the API server knows by a certificate: that of a ServiceAccount that may read rules, good for
+/// questions to the hub alone.
+async fn own_token(hub: &Cluster, namespace: &str) -> anyhow::Result<String> {
+    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{HUB}-query/token");
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS},
+    });
+    let action = format!("get a token of the ServiceAccount {HUB}-query, as your kubeconfig holds none of your own");
+    let made = hub.post(&action, &path, request).await?;
+    let token = text(&made, "/status/token");
+    if token.is_empty() {
+        bail!("cannot {action}: the API server gave none");
+    }
+    Ok(token.to_owned())
+}
+
+/// A running `kubectl port-forward`; it ends when dropped.
+struct Forward {
+    address: String,
+    _child: Child,
+}
+
+impl Forward {
+    async fn open(hub: &Cluster, namespace: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new("kubectl");
+        if let Some(file) = &hub.kubeconfig {
+            command.arg("--kubeconfig").arg(file);
+        }
+        command.args(["--context", &hub.context, "-n", namespace, "port-forward", &format!("service/{HUB}"), ":grpc"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command
+            .spawn()
+            .map_err(|error| anyhow!("cannot run kubectl ({error}): put it into PATH, or give --hub-url HOST:PORT"))?;
+        let (out, err) = (child.stdout.take(), child.stderr.take());
+        let (Some(out), Some(mut err)) = (out, err) else { bail!("kubectl port-forward says nothing") };
+        let mut lines = BufReader::new(out).lines();
+        let said = tokio::time::timeout(LIMIT, lines.next_line()).await;
+        let said =
+            said.map_err(|_| anyhow!("kubectl port-forward did not begin within {} seconds", LIMIT.as_secs()))?;
+        if let Some(port) = said?.as_deref().and_then(super::detail::forwarded_port) {
+            return Ok(Self { address: format!("127.0.0.1:{port}"), _child: child });
+        }
+        let mut why = String::new();
+        // It has ended, or is about to.
+        let _ = tokio::time::timeout(Duration::from_secs(2), err.read_to_string(&mut why)).await;
+        bail!(
+            "kubectl port-forward to the hub failed ({}): give --hub-url HOST:PORT, an address that agents use",
+            why.trim()
+        )
+    }
+}

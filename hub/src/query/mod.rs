@@ -1,0 +1,111 @@
+//! Answers questions about rules that their statuses have no room for, out of the hub's memory; see `proto/query.proto`.
+//!
+//! Who may `get` a rule may ask about it, nobody else: the hub's API server tells both who a caller is and what he may.
+mod review;
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures::{Stream, stream};
+use runnel_proto::model::RuleName;
+use runnel_proto::tls::Peer;
+use runnel_proto::wire;
+use runnel_proto::wire::query_server::{Query, QueryServer};
+use tonic::{Request, Response, Status};
+
+use crate::shared::Shared;
+use crate::status::{ClusterDetail, details};
+use crate::writer::{Book, view};
+pub use review::{AUDIENCE, Reviewer};
+
+/// Clusters on a page.
+const PAGE: usize = 256;
+
+/// The kinds of rules, with the resource by which rights to them are given.
+const KINDS: [(&str, &str); 2] =
+    [("DistributionRule", "distributionrules"), ("ClusterDistributionRule", "clusterdistributionrules")];
+
+/// The gRPC service.
+pub struct Questions {
+    shared: Arc<Shared>,
+    book: Arc<Book>,
+    reviewer: Reviewer,
+}
+
+impl Questions {
+    /// A service that answers whom `reviewer` lets.
+    pub fn new(shared: Arc<Shared>, book: Arc<Book>, reviewer: Reviewer) -> Self {
+        Self { shared, book, reviewer }
+    }
+
+    /// The service for a tonic router.
+    pub fn into_service(self) -> QueryServer<Self> {
+        QueryServer::new(self).max_decoding_message_size(16 * 1024)
+    }
+
+    fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {
+        let since = self.shared.serving_since()?;
+        let index = self.shared.index.read();
+        let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
+        let status = self.book.rule(uid).map(|object| object.status).unwrap_or_default();
+        let view = view(&index, uid, &status, since, false)?;
+        Some(details(&view, &self.shared.ledger.lock(), Instant::now()))
+    }
+}
+
+/// The address of a caller, where it is known: who comes by way of another replica has none.
+fn address<T>(request: &Request<T>) -> Option<IpAddr> {
+    let peer = request.extensions().get::<Peer>()?;
+    Some(peer.address.ip()).filter(|address| !address.is_unspecified())
+}
+
+fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
+    let clusters = details.iter().map(|detail| wire::RuleCluster {
+        name: detail.name.as_str().to_owned(),
+        state: format!("{:?}", detail.state),
+        applied: detail.applied,
+        failed: detail.failed,
+        waiting: detail.waiting,
+        reason: detail.reason.clone(),
+        message: detail.message.clone(),
+        failures: detail.failures.iter().map(failure).collect(),
+    });
+    wire::RuleClustersPage { clusters: clusters.collect() }
+}
+
+fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
+    wire::RuleFailure {
+        copy: failure.copy.to_string(),
+        reason: crate::crd::conditions::Reason::from(failure.reason).as_str().to_owned(),
+        message: failure.message.clone(),
+    }
+}
+
+type Pages = Pin<Box<dyn Stream<Item = Result<wire::RuleClustersPage, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Query for Questions {
+    type RuleClustersStream = Pages;
+
+    async fn rule_clusters(
+        &self,
+        request: Request<wire::RuleClustersRequest>,
+    ) -> Result<Response<Self::RuleClustersStream>, Status> {
+        let (address, token) = (address(&request), review::bearer(request.metadata())?);
+        let asked = request.into_inner();
+        let resource = KINDS.iter().find(|(kind, _)| *kind == asked.kind).map(|(_, resource)| *resource);
+        let resource = resource.ok_or_else(|| {
+            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
+        })?;
+        self.reviewer.may_get(address, &token, resource, &asked.namespace, &asked.name).await?;
+        let rule = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
+        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
+            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
+        }
+        let details = self.details(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        let pages: Vec<_> = details.chunks(PAGE).map(|clusters| Ok(page(clusters))).collect();
+        Ok(Response::new(Box::pin(stream::iter(pages))))
+    }
+}

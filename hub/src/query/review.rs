@@ -1,0 +1,165 @@
+//! Asks the API server who a token belongs to, and what he may.
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use crate::join::attempts::Attempts;
+
+/// The audience of a token that is good for questions and for nothing else.
+pub const AUDIENCE: &str = "runnel-hub";
+/// The longest token that is looked at.
+const TOKEN_LIMIT: usize = 16 * 1024;
+/// Reviews at a time: strangers can reach this port.
+const REVIEWS: usize = 4;
+/// How long one may wait for its turn, and each look at the API server may take.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// The token that a caller carries.
+///
+/// # Errors
+/// `UNAUTHENTICATED`, which says what is missing.
+pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
+    let missing = || {
+        Status::unauthenticated("this question needs `authorization: Bearer TOKEN`, a token of the hub's API server")
+    };
+    let header = metadata.get("authorization").and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
+    let token = header.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty()).ok_or_else(missing)?;
+    if token.len() > TOKEN_LIMIT {
+        return Err(Status::unauthenticated("the token is too long"));
+    }
+    Ok(token.to_owned())
+}
+
+/// Asks the API server about callers.
+pub struct Reviewer {
+    tokens: Api<TokenReview>,
+    accesses: Api<SubjectAccessReview>,
+    attempts: Mutex<Attempts>,
+    turns: Semaphore,
+}
+
+impl Reviewer {
+    /// Asks with this client.
+    pub fn new(client: Client) -> Self {
+        Self {
+            tokens: Api::all(client.clone()),
+            accesses: Api::all(client),
+            attempts: Mutex::default(),
+            turns: Semaphore::new(REVIEWS),
+        }
+    }
+
+    /// Lets whoever the token belongs to go on, if he may `get` this rule.
+    ///
+    /// # Errors
+    /// The status that `query.proto` names, with the cure.
+    pub(super) async fn may_get(
+        &self,
+        address: Option<IpAddr>,
+        token: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<(), Status> {
+        if address.is_some_and(|address| !self.attempts.lock().allows(address, Instant::now())) {
+            return Err(Status::resource_exhausted("too many wrong tokens from your address: wait ten minutes"));
+        }
+        let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
+        let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
+        let Some(user) = self.user_of(token).await? else {
+            if let Some(address) = address {
+                self.attempts.lock().failed(address, Instant::now());
+            }
+            return Err(Status::unauthenticated("the hub's API server does not know this token, or it has expired"));
+        };
+        let named = user.username.clone().unwrap_or_default();
+        let attributes = ResourceAttributes {
+            verb: Some("get".to_owned()),
+            group: Some("runnel.dev".to_owned()),
+            resource: Some(resource.to_owned()),
+            namespace: Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty()),
+            name: Some(name.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        if self.is_allowed(user, attributes).await? {
+            return Ok(());
+        }
+        let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
+        Err(Status::permission_denied(format!("{named} may not get {resource}.runnel.dev{place}")))
+    }
+
+    async fn user_of(&self, token: &str) -> Result<Option<UserInfo>, Status> {
+        // A token of our own audience is good for nothing else; then one of the API server's own.
+        for audiences in [Some(vec![AUDIENCE.to_owned()]), None] {
+            let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences };
+            let review = TokenReview { spec, ..TokenReview::default() };
+            let answer = tokio::time::timeout(LIMIT, self.tokens.create(&PostParams::default(), &review)).await;
+            let answer = answer.map_err(|_| silent())?.map_err(|error| unasked("tokenreviews", &error))?;
+            if let Some(user) = answer.status.filter(|status| status.authenticated == Some(true)).and_then(|s| s.user) {
+                return Ok(Some(user));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn is_allowed(&self, user: UserInfo, attributes: ResourceAttributes) -> Result<bool, Status> {
+        let extra: Option<BTreeMap<String, Vec<String>>> = user.extra;
+        let spec = SubjectAccessReviewSpec {
+            user: user.username,
+            uid: user.uid,
+            groups: user.groups,
+            extra,
+            resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let answer = tokio::time::timeout(LIMIT, self.accesses.create(&PostParams::default(), &review)).await;
+        let answer = answer.map_err(|_| silent())?.map_err(|error| unasked("subjectaccessreviews", &error))?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+}
+
+fn silent() -> Status {
+    Status::unavailable("the hub's API server did not answer in time: try again")
+}
+
+fn unasked(resource: &str, error: &kube::Error) -> Status {
+    // The request holds the caller's token; what the API server answers does not.
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            tracing::error!(resource, "may not create {resource}: upgrade the hub's chart, which gives that right");
+            Status::unavailable(format!("the hub may not create {resource}: upgrade its chart"))
+        }
+        _ => Status::unavailable("the hub cannot reach its API server now: try again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_bearer_token_of_reasonable_length_is_taken() {
+        let with = |value: &str| {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("authorization", value.parse().unwrap());
+            bearer(&metadata)
+        };
+        assert_eq!(with("Bearer abc").unwrap(), "abc");
+        for wrong in ["", "Bearer ", "Basic abc", "abc", &format!("Bearer {}", "x".repeat(TOKEN_LIMIT + 1))] {
+            let refused = with(wrong).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+            assert!(!refused.message().contains("abc"), "{refused}");
+        }
+        assert!(bearer(&MetadataMap::new()).is_err());
+    }
+}

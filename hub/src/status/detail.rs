@@ -1,0 +1,50 @@
+//! What a rule's status has no room for: how it stands in each of its clusters.
+use std::time::Instant;
+
+use runnel_proto::model::{ClusterName, Failure};
+
+use super::standing::standing;
+use super::{Ledger, View};
+use crate::crd::ClusterState;
+
+/// How a rule stands in one cluster. Never holds content of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterDetail {
+    /// The cluster.
+    pub name: ClusterName,
+    /// As in the rule's status.
+    pub state: ClusterState,
+    /// Copies that equal their source.
+    pub applied: i64,
+    /// Copies whose last attempt failed.
+    pub failed: i64,
+    /// Copies for namespaces that do not exist yet.
+    pub waiting: i64,
+    /// One CamelCase word.
+    pub reason: String,
+    /// A sentence for a person.
+    pub message: String,
+    /// What the agent said of copies that failed, the worst first.
+    pub failures: Vec<Failure>,
+}
+
+/// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
+pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDetail> {
+    let one = |cluster: &ClusterName| {
+        let standing = standing(view, ledger, cluster, now);
+        let account = ledger.account(cluster, &view.rule.uid);
+        ClusterDetail {
+            name: cluster.clone(),
+            state: standing.state,
+            applied: standing.applied,
+            failed: standing.failed,
+            waiting: standing.waiting,
+            reason: standing.reason.as_str().to_owned(),
+            message: standing.message,
+            failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
+        }
+    };
+    let mut all: Vec<_> = view.clusters.iter().map(one).collect();
+    all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
+    all
+}

@@ -1,0 +1,133 @@
+//! What a rule's status has no room for is asked from the hub itself, by the plugin: through any replica, by whoever may
+//! read the rule and by nobody else.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use anyhow::{Context, Result, ensure};
+use runnel_proto::identity::Fingerprint;
+use runnel_proto::tls::{Connector, Route, endpoint, join_config};
+use runnel_proto::wire::query_client::QueryClient;
+use runnel_proto::wire::{RuleCluster, RuleClustersRequest};
+use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
+use runnel_tests::wait::eventually;
+use serde_json::Value;
+use tokio::process::Command;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+/// What no answer may hold.
+const CANARY: &str = "canary-7f31";
+
+async fn runnel(fleet: &Fleet, kubeconfig: &Path, words: &[&str]) -> Result<Output> {
+    let binary: PathBuf = fleet.binaries().folder.join("kubectl-runnel");
+    let mut command = Command::new(binary);
+    command.arg("--kubeconfig").arg(kubeconfig).args(words).kill_on_drop(true);
+    let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("$ kubectl runnel {}\n{out}{err}", words.join(" "));
+    ensure!(!out.contains(CANARY) && !err.contains(CANARY), "it shows content");
+    Ok(output)
+}
+
+#[tokio::test]
+async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions { members: 2, hub_replicas: 2, ..FleetOptions::default() }).await?;
+    let scene = Scene::of(&fleet).await?;
+    let (hub, home) = (&scene.hub, "asked");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    // One copy fails in one of the two clusters: something else stands there.
+    scene.member(2).make(&Draft::config_map(home, "taken").data("k", "not ours").json()).await?;
+    hub.make(&RuleDraft::new(home, "rule").named(&["taken", "free"]).everywhere().json()).await?;
+    for name in ["taken", "free"] {
+        hub.make(&Draft::config_map(home, name).data("k", CANARY).json()).await?;
+    }
+    let rule = Id::rule(home, "rule");
+    hub.says_of(&rule, "member-2", "Failed", "Conflict").await?;
+    hub.says_of(&rule, "member-1", "Ready", "AllApplied").await?;
+
+    // The administrator has a certificate and no token. Each replica leads there, also the one that does not lead.
+    for replica in 1..=2 {
+        let address = fleet.hub_replica(replica).address().to_owned();
+        let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &address];
+        let said = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
+        let out = String::from_utf8(said.stdout)?;
+        ensure!(said.status.success(), "{out}");
+        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+        ensure!(rows.iter().any(|row| row.starts_with(&["member-2", "Failed", "1", "1", "0", "Conflict"])), "{out}");
+        ensure!(rows.iter().any(|row| row.starts_with(&["member-1", "Ready", "2", "0", "0", "AllApplied"])), "{out}");
+        ensure!(out.contains("member-2: configmaps/asked/taken: Conflict: "), "{out}");
+    }
+
+    // A ServiceAccount is let in when it may read the rule.
+    let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &fleet.hub_address()];
+    let account = |verb: &'static [&'static str]| fleet.hub().kubectl(verb);
+    account(&["-n", "asked", "create", "serviceaccount", "reader"]).await?;
+    let reader = fleet.hub().token_kubeconfig(home, "reader").await?;
+    ensure!(!runnel(&fleet, &reader, &words).await?.status.success(), "who may not read rules was answered");
+    let asked = Asked::of(&fleet).await?;
+    let token = fleet.hub().kubectl(&["-n", home, "create", "token", "reader"]).await?.trim().to_owned();
+    ensure!(
+        asked.by(Some(&token), home, "rule").await.err().context("it is answered")?.code() == Code::PermissionDenied
+    );
+    account(&[
+        "-n",
+        "asked",
+        "create",
+        "rolebinding",
+        "reader",
+        "--clusterrole=runnel-hub-view",
+        "--serviceaccount=asked:reader",
+    ])
+    .await?;
+    eventually("the right to arrive", SOON, async || {
+        let said = runnel(&fleet, &reader, &words).await?;
+        let out = String::from_utf8_lossy(&said.stdout).into_owned();
+        Ok((said.status.success() && out.contains("member-2: configmaps/asked/taken: Conflict: ")).then_some(()))
+    })
+    .await?;
+    // Nor does that right hold elsewhere, and no token gets no answer.
+    for (token, namespace, name, code) in [
+        (Some(token.as_str()), home, "no-such-rule", Code::NotFound),
+        (Some(&token), "default", "rule", Code::PermissionDenied),
+        (Some(&format!("{token}x")), home, "rule", Code::Unauthenticated),
+        (None, home, "rule", Code::Unauthenticated),
+    ] {
+        let refused = asked.by(token, namespace, name).await.err().context("it is answered")?;
+        ensure!(refused.code() == code, "{namespace}/{name}: {refused}");
+    }
+    let clusters = asked.by(Some(&token), home, "rule").await?;
+    ensure!(clusters.iter().map(|cluster| cluster.name.as_str()).eq(["member-2", "member-1"]), "{clusters:?}");
+    Ok(())
+}
+
+/// The hub as whoever reads its Lease knows it.
+struct Asked(Channel);
+
+impl Asked {
+    async fn of(fleet: &Fleet) -> Result<Self> {
+        let lease = fleet.hub().kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"]).await?;
+        let lease: Value = serde_json::from_str(&lease)?;
+        let said = |key: &str| lease["metadata"]["annotations"][key].as_str().context("the Lease does not say it");
+        let pin = Fingerprint::parse(said("runnel.dev/authority")?)?;
+        let connector = Connector::new(join_config(pin, said("runnel.dev/hub")?)?).by(Route::direct());
+        Ok(Self(endpoint(&fleet.hub_address())?.connect_with_connector(connector).await?))
+    }
+
+    async fn by(&self, token: Option<&str>, namespace: &str, name: &str) -> Result<Vec<RuleCluster>, Status> {
+        let (kind, namespace, name) = ("DistributionRule".to_owned(), namespace.to_owned(), name.to_owned());
+        let mut request = Request::new(RuleClustersRequest { kind, namespace, name });
+        if let Some(token) = token {
+            let header = format!("Bearer {token}").parse().map_err(|_| Status::internal("no header"))?;
+            request.metadata_mut().insert("authorization", header);
+        }
+        let mut pages = QueryClient::new(self.0.clone()).rule_clusters(request).await?.into_inner();
+        let mut all = Vec::new();
+        while let Some(page) = pages.message().await? {
+            all.extend(page.clusters);
+        }
+        Ok(all)
+    }
+}
