@@ -337,6 +337,50 @@ fn nothing_selected_and_nowhere_to_go_are_said() {
     assert_eq!(world.ready(), pair("False", "NoSources"));
 }
 
+/// The sizes that the manual and the notes of a release speak of: `cargo test -p runnel-hub --lib size -- --nocapture`.
+#[test]
+fn the_size_of_a_status_does_not_grow_with_the_fleet() {
+    let size = |clusters: usize| {
+        let names: Vec<_> = (0..clusters).map(|n| format!("cluster-{n:05}")).collect();
+        let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        for (n, name) in names.iter().enumerate() {
+            let message = "an object that is not Runnel's stands here; delete it or rename it".to_owned();
+            let copy = SourceRef::new("configmaps", "default", "settings");
+            let failure = Failure { reason: Reason::Conflict, copy, message };
+            match n % 10 {
+                0 => {
+                    world.report(name, Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, vec![failure])
+                }
+                _ => world.applied(name),
+            }
+        }
+        world.fold();
+        let size = serde_json::to_vec(&world.status).unwrap().len();
+        println!("{clusters} clusters: a status of {size} bytes");
+        size
+    };
+    let sizes = [10, 1_000, 10_000].map(size);
+    assert!(sizes.iter().all(|size| *size < 64 * 1024), "{sizes:?}");
+    assert!(sizes[2] < sizes[1] + 64, "it grows with the fleet: {sizes:?}");
+}
+
+#[test]
+fn the_hub_tells_of_every_cluster_the_worst_first() {
+    let names: Vec<_> = (0..30).map(|n| format!("c{n:02}")).collect();
+    let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for name in &names {
+        world.applied(name);
+    }
+    let copy = SourceRef::new("configmaps", "default", "settings");
+    let failures = vec![Failure { reason: Reason::Conflict, copy, message: "not ours".into() }];
+    world.report("c17", Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, failures.clone());
+    let told = details(&world.view(&world.status), &world.ledger, world.now().instant);
+    assert_eq!(told.len(), 30);
+    assert_eq!((told[0].name.as_str(), told[0].state, &told[0].failures), ("c17", ClusterState::Failed, &failures));
+    assert!(told[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
+    assert!(told[1..].is_sorted_by_key(|detail| &detail.name));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
