@@ -36,7 +36,7 @@ pub fn apply(written: &Written<'_>, target: Option<&Target>, sealer: &Sealer) ->
     labels.insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned());
     labels.insert(HUB_LABEL.to_owned(), sealer.hub().to_owned());
     annotations.insert(RULE_ANNOTATION.to_owned(), rule.to_string());
-    annotations.insert(SOURCE_ANNOTATION.to_owned(), intent.source.to_string());
+    annotations.insert(SOURCE_ANNOTATION.to_owned(), intent.source.plain().to_string());
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
     let mut metadata = json!({
         "name": &*copy.name,

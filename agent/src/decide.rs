@@ -81,7 +81,8 @@ pub struct WantedCopy {
 pub struct Order {
     /// Delete or leave unmarked.
     pub policy: DeletionPolicy,
-    /// The rule is suspended and the order is not the removal of the whole rule: it waits.
+    /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the copy has been renamed
+    /// and does not stand under its new name yet.
     pub held: bool,
 }
 

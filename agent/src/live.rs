@@ -85,6 +85,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy));
     let ownership = ownership(metadata, identity, entry.is_some(), sealer.hub());
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
+    let source = source.map(|source| source.as_copy(&copy.name));
     let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
     if let (Some(Identity::Ours), Some(seal), Some(source)) = (identity, seal, source) {
         let owned = Owned::of(entry);

@@ -70,6 +70,12 @@ impl Core {
         if let Want::Copy(WantedCopy { place: Place::ToCreate(failed), .. }) = &mut want {
             *failed = self.namespace_failed.get(&copy.namespace).cloned();
         }
+        if let Want::Gone(key, _, order) = &mut want {
+            let stands = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
+                self.records.live(copy).is_some_and(|live| live.holds(&key.rule, &key.source, revision))
+            };
+            order.held |= !self.desired.successors(key, copy).iter().all(stands);
+        }
         want
     }
 
@@ -117,6 +123,11 @@ impl Core {
         self.queue.cancel(&key);
         if *want == Want::Nothing && *self.records.sight(copy) == Sight::Absent {
             self.records.forget(copy);
+        }
+        if let (Want::Copy(wanted), Some(Outcome::Applied)) = (want, &outcome) {
+            for before in self.desired.predecessors(&wanted.intent, copy) {
+                self.look(&before, now);
+            }
         }
         if let Some(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) = &outcome {
             // Nobody tells us when a foreign object goes.

@@ -72,7 +72,7 @@ impl Desired {
             };
         }
         for source in sources {
-            let copy = copy_in(&source, name);
+            let copy = source.copy_in(name);
             let key = IntentKey { rule: uid.clone(), source };
             if after && !self.is_source(&copy, &key.source) {
                 self.claim(&key, &copy);
@@ -135,20 +135,16 @@ impl Desired {
     pub(super) fn expand(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
         let Some((terms, _)) = &rule.terms else { return vec![] };
         let copies: Vec<_> = match &terms.namespaces {
-            None => vec![source.clone()],
-            Some(_) => rule.targets.iter().map(|namespace| copy_in(source, namespace)).collect(),
+            None => vec![source.copy_in(&source.namespace)],
+            Some(_) => rule.targets.iter().map(|namespace| source.copy_in(namespace)).collect(),
         };
         copies.into_iter().filter(|copy| !self.is_source(copy, source)).collect()
     }
 
-    /// In the hub's own cluster a source is never its own copy.
+    /// In the hub's own cluster a source is never its own copy. One that is renamed has another name there.
     fn is_source(&self, copy: &SourceRef, source: &SourceRef) -> bool {
         copy == source && self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str())
     }
-}
-
-fn copy_in(source: &SourceRef, namespace: &Arc<str>) -> SourceRef {
-    SourceRef { resource: source.resource.clone(), namespace: namespace.clone(), name: source.name.clone() }
 }
 
 /// Whether a choice depends on which namespaces there are.

@@ -62,6 +62,10 @@ impl Desired {
                 self.remove(&uid, policy, records, &mut taken);
             }
         }
+        // What waited for a copy under a new name may have nothing to wait for any more.
+        for rule in taken.rules.iter().filter_map(|uid| self.rules.get(uid)) {
+            taken.looks.extend(rule.orders.iter().cloned());
+        }
         taken
     }
 
@@ -226,7 +230,8 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
         let message = format!("this agent does not know {}: upgrade the agent", source.resource);
         return Err(Trouble::new(Reason::Unsupported, message));
     };
-    if !names::is_object(&source.name) || !names::is_namespace(&source.namespace) {
+    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
+    if !named || !names::is_namespace(&source.namespace) {
         return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
     }
     let content = payload.decode().map_err(|error| {
@@ -239,7 +244,11 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
     if content.fields.keys().any(|field| !kind.fields.contains(&field.as_str())) {
         return Err(Trouble::new(Reason::Unsupported, "the content has a field that this agent does not know"));
     }
-    if kind.refuses_name(&source.name) || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str())) {
+    let refuses = |name: &str| kind.refuses_name(name);
+    if refuses(&source.name)
+        || refuses(source.copy_name())
+        || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
+    {
         return Err(Trouble::new(Reason::Denied, "objects of this name or type are never distributed"));
     }
     Ok(Facts::of(kind, &content))

@@ -1,7 +1,7 @@
 //! What should become of one copy, and whose it is.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Reason, RuleUid, SourceRef};
+use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 
 use super::{Desired, Held, Rule};
 use crate::decide::{Order, Outcome, Place, Trouble, Want, WantedCopy};
@@ -23,6 +23,32 @@ impl Desired {
     /// The rule that wins a copy, also while an order for the copy comes before it.
     pub fn idle_winner(&self, copy: &SourceRef) -> Option<RuleUid> {
         self.winner(copy).map(|(key, _)| key.rule.clone())
+    }
+
+    /// The intents of the same rule that give the same source another name in the copy's namespace, with those copies:
+    /// until they stand, the order waits, so that a rename leaves no moment in which neither is there.
+    pub fn successors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<(IntentKey, Revision, SourceRef)> {
+        let Some(rule) = self.rules.get(&key.rule) else { return vec![] };
+        let plain = key.source.plain();
+        let renamed = rule.intents.range(plain.clone()..).take_while(|(source, _)| source.plain() == plain);
+        let wanted = renamed.filter(|(source, _)| **source != key.source).filter_map(|(source, held)| {
+            let (copy, key) = (source.copy_in(&copy.namespace), IntentKey { source: source.clone(), ..key.clone() });
+            let claimed = self.claims.get(&copy).is_some_and(|claims| claims.contains(&key));
+            claimed.then_some((key, held.in_force?, copy))
+        });
+        wanted.collect()
+    }
+
+    /// The copies beside this one that wait for it to stand before they go.
+    pub fn predecessors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<SourceRef> {
+        let Some(rule) = self.rules.get(&key.rule) else { return vec![] };
+        let plain = key.source.plain();
+        let same = |key: &IntentKey| key.source.plain() == plain;
+        let beside = rule.orders.iter().filter(|other| *other != copy && other.namespace == copy.namespace);
+        beside
+            .filter(|other| self.orders.get(*other).into_iter().flatten().any(|(key, _)| same(key)))
+            .cloned()
+            .collect()
     }
 
     /// Orders for a copy that the live object has outlived: it is no longer theirs.

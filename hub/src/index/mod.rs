@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::plan::{Deal, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
 pub use clusters::Cluster;
 pub use places::PlaceState;
 pub use sightings::version_number;
@@ -65,8 +65,10 @@ impl Effect {
 pub struct RuleEntry {
     /// The rule as it is on the hub.
     pub rule: Rule,
-    /// Its plan.
+    /// What it selects.
     pub plan: Arc<RulePlan>,
+    /// What of that is sent.
+    pub deal: Deal,
     /// The clusters that it goes to, leaving clusters not included, and the terms in each.
     pub clusters: BTreeMap<ClusterName, NamedTerms>,
     version: u64,
@@ -75,7 +77,7 @@ pub struct RuleEntry {
 impl RuleEntry {
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
-        Some(Share { plan: self.plan.clone(), terms: self.clusters.get(cluster)?.clone() })
+        Some(Share { plan: self.deal.plan(&self.plan).clone(), terms: self.clusters.get(cluster)?.clone() })
     }
 }
 

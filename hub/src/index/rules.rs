@@ -5,7 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, NamedTerms, Rule, RulePlan, Source, plan};
+use crate::plan::{Body, Deal, NamedTerms, Rule, RulePlan, Source, plan};
 
 impl Index {
     /// A rule is as given now.
@@ -15,6 +15,7 @@ impl Index {
         let former = self.unregister(&uid);
         let clusters = self.chosen(&rule);
         let plan = Arc::new(self.plan_of(&rule));
+        let deal = Deal::new(&rule, &plan);
         if let Some(former) = &former {
             effect.clusters.extend(former.clusters.keys().cloned());
         }
@@ -24,15 +25,16 @@ impl Index {
         }
         let unchanged = former.as_ref().is_some_and(|former| {
             former.plan.says_the_same(&plan)
+                && former.deal.says_the_same(&deal)
                 && former.clusters == clusters
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
         });
         effect.read.extend(plan.unread.iter().cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
-        let before = former.map(|former| former.plan);
-        let plan = before.clone().filter(|_| unchanged).unwrap_or(plan);
-        self.register(RuleEntry { rule, plan, clusters, version });
+        let before = former.as_ref().map(|former| former.plan.clone());
+        let (plan, deal) = former.filter(|_| unchanged).map_or((plan, deal), |former| (former.plan, former.deal));
+        self.register(RuleEntry { rule, plan, deal, clusters, version });
         self.drop_unselected(before.as_deref());
         if unchanged {
             effect.clusters.clear();
@@ -153,6 +155,7 @@ impl Index {
             return;
         }
         Arc::make_mut(&mut entry.plan).set(source, selected);
+        entry.deal.update(source, selected);
         match selected {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());

@@ -5,8 +5,13 @@
 //! the terms in that cluster, and its desired set is a list of such shares. Namespaces are not expanded here: that is
 //! done in the member cluster, where they live.
 //!
+//! Where copies are shaped, or two sources may want one copy, what is selected is not what is sent: the [`Deal`] of the
+//! rule makes the one of the other.
+//!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
+mod deal;
+mod made;
 mod place;
 mod rule;
 mod share;
@@ -17,6 +22,8 @@ use std::sync::Arc;
 use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
 
 pub use content::{Refused, content_of, is_never_a_source};
+pub use deal::Deal;
+pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
 pub use share::{NamedTerms, Share};
@@ -53,12 +60,13 @@ pub struct Source {
     pub body: Body,
 }
 
-/// What one rule selects, for all its clusters. On which terms a cluster gets it is said in its [`Share`].
+/// What one rule selects, or what of it is sent to clusters for which that is the same. On which terms a cluster gets it
+/// is said in its [`Share`].
 #[derive(Clone)]
 pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
-    /// Selected sources whose content is known.
+    /// Selected sources whose content is known; in what is sent, under the names of their copies.
     pub intents: BTreeMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
@@ -68,35 +76,46 @@ pub struct RulePlan {
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, Refused>,
+    /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
+    /// stays as it is.
+    pub withheld: BTreeMap<SourceRef, Withheld>,
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub unknown: BTreeSet<Place>,
     /// Where the hub looks at all.
     pub scope: Scope,
-    /// The digest before the last change, and the source that it touched: a session that holds the former plan finds
+    /// The digest before the last change, and the intents that it touched: a session that holds the former plan finds
     /// its delta without comparing whole sets.
-    pub change: Option<(SetDigest, SourceRef)>,
+    pub change: Option<(SetDigest, BTreeSet<SourceRef>)>,
 }
 
 impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
+        Self::of(&rule.uid, &Scope::default())
+    }
+
+    fn of(uid: &RuleUid, scope: &Scope) -> Self {
         Self {
-            uid: rule.uid.clone(),
+            uid: uid.clone(),
             intents: BTreeMap::new(),
             digest: SetDigest::default(),
             unread: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
+            withheld: BTreeMap::new(),
             unknown: BTreeSet::new(),
-            scope: Scope::default(),
+            scope: scope.clone(),
             change: None,
         }
     }
 
-    /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is.
+    /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is,
+    /// whatever its copies are called.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
+        let source = &source.plain();
         self.unread.contains(source)
             || self.unreadable.contains(source)
+            || self.withheld.contains_key(source)
             || !self.scope.reads(&source.namespace)
             || self.unknown.iter().any(|place| place.holds(source))
     }
@@ -111,29 +130,53 @@ impl RulePlan {
     /// for the maps' logarithm.
     pub fn set(&mut self, source: &SourceRef, selected: Option<&Body>) {
         let before = self.digest;
-        self.clear(source);
-        match selected {
-            None => {}
-            Some(Body::Refused(refused)) => {
-                self.refused.insert(source.clone(), *refused);
-            }
-            Some(Body::Read(content)) => {
-                self.digest.insert(source, &content.revision);
-                self.intents.insert(source.clone(), content.clone());
-            }
-            Some(Body::Stale(content)) => {
-                self.digest.insert(source, &content.revision);
-                self.intents.insert(source.clone(), content.clone());
-                self.unreadable.insert(source.clone());
-            }
-            Some(Body::Unread) => {
-                self.unread.insert(source.clone());
-            }
-            Some(Body::Unreadable) => {
-                self.unreadable.insert(source.clone());
-            }
+        self.take_out(source);
+        self.note(source, selected);
+        if let Some(Body::Read(content) | Body::Stale(content)) = selected {
+            self.put_in(source.clone(), content.clone());
         }
-        self.change = Some((before, source.clone()));
+        self.change = Some((before, BTreeSet::from([source.clone()])));
+    }
+
+    /// Notes how far the hub knows the content of a source.
+    fn note(&mut self, source: &SourceRef, selected: Option<&Body>) {
+        self.unread.remove(source);
+        self.unreadable.remove(source);
+        self.refused.remove(source);
+        match selected {
+            None | Some(Body::Read(_)) => {}
+            Some(Body::Refused(refused)) => drop(self.refused.insert(source.clone(), *refused)),
+            Some(Body::Stale(_) | Body::Unreadable) => drop(self.unreadable.insert(source.clone())),
+            Some(Body::Unread) => drop(self.unread.insert(source.clone())),
+        }
+    }
+
+    fn put_in(&mut self, intent: SourceRef, content: Arc<SourceContent>) {
+        self.digest.insert(&intent, &content.revision);
+        self.intents.insert(intent, content);
+    }
+
+    fn take_out(&mut self, intent: &SourceRef) {
+        if let Some(content) = self.intents.remove(intent) {
+            self.digest.remove(intent, &content.revision);
+        }
+    }
+
+    /// What is known of the content of a selected source.
+    fn body(&self, source: &SourceRef) -> Option<Body> {
+        match self.intents.get(source) {
+            Some(content) if self.unreadable.contains(source) => Some(Body::Stale(content.clone())),
+            Some(content) => Some(Body::Read(content.clone())),
+            None if self.unread.contains(source) => Some(Body::Unread),
+            None if self.unreadable.contains(source) => Some(Body::Unreadable),
+            None => self.refused.get(source).map(|refused| Body::Refused(*refused)),
+        }
+    }
+
+    /// Every selected source.
+    pub fn selected(&self) -> impl Iterator<Item = &SourceRef> {
+        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
+        self.intents.keys().chain(&self.unread).chain(never_read).chain(self.refused.keys())
     }
 
     /// Whether [`RulePlan::set`] with this would change nothing.
@@ -150,21 +193,13 @@ impl RulePlan {
         }
     }
 
-    fn clear(&mut self, source: &SourceRef) {
-        if let Some(content) = self.intents.remove(source) {
-            self.digest.remove(source, &content.revision);
-        }
-        self.unread.remove(source);
-        self.unreadable.remove(source);
-        self.refused.remove(source);
-    }
-
     /// Whether two plans say the same (not how they came about).
     pub fn says_the_same(&self, other: &RulePlan) -> bool {
         self.digest == other.digest
             && self.unread == other.unread
             && self.unreadable == other.unreadable
             && self.refused == other.refused
+            && self.withheld == other.withheld
             && self.unknown == other.unknown
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()

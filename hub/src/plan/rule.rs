@@ -106,6 +106,13 @@ impl Rule {
         self.sources.iter().any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
+    /// Whether two of its sources can want one copy: those of several namespaces do, where all copies go to the same
+    /// ones.
+    pub fn may_collide(&self) -> bool {
+        let one = self.literal_namespaces().is_some_and(|names| names.windows(2).all(|pair| pair[0] == pair[1]));
+        self.terms.namespaces.is_some() && !one
+    }
+
     /// The namespaces it reads if all are named exactly; `None` if it must be asked about every namespace.
     pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
         let mut names = self.sources.iter().flat_map(|entry| &entry.namespaces);

@@ -1,4 +1,5 @@
 //! What one cluster should have of one rule: content, which clusters share, and the terms on which it gets it.
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -51,11 +52,11 @@ fn digest_of(terms: &Terms) -> TermsDigest {
     TermsDigest(short)
 }
 
-/// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan: the plan
-/// is what the rule selects.
+/// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan of the
+/// rule: that is what the rule selects.
 #[derive(Clone)]
 pub struct Share {
-    /// What the rule selects.
+    /// What is sent of what the rule selects.
     pub plan: Arc<RulePlan>,
     /// The terms in this cluster.
     pub terms: NamedTerms,
@@ -87,10 +88,10 @@ impl Share {
         self.plan.is_unknown(source)
     }
 
-    /// The source in which this differs from what `former` was, if it is no more than one.
-    pub fn change_since(&self, former: &Share) -> Option<&SourceRef> {
-        let (before, source) = self.plan.change.as_ref()?;
-        (former.plan.digest == *before).then_some(source)
+    /// The intents in which this differs from what `former` was, if there are but few.
+    pub fn change_since(&self, former: &Share) -> Option<&BTreeSet<SourceRef>> {
+        let (before, touched) = self.plan.change.as_ref()?;
+        (former.plan.digest == *before).then_some(touched)
     }
 
     /// Whether two are one and the same, so that nothing need be compared.

@@ -105,7 +105,7 @@ impl Items {
         }
     }
 
-    /// The step from these pairs to a share. Where it is known to differ in one source only, only that one is looked at,
+    /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
     /// besides what was left alone before.
     pub(super) fn step_to(&self, share: &Share) -> Step {
         let mut step = Step { items: Items::default(), upserts: vec![], tombstones: vec![] };
@@ -116,12 +116,12 @@ impl Items {
                 step.items = Items::Share { share: share.clone(), beyond };
                 return step;
             }
-            Items::Share { share: former, beyond: known } => share.change_since(former).map(|source| (source, known)),
+            Items::Share { share: former, beyond: known } => share.change_since(former).map(|touched| (touched, known)),
             _ => None,
         };
         match change {
-            Some((source, known)) => {
-                for source in known.keys().filter(|known| *known != source).chain([source]) {
+            Some((touched, known)) => {
+                for source in known.keys().filter(|known| !touched.contains(*known)).chain(touched) {
                     self.compare(source, share, &mut step, &mut beyond);
                 }
             }

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ring::digest;
-use runnel_proto::model::ClusterName;
+use runnel_proto::model::{self, ClusterName};
 
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::{Ledger, Now, SETTLING};
@@ -11,14 +11,16 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::plan::{NamedTerms, Place, Refused, Rule, RulePlan};
+use crate::plan::{NamedTerms, Place, Refused, Rule, RulePlan, Why};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
     /// The rule.
     pub rule: &'a Rule,
-    /// Its plan.
+    /// What it selects.
     pub plan: &'a RulePlan,
+    /// What of that is sent.
+    pub sent: &'a RulePlan,
     /// The clusters that it goes to, and the terms in each.
     pub clusters: &'a BTreeMap<ClusterName, NamedTerms>,
     /// The places that it needs and that cannot be read, and why.
@@ -93,7 +95,7 @@ fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant)
 /// Names plan and terms together; changes when either does.
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
-    context.update(&view.plan.digest.to_bytes());
+    context.update(&view.sent.digest.to_bytes());
     let digests: BTreeSet<_> = view.clusters.values().map(|terms| terms.digest.0).collect();
     for digest in digests {
         context.update(&digest);
@@ -155,11 +157,24 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
             ),
         };
         format!("{place} cannot be read on the hub ({why}); their copies stay as they are.{more}")
-    } else {
-        let source = view.plan.unreadable.first()?;
+    } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; its copies stay as they are")
+    } else {
+        return withheld(view);
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
+}
+
+/// What is selected and cannot be sent: a person must say it otherwise.
+fn withheld(view: &View<'_>) -> Option<Verdict> {
+    let (_, withheld) = view.sent.withheld.first_key_value()?;
+    let reason = match withheld.why {
+        Why::Ambiguous => model::Reason::AmbiguousSource,
+    };
+    let all = i64::try_from(view.sent.withheld.len()).unwrap_or(i64::MAX);
+    let sources = counted(all, "source is", "sources are");
+    let message = format!("{}; {sources} not sent, and what stands of them stays as it is", withheld.message);
+    Some(Verdict::new(ConditionStatus::True, reason, message))
 }
 
 fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict {

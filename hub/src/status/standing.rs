@@ -128,8 +128,8 @@ fn worst(account: Option<&Account>) -> (Reason, String) {
 /// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
 /// cannot be compared; such a rule is stalled, whatever its clusters say.
 fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
-    let plan = view.plan;
+    let plan = view.sent;
     let same_terms = account.terms_digest == view.clusters.get(cluster).map(|terms| terms.digest);
-    let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty();
+    let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty();
     same_terms && (!comparable || account.intents_digest == plan.digest)
 }

@@ -78,6 +78,7 @@ impl World {
         View {
             rule: &self.rule,
             plan: &self.plan,
+            sent: &self.plan,
             clusters: &self.clusters,
             unreadable: BTreeMap::new(),
             previous,

@@ -23,6 +23,7 @@ pub(crate) fn view<'a>(
     Some(View {
         rule: &entry.rule,
         plan: &entry.plan,
+        sent: entry.deal.plan(&entry.plan),
         clusters: &entry.clusters,
         unreadable: index.unreadable_places(&entry.rule),
         previous,

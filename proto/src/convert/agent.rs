@@ -71,7 +71,8 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
 }
 
 fn failure(wire: wire::Failure) -> Failure {
-    let copy = wire::Source { resource: wire.resource, namespace: wire.namespace, name: wire.name };
+    let wire::Failure { resource, namespace, name, .. } = wire;
+    let copy = wire::Source { resource, namespace, name, ..wire::Source::default() };
     Failure { reason: reason(wire.reason), copy: named_source(Some(&copy)), message: message(&wire.message) }
 }
 

@@ -46,18 +46,21 @@ fn name(text: String, part: Unreadable) -> Result<Arc<str>, Unreadable> {
 
 pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable> {
     let wire = wire.ok_or("source")?;
-    Ok(SourceRef {
-        resource: name(wire.resource, "source.resource")?,
-        namespace: name(wire.namespace, "source.namespace")?,
-        name: name(wire.name, "source.name")?,
-    })
+    let resource = name(wire.resource, "source.resource")?;
+    let namespace = name(wire.namespace, "source.namespace")?;
+    let source = SourceRef::new(&resource, &namespace, &name(wire.name, "source.name")?);
+    match wire.copy_name.as_str() {
+        "" => Ok(source),
+        _ => Ok(source.as_copy(&name(wire.copy_name, "source.copy_name")?)),
+    }
 }
 
 /// The source of an item that is refused: whatever is there, cut, so that the refusal names what it can.
 pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     let Some(wire) = wire else { return no_source() };
-    let short = |text: &str| Arc::from(cut(text, NAME_LIMIT));
-    SourceRef { resource: short(&wire.resource), namespace: short(&wire.namespace), name: short(&wire.name) }
+    let short = |text: &'_ str| cut(text, NAME_LIMIT).to_owned();
+    let source = SourceRef::new(&short(&wire.resource), &short(&wire.namespace), &short(&wire.name));
+    if wire.copy_name.is_empty() { source } else { source.as_copy(&short(&wire.copy_name)) }
 }
 
 /// Stands for the rule itself in a refusal.
@@ -70,6 +73,7 @@ pub(super) fn source_to_wire(source: &SourceRef) -> wire::Source {
         resource: source.resource.to_string(),
         namespace: source.namespace.to_string(),
         name: source.name.to_string(),
+        copy_name: if source.is_renamed() { source.copy_name().to_string() } else { String::new() },
     }
 }
 

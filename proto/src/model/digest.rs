@@ -55,6 +55,11 @@ fn pair(source: &SourceRef, revision: &Revision) -> u128 {
         context.update(part.as_bytes());
         context.update(b"\0");
     }
+    // A source that is not renamed counts as it did before there were renames.
+    if source.is_renamed() {
+        context.update(source.copy_name().as_bytes());
+        context.update(b"\0");
+    }
     context.update(&revision.0);
     let mut half = [0; 16];
     half.copy_from_slice(&context.finish().as_ref()[..16]);

@@ -74,6 +74,10 @@ impl fmt::Display for RuleName {
 }
 
 /// An object by kind, namespace and name: a source on the hub, or a copy in a member.
+///
+/// A source whose copies have another name than itself is told from the same source under any other copy name: so a
+/// rule that renames gives up one intent and takes another, and each is removed by its own tombstone. An intent's
+/// reference is [`SourceRef::as_copy`] of its source; everything else speaks of plain objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRef {
     /// `plural[.group]`; not necessarily a kind that this build knows.
@@ -82,15 +86,44 @@ pub struct SourceRef {
     pub namespace: Arc<str>,
     /// The name.
     pub name: Arc<str>,
+    /// The name of the copies, where it is another one; never equal to `name`.
+    renamed: Option<Arc<str>>,
 }
 
 impl SourceRef {
     /// An object's reference.
     pub fn new(resource: &str, namespace: &str, name: &str) -> Self {
-        Self { resource: resource.into(), namespace: namespace.into(), name: name.into() }
+        Self { resource: resource.into(), namespace: namespace.into(), name: name.into(), renamed: None }
     }
 
-    /// Reads what [`fmt::Display`] wrote; `None` for any other text.
+    /// The intent of this source whose copies have this name.
+    pub fn as_copy(&self, name: &str) -> Self {
+        let renamed = (name != &*self.name).then(|| name.into());
+        Self { renamed, ..self.plain() }
+    }
+
+    /// The object itself, whatever its copies are called.
+    pub fn plain(&self) -> Self {
+        Self { renamed: None, ..self.clone() }
+    }
+
+    /// The name of the copies.
+    pub fn copy_name(&self) -> &Arc<str> {
+        self.renamed.as_ref().unwrap_or(&self.name)
+    }
+
+    /// Whether the copies have another name than the source.
+    pub fn is_renamed(&self) -> bool {
+        self.renamed.is_some()
+    }
+
+    /// The copy of this intent in a namespace.
+    pub fn copy_in(&self, namespace: &Arc<str>) -> Self {
+        let name = self.copy_name().clone();
+        Self { resource: self.resource.clone(), namespace: namespace.clone(), name, renamed: None }
+    }
+
+    /// Reads what [`fmt::Display`] wrote of a plain object; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('/');
         let (resource, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
@@ -100,9 +133,10 @@ impl SourceRef {
 }
 
 impl fmt::Display for SourceRef {
-    /// `resource/namespace/name`.
+    /// `resource/namespace/name`, and ` as copy-name` where that is another one.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}/{}", self.resource, self.namespace, self.name)
+        write!(out, "{}/{}/{}", self.resource, self.namespace, self.name)?;
+        self.renamed.as_ref().map_or(Ok(()), |name| write!(out, " as {name}"))
     }
 }
 
@@ -114,6 +148,13 @@ mod tests {
     fn a_source_reference_reads_back_what_it_wrote() {
         let source = SourceRef::new("configmaps", "team-a", "settings");
         assert_eq!(SourceRef::parse(&source.to_string()), Some(source));
+        let source = SourceRef::new("configmaps", "team-a", "settings");
+        assert_eq!(source.as_copy("settings"), source);
+        let renamed = source.as_copy("settings-eu");
+        assert_ne!(renamed, source);
+        assert_eq!((renamed.plain(), &**renamed.copy_name()), (source.clone(), "settings-eu"));
+        assert_eq!(renamed.copy_in(&"b".into()), SourceRef::new("configmaps", "b", "settings-eu"));
+        assert_eq!(renamed.as_copy("settings"), source);
         for bad in ["", "a/b", "a/b/c/d", "a//c", "/b/c"] {
             assert_eq!(SourceRef::parse(bad), None, "{bad:?}");
         }

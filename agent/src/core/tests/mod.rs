@@ -1,5 +1,6 @@
 mod histories;
 mod policy;
+mod renames;
 mod revoke;
 mod world;
 

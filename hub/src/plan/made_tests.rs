@@ -1,0 +1,92 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use runnel_proto::model::{Payload, Revision};
+use serde_json::json;
+
+use super::super::{Deal, Place, Rule, Scope, Source, plan};
+use super::*;
+use crate::crd;
+
+fn rule() -> Rule {
+    let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+        "metadata": {"name": "r", "uid": "r", "generation": 1},
+        "spec": {
+            "sources": [{"namespaces": ["*"], "resources": ["configmaps"], "names": ["*"]}],
+            "clusters": {"all": true}, "namespaces": {"names": ["here"]},
+        },
+    }))
+    .unwrap();
+    Rule::cluster_scoped(&object, "runnel-system").unwrap()
+}
+
+fn body(kind: u8) -> Body {
+    let content = Arc::new(SourceContent { revision: Revision([kind; 16]), payload: Payload::encode(vec![kind]) });
+    match kind % 5 {
+        0 => Body::Unread,
+        1 => Body::Refused(super::super::Refused::Annotation),
+        2 => Body::Stale(content),
+        _ => Body::Read(content),
+    }
+}
+
+fn source(namespace: u8, name: u8) -> SourceRef {
+    SourceRef::new("configmaps", &format!("n{namespace}"), &format!("s{name}"))
+}
+
+#[test]
+fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() {
+    let rule = rule();
+    let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
+    let mut deal = Deal::new(&rule, &selection);
+    let mut say = |source: &SourceRef, body: Option<Body>| {
+        selection.set(source, body.as_ref());
+        deal.update(source, body.as_ref());
+        let sent = deal.plan(&Arc::new(selection.clone())).clone();
+        (sent.intents.keys().cloned().collect::<Vec<_>>(), sent)
+    };
+    assert_eq!(say(&one, Some(body(3))).0, std::slice::from_ref(&one));
+    let (intents, sent) = say(&two, Some(body(4)));
+    assert!(intents.is_empty() && sent.is_unknown(&one) && sent.is_unknown(&two));
+    let message = &sent.withheld[&one].message;
+    assert!(message.contains("configmaps/n1/s1") && message.contains("configmaps/n2/s1"), "{message}");
+    let (_, touched) = sent.change.as_ref().unwrap();
+    assert_eq!(*touched, BTreeSet::from([one.clone(), two.clone()]));
+    // One that is never distributed takes nothing from the other.
+    assert_eq!(say(&one, Some(body(1))).0, std::slice::from_ref(&two));
+    assert!(say(&one, Some(body(8))).0.is_empty());
+    assert_eq!(say(&two, None).0, std::slice::from_ref(&one));
+}
+
+proptest! {
+    #[test]
+    fn after_any_edits_the_same_is_sent_as_of_the_final_state(
+        edits in proptest::collection::vec((0..3u8, 0..3u8, proptest::option::of(0..10u8)), 0..40)
+    ) {
+        let rule = rule();
+        let mut selection = RulePlan::empty(&rule);
+        let mut deal = Deal::new(&rule, &selection);
+        let mut sources = BTreeMap::new();
+        for (namespace, name, kind) in edits {
+            let source = source(namespace, name);
+            let body = kind.map(body);
+            selection.set(&source, body.as_ref());
+            deal.update(&source, body.as_ref());
+            match body {
+                Some(body) => drop(sources.insert(source, Source { labels: BTreeMap::new(), body })),
+                None => drop(sources.remove(&source)),
+            }
+        }
+        let fresh = plan(&rule, &sources, &Scope::Everywhere, |_: &Place| true);
+        let expected = Deal::new(&rule, &fresh);
+        prop_assert!(deal.says_the_same(&expected));
+        let (fresh, selection) = (Arc::new(fresh), Arc::new(selection));
+        let sent = deal.plan(&selection);
+        prop_assert_eq!(sent.intents.keys().collect::<Vec<_>>(), expected.plan(&fresh).intents.keys().collect::<Vec<_>>());
+        // Every source that could be sent is, or is said to be withheld.
+        for source in selection.intents.keys() {
+            prop_assert!(sent.intents.contains_key(source) != sent.withheld.contains_key(source));
+        }
+    }
+}
