@@ -12,7 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_proto::ops::{LogFormat, WatchTimes};
 
 /// When a silent connection to the API server is given up.
-const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(300);
+const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(75);
 
 /// The Runnel agent: keeps a member cluster's copies as its hub says.
 #[derive(Debug, Parser)]

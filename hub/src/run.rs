@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// When a silent connection to the API server is given up; the server itself ends a watch before.
-const READ_TIMEOUT: Duration = Duration::from_secs(300);
+const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long to wait before the API server is tried again at the start.
 const AGAIN: Duration = Duration::from_secs(2);
 /// Keepalives notice a half-open connection within 25 s.

@@ -10,7 +10,7 @@ use kube::runtime::watcher::{self, watcher};
 use runnel_proto::model::{HUB_LABEL, Kind};
 use tokio::sync::mpsc;
 
-use super::{cure, status};
+use super::{WATCH_SECONDS, cure, status};
 use crate::apply::resource;
 use crate::classify;
 use crate::core::Event;
@@ -31,7 +31,10 @@ pub async fn copies(client: Client, area: Area, sealer: Sealer, events: mpsc::Se
         Some(namespace) => Api::namespaced_with(client, namespace, &resource(kind)),
         None => Api::all_with(client, &resource(kind)),
     };
-    let config = watcher::Config::default().labels(&format!("{HUB_LABEL}={}", sealer.hub())).page_size(PAGE);
+    let config = watcher::Config::default()
+        .labels(&format!("{HUB_LABEL}={}", sealer.hub()))
+        .page_size(PAGE)
+        .timeout(WATCH_SECONDS);
     let mut watch = Watch { kind, area, sealer, events, refused: false };
     loop {
         let stream = watcher(api.clone(), config.clone()).default_backoff();

@@ -25,6 +25,10 @@ use crate::seal::Sealer;
 
 pub use namespaces::namespaces;
 
+/// The server ends a watch after this long, and a connection that died without a word is noticed 5 s afterwards. The next
+/// watch goes on where this one ended, which costs one small request.
+const WATCH_SECONDS: u32 = 50;
+
 /// The watches of copies, as the policy has them.
 pub struct Watches {
     /// Access to the member cluster.

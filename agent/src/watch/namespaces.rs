@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, watcher};
 use runnel_proto::model::INBOUND_ANNOTATION;
 use tokio::sync::mpsc;
 
-use super::{cure, status};
+use super::{WATCH_SECONDS, cure, status};
 use crate::core::Event;
 use crate::desired;
 
@@ -22,7 +22,7 @@ const ALLOW: &str = "allow";
 /// Watches namespaces until the receiver is gone.
 pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff());
     while let Some(next) = stream.next().await {
         let event = match next {
             Ok(watcher::Event::Init) => Some(Event::NamespacesListed),

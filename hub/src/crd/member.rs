@@ -22,7 +22,7 @@ use super::{DeletionPolicy, limits, schema};
 #[serde(rename_all = "camelCase")]
 pub struct MemberClusterSpec {
     /// Whether the hub talks to this cluster. Setting it to false is a revocation: the agent is cut off within a second
-    /// and gets nothing more; its copies stay.
+    /// and gets nothing more; its copies stay or go as the cluster's own policy says (`policy.onRevoke`).
     #[serde(default = "yes")]
     pub accepted: bool,
     /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no

@@ -80,7 +80,9 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
 
 fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     if !view.accepted {
-        let message = "spec.accepted is false: the agent is cut off and its copies stay".to_owned();
+        let message =
+            "spec.accepted is false: the agent is cut off; its copies stay or go as its own policy says (onRevoke)"
+                .to_owned();
         return (ConditionStatus::False, Reason::NotAccepted, message);
     }
     if !view.leaving {
@@ -127,7 +129,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         }
         None => {
             let message = "the agent is not connected: its copies are seen to when it is back; to remove a dead cluster, \
-                           delete this MemberCluster, and its copies stay";
+                           delete this MemberCluster; its copies then stay, or go when its agent is back and its policy says so";
             (ConditionStatus::Unknown, Reason::SessionLost, message.to_owned())
         }
     })

@@ -11,6 +11,7 @@ use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
 use serde_json::json;
+use tokio::process::Command;
 
 /// A verb and a resource, as `get configmaps` or `patch memberclusters/status.runnel.dev`.
 type Right = String;
@@ -90,6 +91,12 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     member.is_told(&Id::of(&foreign)?, "Conflict").await?;
     hub.is_told(&rule, "Conflict").await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
+
+    // Somebody asks the hub for more than the status holds.
+    let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
+    plugin.args(["status", "rule", "-n", "home", "-o", "wide", "--hub-url", &fleet.hub_address(), "--kubeconfig"]);
+    let asked = plugin.arg(fleet.hub().kubeconfig()).kill_on_drop(true).output().await?;
+    ensure!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
 
     // Drift is corrected, an edit followed, a source and an obstacle taken away.
     member.change(&Id::of(&ours)?, json!({"data": {"c": "other", "surplus": "x"}})).await?;
