@@ -1,4 +1,5 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with preconditions.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,13 @@ use kube::{Client, Resource};
 use runnel_proto::model::{Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
-use crate::body::{self, Written};
+use crate::body::{self, Over, Written};
 use crate::classify::{CallError, trouble};
-use crate::decide::{Target, Trouble, retained_conflict};
+use crate::decide::{Target, Trouble, differs};
 use crate::desired::NewPayload;
+use crate::differ;
 use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
-use crate::live::{self, FIELD_MANAGER, Ownership, Sealed};
+use crate::live::{self, FIELD_MANAGER, Live, Sealed};
 use crate::queue::Key;
 use crate::records::Sight;
 use crate::seal::Sealer;
@@ -138,9 +140,11 @@ impl Run<'_> {
         let ended = match work {
             Work::CreateNamespace => Ok(()),
             Work::Read => self.read().await,
-            Work::Create(body) => self.write(None, body).await,
-            Work::Change(target, body) => self.write(Some(target), body).await,
-            Work::Adopt(target, body) => self.adopt(target, body).await,
+            Work::Create(body) => self.write(None, &body).await,
+            Work::Change(target, body) => self.change(target, &body).await,
+            Work::Adopt(target, body) => self.adopt(target, &body).await,
+            Work::Overwrite(target, body) => self.overwrite(target, &body).await,
+            Work::Compare(target, body) => self.compare(&target, &body).await,
             Work::Delete(target) => self.delete(target).await,
             Work::Retain(target, rule) => self.retain(target, &rule).await,
         };
@@ -194,15 +198,50 @@ impl Run<'_> {
         if moved { Ok(()) } else { Err(trouble(error)) }
     }
 
-    async fn write(&mut self, target: Option<Target>, body: Body) -> Result<(), Trouble> {
-        let content = self.content(&body).await?;
+    /// What stands there, if it is still what the work is about; it is shown in any case.
+    async fn same(&mut self, target: &Target) -> Result<Option<DynamicObject>, Trouble> {
+        let object = self.present().await?;
+        let same = self.seen().as_ref() == Some(target);
+        // Somebody was faster: what is there now decides anew.
+        Ok(object.filter(|_| same))
+    }
+
+    /// Writes over what is there; where that does not take the change and the rule says so, it is deleted and created.
+    async fn change(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+        match self.write(Some(target.clone()), body).await {
+            Err(trouble) if trouble.reason == Reason::Immutable && body.recreate => {}
+            ended => return ended,
+        }
+        // Part of the change may have been made.
+        let target = self.seen().filter(|seen| seen.uid == target.uid).unwrap_or(target);
+        self.delete(target).await?;
+        if self.done.sight != Some(Sight::Absent) {
+            return Ok(());
+        }
+        self.write(None, body).await?;
+        if self.done.wrote == Some(Wrote::Created) {
+            self.done.wrote = Some(Wrote::Recreated);
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, target: Option<Target>, body: &Body) -> Result<(), Trouble> {
+        let content = self.content(body).await?;
         let Limits { policy, home } = &body.limits;
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
-        let Body { intent, rule, revision, .. } = &body;
-        let written = Written { kind: self.kind, copy: self.copy, intent, rule, revision, content: &content };
-        let request = body::apply(&written, target.as_ref(), &self.member.sealer);
+        let Body { intent, rule, revision, ignored, .. } = body;
+        let object = match &target {
+            Some(target) if !ignored.is_empty() => match self.same(target).await? {
+                None => return Ok(()),
+                there => there,
+            },
+            Some(_) | None => None,
+        };
+        let written = Written { kind: self.kind, copy: self.copy, intent, rule, revision, content: &content, ignored };
+        let over = target.as_ref().map(|target| Over { target, object: object.as_ref() });
+        let request = body::apply(&written, over.as_ref(), &self.member.sealer);
         let mut object = match self.member.apply(self.kind, self.copy, &request).await {
             Ok(object) => object,
             Err(error) if error.is_race() => return self.reread(target.as_ref(), &error).await,
@@ -217,7 +256,7 @@ impl Run<'_> {
         if let Some(target) = target.filter(|target| *target.version != *version) {
             self.passed(target.version);
         }
-        if let Some(patch) = body::surplus(self.kind, &object, &content) {
+        if let Some(patch) = body::surplus(self.kind, &object, &content, ignored) {
             self.show(&object);
             object = match self.member.json_patch(self.kind, self.copy, patch).await {
                 Ok(object) => object,
@@ -242,10 +281,7 @@ impl Run<'_> {
 
     /// What was last shown, as a target.
     fn seen(&self) -> Option<Target> {
-        match &self.done.sight {
-            Some(Sight::Live(live)) => Some(Target { uid: live.uid.clone(), version: live.version.clone() }),
-            Some(Sight::Absent | Sight::Unknown) | None => None,
-        }
+        self.live().map(|live| Target { uid: live.uid.clone(), version: live.version.clone() })
     }
 
     async fn content(&mut self, body: &Body) -> Result<runnel_proto::model::Content, Trouble> {
@@ -257,7 +293,7 @@ impl Run<'_> {
         };
         let object = self.member.get(self.kind, twin).await.map_err(|error| trouble(&error))?;
         let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
-        let sealed = Sealed { rule, source, revision: body.revision };
+        let sealed = Sealed { rule, source, revision: body.revision, ignored: BTreeSet::new() };
         let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
         let content = content
             .ok_or_else(|| Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it"))?;
@@ -266,23 +302,46 @@ impl Run<'_> {
         Ok(content)
     }
 
-    async fn adopt(&mut self, target: Target, body: Body) -> Result<(), Trouble> {
-        let content = self.content(&body).await?;
-        let Some(object) = self.present().await? else { return Ok(()) };
-        let same = self.seen().as_ref() == Some(&target);
-        match &self.done.sight {
-            Some(Sight::Live(live)) if same && live.ownership == Ownership::Retained => {}
-            // Somebody was faster: what is there now decides anew.
-            _ => return Ok(()),
-        }
-        if !live::has_equal_fields(self.kind, &object, &content) {
-            return Err(retained_conflict());
+    async fn adopt(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+        let content = self.content(body).await?;
+        let Some(object) = self.same(&target).await? else { return Ok(()) };
+        if !live::has_equal_fields(self.kind, &object, &content, &body.ignored) {
+            return Err(self.live().map_or_else(|| Trouble::new(Reason::Conflict, "it has gone meanwhile"), differs));
         }
         self.write(Some(target), body).await?;
         if self.done.wrote.is_some() {
             self.done.wrote = Some(Wrote::Adopted);
         }
         Ok(())
+    }
+
+    async fn overwrite(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+        if let Some(denied) = body.limits.policy.denies_overwriting() {
+            return Err(denied);
+        }
+        self.change(target, body).await?;
+        if let Some(Wrote::Equal | Wrote::Changed | Wrote::Recreated) = self.done.wrote {
+            self.done.wrote = Some(Wrote::Overwrote);
+        }
+        Ok(())
+    }
+
+    /// Finds out in what a drifted copy differs, without changing it.
+    async fn compare(&mut self, target: &Target, body: &Body) -> Result<(), Trouble> {
+        let content = self.content(body).await?;
+        let Some(object) = self.same(target).await? else { return Ok(()) };
+        let who = self.live().and_then(|live| live.others.clone());
+        let trouble = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
+        self.done.compared = Some((target.version.clone(), trouble));
+        Ok(())
+    }
+
+    /// What was last shown.
+    fn live(&self) -> Option<&Live> {
+        match &self.done.sight {
+            Some(Sight::Live(live)) => Some(live),
+            Some(Sight::Absent | Sight::Unknown) | None => None,
+        }
     }
 
     async fn delete(&mut self, target: Target) -> Result<(), Trouble> {
@@ -307,10 +366,7 @@ impl Run<'_> {
     }
 
     async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
-        let Some(object) = self.present().await? else { return Ok(()) };
-        if self.seen().as_ref() != Some(&target) {
-            return Ok(());
-        }
+        let Some(object) = self.same(&target).await? else { return Ok(()) };
         match self.member.json_patch(self.kind, self.copy, body::retain(&object, rule)).await {
             Ok(object) => {
                 self.passed(target.version);

@@ -1,15 +1,18 @@
 //! What is written: the body of an apply, and the patches that an apply cannot express. Pure.
+use std::collections::BTreeSet;
+
 use kube::api::DynamicObject;
 use runnel_proto::model::{
-    Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleName,
-    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, RETAINED_ANNOTATION,
+    RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
 };
 use serde_json::{Map, Value, json};
 
 use crate::decide::Target;
+use crate::ignore;
 use crate::live;
 use crate::records::IntentKey;
-use crate::seal::{Sealer, canonical};
+use crate::seal::{Sealed, Sealer, canonical};
 
 /// What a copy is made of. Without `Debug`: it holds content.
 pub struct Written<'a> {
@@ -25,19 +28,38 @@ pub struct Written<'a> {
     pub revision: &'a Revision,
     /// The content.
     pub content: &'a Content,
+    /// What is written only when the copy is created.
+    pub ignored: &'a BTreeSet<FieldPath>,
 }
 
-/// The body of the apply that makes the copy (no target: of the creation, which fails where any object exists).
-pub fn apply(written: &Written<'_>, target: Option<&Target>, sealer: &Sealer) -> Value {
-    let Written { kind, copy, intent, rule, revision, content } = written;
+/// The live object over which is written.
+pub struct Over<'a> {
+    /// Which it is.
+    pub target: &'a Target,
+    /// What it holds, where that matters: where fields are left alone.
+    pub object: Option<&'a DynamicObject>,
+}
+
+/// The body of the apply that makes the copy (over nothing: of the creation, which fails where any object exists).
+pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
+    let Written { kind, copy, intent, rule, revision, content, ignored } = written;
     let content = canonical(content);
-    let seal = sealer.seal(copy, &intent.rule, &intent.source, revision, &content);
+    let (of, source) = (intent.rule.clone(), intent.source.clone());
+    let sealed = Sealed { rule: of, source, revision: **revision, ignored: (*ignored).clone() };
+    let seal = sealer.seal(copy, &sealed, &ignore::mask(content.clone(), ignored));
+    let content = match over.and_then(|over| over.object) {
+        Some(object) => canonical(&ignore::keep(content, ignored, object)),
+        None => content,
+    };
     let (mut labels, mut annotations) = (content.labels, content.annotations);
     labels.insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned());
     labels.insert(HUB_LABEL.to_owned(), sealer.hub().to_owned());
     annotations.insert(RULE_ANNOTATION.to_owned(), rule.to_string());
     annotations.insert(SOURCE_ANNOTATION.to_owned(), intent.source.plain().to_string());
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
+    if !ignored.is_empty() {
+        annotations.insert(IGNORED_ANNOTATION.to_owned(), ignore::text(ignored));
+    }
     let mut metadata = json!({
         "name": &*copy.name,
         "namespace": &*copy.namespace,
@@ -46,7 +68,7 @@ pub fn apply(written: &Written<'_>, target: Option<&Target>, sealer: &Sealer) ->
         // No object has this version: with it an apply creates or fails, and never merges into what is there.
         "resourceVersion": "1",
     });
-    if let Some(target) = target {
+    if let Some(Over { target, .. }) = over {
         metadata["resourceVersion"] = json!(&*target.version);
         metadata["uid"] = json!(&*target.uid);
     }
@@ -60,24 +82,31 @@ pub fn apply(written: &Written<'_>, target: Option<&Target>, sealer: &Sealer) ->
 
 /// The JSON patch that removes from an applied object what an apply leaves: surplus keys and fields of others, and
 /// the note that it was once retained. `None` if there is nothing of that.
-pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content) -> Option<Value> {
+pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Option<Value> {
     let wanted = canonical(content).fields;
+    let is_left =
+        |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
+    let leaves = |field: &str| ignored.iter().any(|path| path.map.field() == Some(field));
     let mut removals = vec![];
     for field in kind.fields {
         let Some(present) = object.data.get(field) else { continue };
         match (present.as_object(), wanted.get(*field)) {
             (_, None) if present.is_null() || present.as_object().is_some_and(Map::is_empty) => {}
-            (_, None) => removals.push(remove(&["", field])),
-            (Some(present), Some(wanted)) if kind.exact_maps.contains(field) => {
-                let keys = present.keys().filter(|key| wanted.get(key.as_str()).is_none());
+            (Some(present), wanted) if kind.exact_maps.contains(field) && (wanted.is_some() || leaves(field)) => {
+                let is_wanted = |key: &str| wanted.is_some_and(|wanted| wanted.get(key).is_some());
+                let keys = present.keys().filter(|key| !is_wanted(key) && !is_left(field, key));
                 removals.extend(keys.map(|key| remove(&["", field, key])));
             }
+            (_, None) => removals.push(remove(&["", field])),
             (_, Some(_)) => {}
         }
     }
     let annotations = object.metadata.annotations.as_ref();
-    if annotations.is_some_and(|annotations| annotations.contains_key(RETAINED_ANNOTATION)) {
-        removals.push(remove(&["", "metadata", "annotations", RETAINED_ANNOTATION]));
+    let stale = [(RETAINED_ANNOTATION, true), (IGNORED_ANNOTATION, ignored.is_empty())];
+    for (annotation, _) in stale.into_iter().filter(|(_, is_stale)| *is_stale) {
+        if annotations.is_some_and(|annotations| annotations.contains_key(annotation)) {
+            removals.push(remove(&["", "metadata", "annotations", annotation]));
+        }
     }
     (!removals.is_empty()).then(|| guarded(object, removals))
 }
@@ -91,7 +120,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName) -> Value {
             changes.push(remove(&["", "metadata", "labels", label]));
         }
     }
-    for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION] {
+    for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION, IGNORED_ANNOTATION] {
         if metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation)) {
             changes.push(remove(&["", "metadata", "annotations", annotation]));
         }

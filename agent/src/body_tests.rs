@@ -20,15 +20,30 @@ fn intent() -> IntentKey {
 
 /// What an API server makes of an apply: the object, with uid, version and managed fields.
 fn served(copy: &SourceRef, sealer: &Sealer) -> DynamicObject {
+    served_ignoring(copy, sealer, None)
+}
+
+fn served_ignoring(copy: &SourceRef, sealer: &Sealer, ignored: Option<&BTreeSet<FieldPath>>) -> DynamicObject {
     let (intent, rule) = (intent(), RuleName { name: "r".into(), ..RuleName::default() });
-    let written =
-        Written { kind: kind(), copy, intent: &intent, rule: &rule, revision: &Revision([7; 16]), content: &content() };
+    let (revision, content, none) = (Revision([7; 16]), content(), BTreeSet::new());
+    let written = Written {
+        kind: kind(),
+        copy,
+        intent: &intent,
+        rule: &rule,
+        revision: &revision,
+        content: &content,
+        ignored: ignored.unwrap_or(&none),
+    };
     let mut body = apply(&written, None, sealer);
     let owned = |part: &str| {
         let keys = body["metadata"][part].as_object().unwrap().keys();
         Value::Object(keys.map(|key| (format!("f:{key}"), json!({}))).collect())
     };
-    let fields = json!({"f:metadata": {"f:labels": owned("labels"), "f:annotations": owned("annotations")}});
+    let keys = body["data"].as_object().unwrap().keys();
+    let data: Value = Value::Object(keys.map(|key| (format!("f:{key}"), json!({}))).collect());
+    let fields =
+        json!({"f:data": data, "f:metadata": {"f:labels": owned("labels"), "f:annotations": owned("annotations")}});
     body["metadata"]["uid"] = json!("u");
     body["metadata"]["resourceVersion"] = json!("5");
     body["metadata"]["managedFields"] = json!([
@@ -61,7 +76,8 @@ fn what_was_applied_is_intact_and_gives_its_content_back() {
     assert_eq!((live.ownership, live.intact), (Ownership::Ours, true));
     assert!(live.holds(&intent().rule, &intent().source, &Revision([7; 16])));
     assert!(live.applied_at > 0);
-    let sealed = Sealed { rule: intent().rule, source: intent().source, revision: Revision([7; 16]) };
+    let sealed =
+        Sealed { rule: intent().rule, source: intent().source, revision: Revision([7; 16]), ignored: BTreeSet::new() };
     assert!(proven_content(kind(), &object, &sealer, &sealed) == Some(content()));
 }
 
@@ -121,7 +137,7 @@ fn whose_an_object_is() {
 
     let mut of_another_hub = unsealed.clone();
     of_another_hub.metadata.labels.as_mut().unwrap().insert(HUB_LABEL.into(), "other".into());
-    assert_eq!(owner(&of_another_hub), Ownership::Foreign);
+    assert_eq!(owner(&of_another_hub), Ownership::OtherHub);
 
     let mut foreign = unsealed;
     foreign.metadata.managed_fields = None;
@@ -140,7 +156,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
     let left = patched(&object, retain(&object, &rule));
     let live = seen(&left, &sealer);
     assert_eq!((live.ownership, live.sealed, live.intact), (Ownership::Retained, None, false));
-    assert!(crate::live::has_equal_fields(kind(), &left, &content()));
+    assert!(crate::live::has_equal_fields(kind(), &left, &content(), &BTreeSet::new()));
     let value = serde_json::to_value(&left).unwrap();
     assert_eq!(value["metadata"]["annotations"][RETAINED_ANNOTATION], "team/r");
     assert_eq!(value["metadata"]["labels"], json!({"team": "a"}));
@@ -151,13 +167,13 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
 fn surplus_keys_and_fields_are_removed_and_nothing_else() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);
-    assert!(surplus(kind(), &object, &content()).is_none());
+    assert!(surplus(kind(), &object, &content(), &BTreeSet::new()).is_none());
     let mut value = serde_json::to_value(&object).unwrap();
     value["data"]["a/b~c"] = json!("theirs");
     value["binaryData"] = json!({"x": "AA=="});
     value["metadata"]["annotations"][RETAINED_ANNOTATION] = json!("team/r");
     let dirty: DynamicObject = serde_json::from_value(value).unwrap();
-    let clean = patched(&dirty, surplus(kind(), &dirty, &content()).unwrap());
+    let clean = patched(&dirty, surplus(kind(), &dirty, &content(), &BTreeSet::new()).unwrap());
     assert_eq!(serde_json::to_value(&clean).unwrap(), serde_json::to_value(&object).unwrap());
 }
 
@@ -166,11 +182,108 @@ fn a_change_names_the_object_and_a_creation_none() {
     let sealer = Sealer::new(b"key", "hub");
     let (intent, rule, copy, content) = (intent(), RuleName::default(), copy(), content());
     let revision = Revision([7; 16]);
-    let written =
-        Written { kind: kind(), copy: &copy, intent: &intent, rule: &rule, revision: &revision, content: &content };
+    let none = BTreeSet::new();
+    let written = Written {
+        kind: kind(),
+        copy: &copy,
+        intent: &intent,
+        rule: &rule,
+        revision: &revision,
+        content: &content,
+        ignored: &none,
+    };
     let target = Target { uid: "u".into(), version: "9".into() };
-    let change = apply(&written, Some(&target), &sealer);
+    let change = apply(&written, Some(&Over { target: &target, object: None }), &sealer);
     assert_eq!((&change["metadata"]["uid"], &change["metadata"]["resourceVersion"]), (&json!("u"), &json!("9")));
     let creation = apply(&written, None, &sealer);
     assert_eq!((&creation["metadata"]["uid"], &creation["metadata"]["resourceVersion"]), (&Value::Null, &json!("1")));
+}
+
+/// The fields that these tests leave alone.
+fn ignored() -> BTreeSet<FieldPath> {
+    ["/data/k", "/metadata/labels/team"].into_iter().map(|text| FieldPath::parse(text).unwrap()).collect()
+}
+
+/// The copy with the fields that are left alone, which somebody has changed and therefore has now.
+fn changed_by_others(sealer: &Sealer) -> DynamicObject {
+    let mut value = serde_json::to_value(served_ignoring(&copy(), sealer, Some(&ignored()))).unwrap();
+    value["data"]["k"] = json!("theirs");
+    value["metadata"]["labels"]["team"] = json!("b");
+    let ours = &mut value["metadata"]["managedFields"][1]["fieldsV1"];
+    ours["f:data"].as_object_mut().unwrap().remove("f:k");
+    ours["f:metadata"]["f:labels"].as_object_mut().unwrap().remove("f:team");
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn what_is_ignored_is_written_at_creation_and_its_change_is_no_drift() {
+    let sealer = Sealer::new(b"key", "hub");
+    let created = served_ignoring(&copy(), &sealer, Some(&ignored()));
+    assert_eq!(
+        (&created.data["data"]["k"], created.metadata.labels.as_ref().unwrap().get("team")),
+        (&json!("v"), Some(&"a".to_owned()))
+    );
+    for object in [created, changed_by_others(&sealer)] {
+        let live = seen(&object, &sealer);
+        assert!(live.holds(&intent().rule, &intent().source, &Revision([7; 16])), "{live:?}");
+        assert_eq!(live.sealed.as_ref().unwrap().ignored, ignored());
+        // What others may have changed is no content for other copies.
+        assert!(!live.is_whole());
+        assert!(proven_content(kind(), &object, &sealer, live.sealed.as_ref().unwrap()).is_none());
+        assert!(crate::live::learn(kind(), &object, &live).is_none());
+        assert!(surplus(kind(), &object, &Content::default(), &ignored()).is_none());
+    }
+    // Everything else is compared as ever, and so is the list of what is not.
+    for change in [
+        (|o: &mut Value| o["data"]["other"] = json!("x")) as fn(&mut Value),
+        |o| o["metadata"]["annotations"]["note"] = json!("y"),
+        |o| o["metadata"]["annotations"][IGNORED_ANNOTATION] = json!("/data/k"),
+        |o| drop(o["metadata"]["annotations"].as_object_mut().unwrap().remove(IGNORED_ANNOTATION)),
+    ] {
+        let mut value = serde_json::to_value(changed_by_others(&sealer)).unwrap();
+        change(&mut value);
+        assert!(!seen(&serde_json::from_value(value).unwrap(), &sealer).intact);
+    }
+}
+
+#[test]
+fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
+    let sealer = Sealer::new(b"key", "hub");
+    let (intent, rule, copy, content, ignored) = (intent(), RuleName::default(), copy(), content(), ignored());
+    let revision = Revision([8; 16]);
+    let written = Written {
+        kind: kind(),
+        copy: &copy,
+        intent: &intent,
+        rule: &rule,
+        revision: &revision,
+        content: &content,
+        ignored: &ignored,
+    };
+    let target = Target { uid: "u".into(), version: "5".into() };
+    let over = |object: &DynamicObject| apply(&written, Some(&Over { target: &target, object: Some(object) }), &sealer);
+    // Left out of an apply, what is ours would be deleted: it is applied as it is.
+    let ours = over(&served_ignoring(&copy, &sealer, Some(&ignored)));
+    assert_eq!((&ours["data"]["k"], &ours["metadata"]["labels"]["team"]), (&json!("v"), &json!("a")));
+    // Applied, what is theirs would be ours too: it is left out.
+    let theirs = over(&changed_by_others(&sealer));
+    assert_eq!((&theirs["data"], &theirs["metadata"]["labels"]["team"]), (&Value::Null, &Value::Null));
+    assert_eq!(theirs["metadata"]["annotations"][SEAL_ANNOTATION], ours["metadata"]["annotations"][SEAL_ANNOTATION]);
+}
+
+#[test]
+fn who_else_writes_an_object_is_named_and_an_intact_copy_names_nobody() {
+    let sealer = Sealer::new(b"key", "hub");
+    let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
+    assert_eq!(seen(&served(&copy(), &sealer), &sealer).others, None);
+    value["data"]["k"] = json!("w");
+    let entry = |manager: &str, hour: u8, fields: Value| json!({"manager": manager, "operation": "Update", "fieldsV1": fields, "time": format!("2026-01-02T{hour:02}:00:00Z")});
+    let all = value["metadata"]["managedFields"].as_array_mut().unwrap();
+    all.push(entry("helm", 4, json!({"f:data": {"f:k": {}}})));
+    all.push(entry("argocd-controller", 5, json!({"f:metadata": {"f:annotations": {"f:x": {}}}})));
+    all.push(entry("kubelet", 6, json!({"f:status": {}})));
+    all.push(entry("evil\u{1b}[31m\nmanager", 3, json!({"f:data": {}})));
+    all.push(entry("a-fourth", 2, json!({"f:data": {}})));
+    let live = seen(&serde_json::from_value(value).unwrap(), &sealer);
+    assert_eq!(live.others.as_deref(), Some("argocd-controller, helm, evil31mmanager and 1 more"));
 }

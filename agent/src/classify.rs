@@ -103,7 +103,8 @@ fn invalid(status: &Status) -> Trouble {
     }
     let immutable = causes(status).any(|(_, _, text)| text.contains("field is immutable"));
     if immutable || status.message.contains("field is immutable") {
-        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is made anew";
+        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is made anew, \
+                       or set immutablePolicy: Recreate";
         return Trouble::new(Reason::Immutable, message);
     }
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {

@@ -1,13 +1,18 @@
 //! What to do about one copy: what is wanted and what is there give one action. Pure and idempotent: after the
 //! action has been carried out, deciding again gives rest.
 //!
-//! An object that is not ours is never changed or deleted, but for one that was retained from a copy and is taken
-//! back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the terms no
-//! longer name). What the member's policy denies is not written, whatever the hub says.
+//! An object that is not ours is changed only as the conflict policy says, but for one that was retained from a copy and
+//! is taken back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the
+//! terms no longer name). What the member's policy denies is not written, whatever the hub says.
+//!
+//! Where drift is only reported, a copy that somebody changed or deleted stays so until its source changes: a new
+//! revision is written over it and ends the drift.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{DeletionPolicy, Reason, Revision, RuleName};
+use runnel_proto::model::{DeletionPolicy, DriftPolicy, FieldPath, Reason, Revision, RuleName};
 
+use crate::differ;
 use crate::live::{Live, Ownership};
 use crate::records::{IntentKey, Sight};
 
@@ -22,6 +27,8 @@ pub enum Outcome {
     Failed(Trouble),
     /// Its namespace does not exist yet.
     Waiting,
+    /// Somebody changed or deleted it, and it is left so.
+    Drifted(Trouble),
     /// It must go and is still there; the last attempt may have failed.
     Removing(Option<Trouble>),
 }
@@ -74,6 +81,41 @@ pub struct WantedCopy {
     pub hold: bool,
     /// Why this cluster itself does not let the copy be written.
     pub denied: Option<Trouble>,
+    /// What its rule says about what is not as it should be.
+    pub policies: Policies,
+    /// Somebody keeps changing it.
+    pub fight: Option<Trouble>,
+    /// It held this revision and is not there any more, or its marks are not.
+    pub lost: bool,
+    /// What comparing this version of the live object with the revision in force gave.
+    pub compared: Option<(Arc<str>, Trouble)>,
+}
+
+/// What a rule says about copies that are not as they should be, as far as this cluster lets it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    /// About objects that are not ours.
+    pub takeover: Takeover,
+    /// About our copies that somebody changed.
+    pub drift: DriftPolicy,
+    /// Whether a copy that does not take a change is deleted and created anew.
+    pub recreate: bool,
+    /// What is left alone once the copy is created.
+    pub ignored: BTreeSet<FieldPath>,
+}
+
+/// Whether an object that is not ours may be taken over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Takeover {
+    /// No.
+    #[default]
+    Never,
+    /// If its content is what should stand there.
+    IfEqual,
+    /// In any case.
+    Always,
+    /// The rule says so, but this cluster does not let it.
+    Denied(Trouble),
 }
 
 /// An order to remove a copy.
@@ -117,8 +159,12 @@ pub enum Action {
     Create,
     /// Apply the intent over our copy.
     Change(Target),
-    /// Take a retained object back if its content is equal.
+    /// Take an object that is not ours over if its content is equal.
     Adopt(Target),
+    /// Take an object that is not ours over, whatever it holds.
+    Overwrite(Target),
+    /// Find out in what our copy differs.
+    Compare(Target),
     /// Delete our copy.
     Delete(Target),
     /// Take our marks off our copy and leave it.
@@ -166,39 +212,85 @@ fn decide_wanted(wanted: &WantedCopy, sight: &Sight) -> Verdict {
         Place::Ready => {}
     }
     match sight {
-        Sight::Live(live) if live.holds(&wanted.intent.rule, &wanted.intent.source, revision) && !live.terminating => {
-            Verdict::Rest(trouble(Outcome::Applied))
+        Sight::Live(live) if is_right(wanted, live, revision) => {
+            // Who is fought for is not well, whoever has the word just now.
+            Verdict::Rest(trouble(wanted.fight.clone().map_or(Outcome::Applied, Outcome::Failed)))
         }
         _ if wanted.suspend => Verdict::Rest(trouble(Outcome::UnderWay)),
+        Sight::Unknown if is_lost(wanted) => Verdict::Do(Action::Read),
+        Sight::Absent if is_lost(wanted) => Verdict::Rest(Outcome::Drifted(differ::deleted())),
         Sight::Unknown | Sight::Absent => Verdict::Do(Action::Create),
-        Sight::Live(live) => decide_present(live),
+        Sight::Live(live) => decide_present(wanted, live, revision),
     }
+}
+
+fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
+    let ignores = live.sealed.as_ref().is_some_and(|sealed| sealed.ignored == wanted.policies.ignored);
+    live.holds(&wanted.intent.rule, &wanted.intent.source, revision) && ignores && !live.terminating
+}
+
+/// Whether the copy was deleted, or its marks were, and that is left so.
+fn is_lost(wanted: &WantedCopy) -> bool {
+    wanted.lost && wanted.policies.drift == DriftPolicy::Report
+}
+
+/// Whether our copy was as it is wanted, but for what others did to it since.
+fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
+    let WantedCopy { intent, lost, .. } = wanted;
+    let held = match &live.sealed {
+        Some(sealed) => sealed.rule == intent.rule && sealed.source == intent.source && sealed.revision == *revision,
+        None => *lost,
+    };
+    held && !live.intact
 }
 
 /// An object stands where the copy should, and it is not the copy that it should be.
-fn decide_present(live: &Live) -> Verdict {
+fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verdict {
     let target = Target { uid: live.uid.clone(), version: live.version.clone() };
-    match live.ownership {
-        _ if live.terminating && live.ownership == Ownership::Ours => Verdict::Rest(Outcome::UnderWay),
-        Ownership::Ours => Verdict::Do(Action::Change(target)),
-        Ownership::Retained if !live.terminating => Verdict::Do(Action::Adopt(target)),
-        Ownership::Retained | Ownership::Foreign => Verdict::Rest(Outcome::Failed(conflict())),
-        Ownership::Clone => {
-            let message = "an object that was cloned from another copy stands here; delete it or rename it";
-            Verdict::Rest(Outcome::Failed(Trouble::new(Reason::Conflict, message)))
+    if live.ownership == Ownership::Ours {
+        return match &wanted.compared {
+            _ if live.terminating => Verdict::Rest(Outcome::UnderWay),
+            _ if wanted.policies.drift == DriftPolicy::Correct || !is_drifted(wanted, live, revision) => {
+                Verdict::Do(Action::Change(target))
+            }
+            Some((version, trouble)) if *version == live.version => Verdict::Rest(Outcome::Drifted(trouble.clone())),
+            _ => Verdict::Do(Action::Compare(target)),
+        };
+    }
+    // What is going is not worth a fight, and what nobody may touch is not touched.
+    let hands_off = live.terminating || live.ownership == Ownership::Untouchable;
+    match &wanted.policies.takeover {
+        Takeover::Always if !hands_off => Verdict::Do(Action::Overwrite(target)),
+        Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
+            Verdict::Rest(Outcome::Failed(denied.clone()))
         }
+        // A copy of another hub is that hub's, however equal.
+        Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => Verdict::Do(Action::Adopt(target)),
+        _ if !hands_off && live.ownership == Ownership::Retained => Verdict::Do(Action::Adopt(target)),
+        _ => Verdict::Rest(Outcome::Failed(conflict(live))),
     }
 }
 
-/// The failure for a foreign object.
-pub fn conflict() -> Trouble {
-    Trouble::new(Reason::Conflict, "an object that is not Runnel's stands here; delete it or rename it")
+/// The failure for an object that is not ours and is not taken over.
+pub fn conflict(live: &Live) -> Trouble {
+    let what = match live.ownership {
+        Ownership::Retained => "an object that was retained from an earlier copy stands here with other content",
+        Ownership::Clone => "an object that was cloned from another copy stands here",
+        Ownership::OtherHub => "a copy of another hub stands here",
+        Ownership::Untouchable => "an object that this cluster made for itself stands here, and is never taken over",
+        Ownership::Ours | Ownership::Foreign => "an object that is not Runnel's stands here",
+    };
+    let who = live.others.as_ref().map(|who| format!(" (written by {who})")).unwrap_or_default();
+    Trouble::new(Reason::Conflict, format!("{what}{who}; delete it or rename it"))
 }
 
-/// The failure for an object that was retained from a copy and has been changed since.
-pub fn retained_conflict() -> Trouble {
-    let message = "an object that was retained from an earlier copy stands here with other content; delete it";
-    Trouble::new(Reason::Conflict, message)
+/// The failure for an object that would be taken over if it were equal.
+pub fn differs(live: &Live) -> Trouble {
+    let Trouble { reason, message } = conflict(live);
+    if live.ownership == Ownership::Retained {
+        return Trouble { reason, message };
+    }
+    Trouble::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
 }
 
 fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {

@@ -12,15 +12,22 @@ fn intent(rule: u8, source: u8) -> IntentKey {
 }
 
 fn ownerships() -> impl Strategy<Value = Ownership> {
-    prop_oneof![Just(Ownership::Ours), Just(Ownership::Retained), Just(Ownership::Clone), Just(Ownership::Foreign)]
+    prop_oneof![
+        3 => Just(Ownership::Ours),
+        1 => Just(Ownership::Retained),
+        1 => Just(Ownership::Clone),
+        1 => Just(Ownership::OtherHub),
+        1 => Just(Ownership::Untouchable),
+        2 => Just(Ownership::Foreign),
+    ]
 }
 
 fn lives() -> impl Strategy<Value = Live> {
-    let sealed = proptest::option::of((0u8..2, 0u8..2, 0u8..2));
+    let sealed = proptest::option::of((0u8..2, 0u8..2, 0u8..2, ignored()));
     (ownerships(), sealed, any::<bool>(), any::<bool>()).prop_map(|(ownership, sealed, intact, terminating)| {
-        let sealed = sealed.filter(|_| ownership == Ownership::Ours).map(|(rule, source, revision)| {
+        let sealed = sealed.filter(|_| ownership == Ownership::Ours).map(|(rule, source, revision, ignored)| {
             let key = intent(rule, source);
-            Sealed { rule: key.rule, source: key.source, revision: Revision([revision; 16]) }
+            Sealed { rule: key.rule, source: key.source, revision: Revision([revision; 16]), ignored }
         });
         Live {
             uid: "uid".into(),
@@ -28,6 +35,7 @@ fn lives() -> impl Strategy<Value = Live> {
             ownership,
             intact: intact && sealed.is_some(),
             facts: Facts::default(),
+            others: None,
             sealed,
             terminating,
             applied_at: 0,
@@ -49,9 +57,32 @@ fn places() -> impl Strategy<Value = Place> {
     ]
 }
 
+fn ignored() -> impl Strategy<Value = BTreeSet<FieldPath>> {
+    any::<bool>().prop_map(|some| some.then(|| FieldPath::parse("/data/k").unwrap()).into_iter().collect())
+}
+
+fn policies() -> impl Strategy<Value = Policies> {
+    let takeover = prop_oneof![
+        Just(Takeover::Never),
+        Just(Takeover::IfEqual),
+        Just(Takeover::Always),
+        Just(Takeover::Denied(Trouble::new(Reason::Denied, "no"))),
+    ];
+    let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
+    (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| Policies {
+        takeover,
+        drift,
+        recreate,
+        ignored,
+    })
+}
+
 fn wants() -> impl Strategy<Value = Want> {
-    let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), any::<[bool; 4]>());
-    let copy = copy.prop_map(|(rule, source, revision, place, [suspend, trouble, hold, denied])| {
+    let rare = || proptest::bool::weighted(0.2);
+    let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
+    let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
+    let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
+        let [suspend, trouble, hold, denied, fight, lost] = flags;
         Want::Copy(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
@@ -61,6 +92,10 @@ fn wants() -> impl Strategy<Value = Want> {
             trouble: (trouble || hold).then(|| Trouble::new(Reason::TooLarge, "x")),
             hold,
             denied: denied.then(|| Trouble::new(Reason::Denied, "no")),
+            policies,
+            fight: fight.then(|| Trouble::new(Reason::Fight, "somebody")),
+            lost,
+            compared: None,
         })
     });
     let gone = (0u8..2, 0u8..2, any::<bool>(), any::<bool>()).prop_map(|(rule, source, retain, held)| {
@@ -78,6 +113,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             rule: wanted.intent.rule.clone(),
             source: wanted.intent.source.clone(),
             revision: wanted.revision.unwrap(),
+            ignored: wanted.policies.ignored.clone(),
         };
         Sight::Live(Live {
             uid: "uid".into(),
@@ -86,6 +122,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             sealed: Some(sealed),
             intact: true,
             facts: Facts::default(),
+            others: None,
             terminating: false,
             applied_at: 0,
         })
@@ -104,7 +141,13 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             Sight::Live(_) => there.clone(),
             Sight::Unknown | Sight::Absent => written(want),
         },
-        Action::Change(_) | Action::Adopt(_) => written(want),
+        Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => written(want),
+        Action::Compare(target) => {
+            if let Want::Copy(wanted) = want {
+                wanted.compared = Some((target.version.clone(), Trouble::new(Reason::Drifted, "so")));
+            }
+            there.clone()
+        }
         Action::Delete(_) => Sight::Absent,
         Action::Retain(_) => match there {
             Sight::Live(live) => {
@@ -128,23 +171,64 @@ proptest! {
     #[test]
     fn a_written_copy_is_at_rest_at_once(want in wants(), sight in sights()) {
         let mut want = want;
-        if let Verdict::Do(action @ (Action::Create | Action::Change(_) | Action::Adopt(_))) = decide(&want, &sight) {
+        if let Verdict::Do(
+            action @ (Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_))
+        ) = decide(&want, &sight) {
             let after = carry_out(&action, &mut want, &sight);
             prop_assert!(matches!(decide(&want, &after), Verdict::Rest(Outcome::Applied | Outcome::Failed(_))));
         }
     }
 
     #[test]
-    fn what_is_not_ours_is_never_changed_or_deleted(want in wants(), live in lives()) {
-        let verdict = decide(&want, &Sight::Live(live.clone()));
-        if matches!(live.ownership, Ownership::Foreign | Ownership::Clone) {
-            prop_assert!(!matches!(
-                verdict,
-                Verdict::Do(Action::Change(_) | Action::Adopt(_) | Action::Delete(_) | Action::Retain(_))
-            ));
+    fn what_is_not_ours_is_changed_only_as_the_conflict_policy_says_and_never_deleted(want in wants(), live in lives()) {
+        let Verdict::Do(action) = decide(&want, &Sight::Live(live.clone())) else { return Ok(()) };
+        if live.ownership == Ownership::Ours {
+            prop_assert!(!matches!(action, Action::Adopt(_) | Action::Overwrite(_)));
+            return Ok(());
         }
-        if live.ownership == Ownership::Retained {
-            prop_assert!(!matches!(verdict, Verdict::Do(Action::Change(_) | Action::Delete(_) | Action::Retain(_))));
+        let takeover = match &want {
+            Want::Copy(wanted) => wanted.policies.takeover.clone(),
+            Want::Gone(..) | Want::Nothing => Takeover::Never,
+        };
+        match action {
+            Action::Change(_) | Action::Delete(_) | Action::Retain(_) | Action::Compare(_) => {
+                return Err(TestCaseError::fail("it is not ours"));
+            }
+            Action::Overwrite(_) => prop_assert_eq!(takeover, Takeover::Always),
+            // The equality is checked when it is carried out, against the version that was seen.
+            Action::Adopt(_) => {
+                let equal = takeover == Takeover::IfEqual && live.ownership != Ownership::OtherHub;
+                prop_assert!(equal || live.ownership == Ownership::Retained);
+            }
+            Action::CreateNamespace | Action::Read | Action::Create => {}
+        }
+        prop_assert!(live.ownership != Ownership::Untouchable || action == Action::CreateNamespace);
+    }
+
+    #[test]
+    fn what_is_drifted_is_left_so_where_that_is_said_until_another_revision_comes(want in wants(), sight in sights()) {
+        let Want::Copy(wanted) = &want else { return Ok(()) };
+        if wanted.policies.drift != DriftPolicy::Report {
+            prop_assert!(!matches!(decide(&want, &sight), Verdict::Rest(Outcome::Drifted(_)) | Verdict::Do(Action::Compare(_))));
+            return Ok(());
+        }
+        let drifted = match &sight {
+            Sight::Live(live) => {
+                let held = live.sealed.as_ref().is_some_and(|sealed| {
+                    sealed.rule == wanted.intent.rule && sealed.source == wanted.intent.source
+                        && Some(sealed.revision) == wanted.revision
+                });
+                live.ownership == Ownership::Ours && !live.intact && held
+            }
+            Sight::Absent => wanted.lost,
+            Sight::Unknown => false,
+        };
+        let verdict = decide(&want, &sight);
+        let writes = matches!(verdict, Verdict::Do(Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_)));
+        prop_assert!(!(drifted && writes), "{verdict:?}");
+        if let (Sight::Live(live), Verdict::Rest(Outcome::Drifted(_)) | Verdict::Do(Action::Compare(_))) = (&sight, &verdict) {
+            let other = live.sealed.as_ref().is_some_and(|sealed| Some(sealed.revision) != wanted.revision);
+            prop_assert!(!other, "another revision ends the drift");
         }
     }
 

@@ -53,6 +53,16 @@ fn event(notice: Notice) -> (SourceRef, Event) {
                 "this copy was changed or deleted here and has been put back; change its source on the hub instead";
             (copy, event(EventType::Normal, "DriftCorrected", "Correct", note))
         }
+        Notice::Overwritten(copy, rule, others) => {
+            let who = others.map(|who| format!(", written by {who},")).unwrap_or_default();
+            let note = format!("the object that stood here{who} has been overwritten: {rule} says so (conflictPolicy)");
+            (copy, event(EventType::Warning, "Overwritten", "Overwrite", &note))
+        }
+        Notice::Recreated(copy) => {
+            let note = "this copy could not be changed and has been deleted and created anew (immutablePolicy: \
+                        Recreate); restart what has it mounted, as nodes may serve the old values";
+            (copy, event(EventType::Normal, "Recreated", "Recreate", note))
+        }
         Notice::Failed(copy, trouble) => {
             let failed = event(EventType::Warning, trouble.reason.as_str(), "Apply", &trouble.message);
             (copy, failed)

@@ -1,7 +1,8 @@
 //! One piece of work for the API server, and what came of it.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{Payload, Revision, RuleName, SourceRef};
+use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef};
 
 use crate::decide::{Target, Trouble};
 use crate::desired::NewPayload;
@@ -27,8 +28,12 @@ pub enum Work {
     Create(Body),
     /// Apply over our copy.
     Change(Target, Body),
-    /// Take a retained object back if it is equal.
+    /// Take an object that is not ours over if it is equal.
     Adopt(Target, Body),
+    /// Take an object that is not ours over.
+    Overwrite(Target, Body),
+    /// Find out in what our copy differs.
+    Compare(Target, Body),
     /// Delete our copy.
     Delete(Target),
     /// Take our marks off.
@@ -45,6 +50,10 @@ pub struct Body {
     pub revision: Revision,
     /// The content, or where it is.
     pub content: Origin,
+    /// What is written only when the copy is created.
+    pub ignored: BTreeSet<FieldPath>,
+    /// Whether a copy that does not take the change is deleted and created anew.
+    pub recreate: bool,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
 }
@@ -75,8 +84,12 @@ pub enum Wrote {
     Changed,
     /// Applied, and nothing changed.
     Equal,
-    /// Took it back.
+    /// Took it over, as it was equal.
     Adopted,
+    /// Took it over, and what it held is lost.
+    Overwrote,
+    /// Deleted it and created it anew.
+    Recreated,
     /// Deleted it.
     Deleted,
     /// Left it, unmarked.
@@ -97,11 +110,13 @@ pub struct Done {
     pub trouble: Option<Trouble>,
     /// Content that it came by.
     pub learned: Option<NewPayload>,
+    /// In what the live object of this version differs.
+    pub compared: Option<(Arc<str>, Trouble)>,
 }
 
 impl Done {
     /// A run that has not done anything yet.
     pub fn new(key: Key) -> Self {
-        Self { key, sight: None, passed: vec![], wrote: None, trouble: None, learned: None }
+        Self { key, sight: None, passed: vec![], wrote: None, trouble: None, learned: None, compared: None }
     }
 }

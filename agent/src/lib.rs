@@ -1,7 +1,8 @@
 //! The agent: one process per member cluster. It keeps the copies there as the hub says, also while the hub is away.
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
-//! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`], [`differ`],
+//! [`fight`], [`ignore`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
@@ -11,8 +12,11 @@ pub mod config;
 pub mod core;
 pub mod decide;
 pub mod desired;
+pub mod differ;
 pub mod events;
 pub mod fence;
+pub mod fight;
+pub mod ignore;
 pub mod job;
 pub mod join;
 pub mod link;

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, HUB_LABEL, Kind, MANAGED_BY_LABEL, Payload, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
-    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    Content, FieldMap, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, Payload, RETAINED_ANNOTATION,
+    RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
 };
 use serde_json::Value;
 
 use crate::desired::NewPayload;
+use crate::ignore;
 use crate::policy::Facts;
 use crate::records::IntentKey;
 use crate::seal::{self, Identity, Seal, Sealer};
+
+pub use crate::seal::Sealed;
 
 /// The name under which the agent applies.
 pub const FIELD_MANAGER: &str = "runnel-agent";
@@ -27,19 +30,12 @@ pub enum Ownership {
     Retained,
     /// Carries our seal of another object: a clone that somebody made.
     Clone,
+    /// A copy of another hub.
+    OtherHub,
+    /// A credential or another object that this cluster made itself: never taken over.
+    Untouchable,
     /// Somebody else's.
     Foreign,
-}
-
-/// What a seal with a valid identity says was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sealed {
-    /// The owning rule.
-    pub rule: RuleUid,
-    /// The source.
-    pub source: SourceRef,
-    /// The revision.
-    pub revision: Revision,
 }
 
 /// A live object, without its content.
@@ -57,6 +53,8 @@ pub struct Live {
     pub intact: bool,
     /// What the policy judges of what was written, if it is intact.
     pub facts: Facts,
+    /// Who else writes it, the latest first, unless it is an intact copy: field managers, for a person.
+    pub others: Option<Arc<str>>,
     /// It is being deleted.
     pub terminating: bool,
     /// When our fields were last applied, in seconds since 1970.
@@ -68,6 +66,11 @@ impl Live {
     pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
         let equal = |sealed: &Sealed| sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision;
         self.ownership == Ownership::Ours && self.intact && self.sealed.as_ref().is_some_and(equal)
+    }
+
+    /// Whether all of its content is what was written, so that another copy can be made of it.
+    pub fn is_whole(&self) -> bool {
+        self.intact && self.sealed.as_ref().is_some_and(|sealed| sealed.ignored.is_empty())
     }
 }
 
@@ -83,18 +86,23 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let entry = apply_entry(metadata);
     let seal = annotation(metadata, SEAL_ANNOTATION).and_then(Seal::parse);
     let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy));
-    let ownership = ownership(metadata, identity, entry.is_some(), sealer.hub());
+    let ownership = match ownership(metadata, identity, entry.is_some(), sealer.hub()) {
+        Ownership::Foreign if is_untouchable(kind, object) => Ownership::Untouchable,
+        other => other,
+    };
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
     let source = source.map(|source| source.as_copy(&copy.name));
     let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
     if let (Some(Identity::Ours), Some(seal), Some(source)) = (identity, seal, source) {
         let owned = Owned::of(entry);
         let content = content(kind, object, &owned);
+        let ignored = annotation(metadata, IGNORED_ANNOTATION).map(ignore::parse).unwrap_or_default();
+        let written = Sealed { rule: seal.rule.clone(), source, revision: seal.revision, ignored };
+        facts = Facts::of(kind, &content);
         intact = owned.has_all_marks()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
-            && sealer.check_content(&seal, &copy, &source, &content);
-        facts = Facts::of(kind, &content);
-        sealed = Some(Sealed { rule: seal.rule, source, revision: seal.revision });
+            && sealer.check_content(&seal, &copy, &written, &ignore::mask(content, &written.ignored));
+        sealed = Some(written);
     }
     let live = Live {
         uid: metadata.uid.as_deref()?.into(),
@@ -103,6 +111,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         sealed,
         intact,
         facts,
+        others: if intact { None } else { others(kind, metadata) },
         terminating: metadata.deletion_timestamp.is_some(),
         applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
     };
@@ -113,7 +122,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
 /// Apply owns. `None` unless the seal proves that it is what was written for this rule, source and revision.
 pub fn proven_content(kind: &Kind, object: &DynamicObject, sealer: &Sealer, expected: &Sealed) -> Option<Content> {
     let (_, live) = reduce(kind, object, sealer)?;
-    if !live.holds(&expected.rule, &expected.source, &expected.revision) {
+    if !live.holds(&expected.rule, &expected.source, &expected.revision) || !live.is_whole() {
         return None;
     }
     Some(content(kind, object, &Owned::of(apply_entry(&object.metadata))))
@@ -122,7 +131,7 @@ pub fn proven_content(kind: &Kind, object: &DynamicObject, sealer: &Sealer, expe
 /// The content of an intact copy, for as long as nobody else has it: should the copy be damaged while the hub is away,
 /// it can be put back.
 pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayload> {
-    let sealed = live.sealed.as_ref().filter(|_| live.intact && live.ownership == Ownership::Ours)?;
+    let sealed = live.sealed.as_ref().filter(|_| live.is_whole() && live.ownership == Ownership::Ours)?;
     let content = seal::canonical(&content(kind, object, &Owned::of(apply_entry(&object.metadata))));
     Some(NewPayload {
         key: IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() },
@@ -131,9 +140,57 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     })
 }
 
-/// Whether the fields of a live object equal the content's, labels and annotations aside.
-pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
-    fields(kind, object) == seal::canonical(content).fields
+/// Whether the fields of a live object equal the content's, labels and annotations and what is left alone aside.
+pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> bool {
+    let masked = |content: Content| seal::canonical(&ignore::mask(content, ignored)).fields;
+    let live = Content { fields: fields(kind, object), ..Content::default() };
+    masked(live) == masked(seal::canonical(content))
+}
+
+/// Whether a field is ours: applied by us, and not changed by anybody since.
+pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
+    let fields = apply_entry(&object.metadata).and_then(|entry| entry.fields_v1.as_ref()).map(|fields| &fields.0);
+    let map = match path.map {
+        FieldMap::Data | FieldMap::BinaryData => path.map.field().and_then(|field| fields?.get(format!("f:{field}"))),
+        FieldMap::Labels => fields.and_then(|fields| fields.get("f:metadata")?.get("f:labels")),
+        FieldMap::Annotations => fields.and_then(|fields| fields.get("f:metadata")?.get("f:annotations")),
+    };
+    map.is_some_and(|map| map.get(format!("f:{}", path.key)).is_some())
+}
+
+/// Whether it is of a name or type that no rule ever writes.
+fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    kind.refuses_name(name) || kind.refuses_type(object.data.get("type").and_then(Value::as_str))
+}
+
+/// Who else writes the object's content, by the names of their field managers: the latest first, at most three.
+fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
+    let writes = |entry: &&ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        let has = |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
+        let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
+        of_whole_object && (has("metadata") || kind.fields.iter().any(|field| has(field)))
+    };
+    let all = metadata.managed_fields.iter().flatten();
+    let mut entries: Vec<_> =
+        all.filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER)).filter(writes).collect();
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.time.as_ref().map(|time| time.0)));
+    let mut names: Vec<String> = vec![];
+    for entry in entries {
+        let plain = |c: &char| c.is_ascii_alphanumeric() || "-_.:/".contains(*c);
+        let name: String = entry.manager.iter().flat_map(|name| name.chars()).filter(plain).take(60).collect();
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let more = names.len().saturating_sub(3);
+    names.truncate(3);
+    match (names.is_empty(), more) {
+        (true, _) => None,
+        (false, 0) => Some(names.join(", ").into()),
+        (false, more) => Some(format!("{} and {more} more", names.join(", ")).into()),
+    }
 }
 
 /// The annotations of an object by key.
@@ -150,7 +207,9 @@ fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, applied: bool, h
     let label = metadata.labels.as_ref().and_then(|labels| labels.get(HUB_LABEL));
     if annotation(metadata, RETAINED_ANNOTATION).is_some() {
         Ownership::Retained
-    } else if applied && label.is_none_or(|label| label == hub) {
+    } else if label.is_some_and(|label| label != hub) {
+        Ownership::OtherHub
+    } else if applied {
         Ownership::Ours
     } else {
         Ownership::Foreign

@@ -40,6 +40,9 @@ pub struct Metrics {
     removals: Counter<u64, AtomicU64>,
     noops: Counter<u64, AtomicU64>,
     drift: Counter<u64, AtomicU64>,
+    fights: Gauge,
+    taken_over: Family<ResultLabel, Counter<u64, AtomicU64>>,
+    recreated: Counter<u64, AtomicU64>,
     certificate: Gauge<f64, AtomicU64>,
     copies: Family<StateLabel, Gauge>,
     cached: Gauge,
@@ -60,6 +63,11 @@ impl Metrics {
         registry.register("apply_noop", "Applies that changed nothing", all.noops.clone());
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
         registry.register("drift_corrected", "Copies put back", all.drift.clone());
+        let help = "Copies that somebody keeps changing, so that they are put back ever more slowly";
+        registry.register("fights", help, all.fights.clone());
+        let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";
+        registry.register("taken_over", help, all.taken_over.clone());
+        registry.register("recreated", "Immutable copies deleted and created anew", all.recreated.clone());
         let help = "When this agent's certificate expires, in seconds since 1970";
         registry.register("certificate_expiry_timestamp_seconds", help, all.certificate.clone());
         registry.register("copies", "Copies by state", all.copies.clone());
@@ -78,8 +86,9 @@ impl Metrics {
             ("applied", counts.applied),
             ("failed", counts.failed),
             ("waiting", counts.waiting),
+            ("drifted", counts.drifted),
             ("removing", counts.removing),
-            ("under_way", counts.copies.saturating_sub(counts.applied + counts.failed + counts.waiting)),
+            ("under_way", counts.under_way()),
         ];
         for (state, count) in states {
             self.copies.get_or_create(&StateLabel { state }).set(i64::from(count));
@@ -90,6 +99,11 @@ impl Metrics {
         self.noops.inc_by(totals.equal - before.equal);
         self.removals.inc_by(totals.removed - before.removed);
         self.drift.inc_by(totals.drift_corrected - before.drift_corrected);
+        self.fights.set(i64::try_from(totals.fights).unwrap_or(i64::MAX));
+        let taken_over = |result| self.taken_over.get_or_create(&ResultLabel { result });
+        taken_over("adopted").inc_by(totals.adopted - before.adopted);
+        taken_over("overwritten").inc_by(totals.overwritten - before.overwritten);
+        self.recreated.inc_by(totals.recreated - before.recreated);
         self.cached.set(i64::try_from(cached).unwrap_or(i64::MAX));
     }
 }

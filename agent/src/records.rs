@@ -187,6 +187,7 @@ mod tests {
             rule: "rule".into(),
             source: SourceRef::new("configmaps", "team", "settings"),
             revision: Revision([1; 16]),
+            ignored: BTreeSet::new(),
         };
         Live {
             uid: "uid".into(),
@@ -195,6 +196,7 @@ mod tests {
             sealed: Some(sealed),
             intact: true,
             facts: Facts::default(),
+            others: None,
             terminating: false,
             applied_at: 0,
         }

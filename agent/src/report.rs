@@ -57,7 +57,7 @@ impl Report {
         let entry = self.rules.entry(rule.clone()).or_default();
         step(&mut entry.counts, outcome, add);
         step(&mut self.sum, outcome, add);
-        if let Outcome::Failed(trouble) | Outcome::Removing(Some(trouble)) = outcome {
+        if let Outcome::Failed(trouble) | Outcome::Drifted(trouble) | Outcome::Removing(Some(trouble)) = outcome {
             let key = (trouble.reason.rank(), copy.clone());
             if add {
                 entry.failures.insert(key, trouble.clone());
@@ -146,6 +146,7 @@ fn step(counts: &mut Counts, outcome: &Outcome, add: bool) {
         Outcome::Applied => step(&mut counts.applied),
         Outcome::Waiting => step(&mut counts.waiting),
         Outcome::Failed(_) => step(&mut counts.failed),
+        Outcome::Drifted(_) => step(&mut counts.drifted),
         Outcome::UnderWay | Outcome::Removing(_) => {}
     }
 }
@@ -242,6 +243,7 @@ mod tests {
                         Outcome::Applied => expected.applied += 1,
                         Outcome::Waiting => expected.waiting += 1,
                         Outcome::Failed(_) => { expected.failed += 1; failures += 1 }
+                        Outcome::Drifted(_) => { expected.drifted += 1; failures += 1 }
                         Outcome::UnderWay => {}
                     }
                     expected.copies += 1;

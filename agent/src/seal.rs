@@ -3,11 +3,14 @@
 //! Two truncated HMACs under a key that never leaves the member cluster. The first binds the mark to one object
 //! name, so a clone in another namespace is not taken for a copy. The second binds what was written: rule, source,
 //! revision and content. Terms are not in it: a changed policy must not rewrite copies.
+use std::collections::BTreeSet;
 use std::fmt;
 
 use data_encoding::HEXLOWER;
 use ring::{digest, hmac};
-use runnel_proto::model::{Content, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{
+    Content, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SourceRef,
+};
 use serde_json::Value;
 
 const VERSION: &str = "v1";
@@ -35,6 +38,19 @@ pub struct Seal {
     pub revision: Revision,
     identity: Mac,
     content: Mac,
+}
+
+/// What was written into a copy, besides its content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// The owning rule.
+    pub rule: RuleUid,
+    /// The source.
+    pub source: SourceRef,
+    /// The revision.
+    pub revision: Revision,
+    /// What is left alone since the copy was created: it is not part of the sealed content.
+    pub ignored: BTreeSet<FieldPath>,
 }
 
 /// What a seal says about whose an object is.
@@ -93,21 +109,14 @@ impl Sealer {
         &self.hub
     }
 
-    /// The seal of a copy with this content.
-    pub fn seal(
-        &self,
-        copy: &SourceRef,
-        rule: &RuleUid,
-        source: &SourceRef,
-        revision: &Revision,
-        content: &Content,
-    ) -> Seal {
+    /// The seal of a copy with this content; what is left alone is not in it.
+    pub fn seal(&self, copy: &SourceRef, sealed: &Sealed, content: &Content) -> Seal {
         Seal {
             key_id: self.key_id.clone(),
-            rule: rule.clone(),
-            revision: *revision,
+            rule: sealed.rule.clone(),
+            revision: sealed.revision,
             identity: self.identity(copy),
-            content: self.content(copy, rule, source, revision, content),
+            content: self.content(copy, sealed, content),
         }
     }
 
@@ -123,32 +132,31 @@ impl Sealer {
     }
 
     /// Whether this is exactly the content that was sealed.
-    pub fn check_content(&self, seal: &Seal, copy: &SourceRef, source: &SourceRef, content: &Content) -> bool {
-        seal.key_id == self.key_id
-            && equal(&seal.content, &self.content(copy, &seal.rule, source, &seal.revision, content))
+    pub fn check_content(&self, seal: &Seal, copy: &SourceRef, sealed: &Sealed, content: &Content) -> bool {
+        seal.key_id == self.key_id && equal(&seal.content, &self.content(copy, sealed, content))
     }
 
     fn identity(&self, copy: &SourceRef) -> Mac {
         self.mac(&[b"identity", self.hub.as_bytes(), copy.to_string().as_bytes()])
     }
 
-    fn content(
-        &self,
-        copy: &SourceRef,
-        rule: &RuleUid,
-        source: &SourceRef,
-        revision: &Revision,
-        content: &Content,
-    ) -> Mac {
-        self.mac(&[
+    fn content(&self, copy: &SourceRef, sealed: &Sealed, content: &Content) -> Mac {
+        let (copy, source) = (copy.to_string(), sealed.source.to_string());
+        let (content, ignored) = (canonical(content).to_bytes(), crate::ignore::text(&sealed.ignored));
+        let mut parts = vec![
             b"content",
             self.hub.as_bytes(),
-            copy.to_string().as_bytes(),
-            rule.as_str().as_bytes(),
-            source.to_string().as_bytes(),
-            &revision.0,
-            &canonical(content).to_bytes(),
-        ])
+            copy.as_bytes(),
+            sealed.rule.as_str().as_bytes(),
+            source.as_bytes(),
+            &sealed.revision.0,
+            &content,
+        ];
+        // Only where there is something: seals of before stay good.
+        if !ignored.is_empty() {
+            parts.push(ignored.as_bytes());
+        }
+        self.mac(&parts)
     }
 
     fn mac(&self, parts: &[&[u8]]) -> Mac {
@@ -211,11 +219,14 @@ mod tests {
         SourceRef::new("configmaps", namespace, "settings")
     }
 
+    fn sealed(rule: &str, source: SourceRef, revision: u8) -> Sealed {
+        Sealed { rule: rule.into(), source, revision: Revision([revision; 16]), ignored: BTreeSet::new() }
+    }
+
     #[test]
     fn a_clone_is_told_from_a_copy() {
         let sealer = Sealer::new(b"secret", "hub-1");
-        let (source, revision, content) = (copy("team"), Revision([1; 16]), Content::default());
-        let seal = sealer.seal(&copy("a"), &"uid".into(), &source, &revision, &content);
+        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default());
         assert_eq!(sealer.check_identity(&seal, &copy("a")), Identity::Ours);
         assert_eq!(sealer.check_identity(&seal, &copy("b")), Identity::Clone);
         assert_eq!(Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a")), Identity::OtherKey);
@@ -225,17 +236,21 @@ mod tests {
     #[test]
     fn each_sealed_thing_matters() {
         let sealer = Sealer::new(b"secret", "hub");
-        let (source, revision) = (copy("team"), Revision([1; 16]));
         let written = content(&[("k".into(), "v".into())]);
-        let seal = sealer.seal(&copy("a"), &"uid".into(), &source, &revision, &written);
-        assert!(sealer.check_content(&seal, &copy("a"), &source, &written));
-        assert!(!sealer.check_content(&seal, &copy("a"), &source, &content(&[("k".into(), "w".into())])));
-        assert!(!sealer.check_content(&seal, &copy("a"), &copy("other"), &written));
-        assert!(!sealer.check_content(&seal, &copy("b"), &source, &written));
-        let other_rule = Seal { rule: "uid2".into(), ..seal.clone() };
-        assert!(!sealer.check_content(&other_rule, &copy("a"), &source, &written));
-        let other_revision = Seal { revision: Revision([2; 16]), ..seal };
-        assert!(!sealer.check_content(&other_revision, &copy("a"), &source, &written));
+        let right = sealed("uid", copy("team"), 1);
+        let seal = sealer.seal(&copy("a"), &right, &written);
+        assert!(sealer.check_content(&seal, &copy("a"), &right, &written));
+        assert!(!sealer.check_content(&seal, &copy("a"), &right, &content(&[("k".into(), "w".into())])));
+        assert!(!sealer.check_content(&seal, &copy("b"), &right, &written));
+        let ignored = BTreeSet::from([FieldPath::parse("/data/other").unwrap()]);
+        for other in [
+            sealed("uid", copy("other"), 1),
+            sealed("uid2", copy("team"), 1),
+            sealed("uid", copy("team"), 2),
+            Sealed { ignored, ..right },
+        ] {
+            assert!(!sealer.check_content(&seal, &copy("a"), &other, &written), "{other:?}");
+        }
     }
 
     #[test]
@@ -246,20 +261,22 @@ mod tests {
         marked.labels.insert(MANAGED_BY_LABEL.into(), "x".into());
         marked.annotations.insert("runnel.dev/anything".into(), "x".into());
         marked.fields.insert("binaryData".into(), Value::Object(serde_json::Map::new()));
-        let seal = sealer.seal(&copy("a"), &"uid".into(), &copy("s"), &Revision([0; 16]), &plain);
-        assert!(sealer.check_content(&seal, &copy("a"), &copy("s"), &marked));
+        let right = sealed("uid", copy("s"), 0);
+        let seal = sealer.seal(&copy("a"), &right, &plain);
+        assert!(sealer.check_content(&seal, &copy("a"), &right, &marked));
     }
 
     proptest! {
         #[test]
         fn a_seal_reads_back_what_it_wrote(
-            secret: Vec<u8>, rule in "[a-z0-9.-]{1,36}", revision: [u8; 16], pairs: Vec<(String, String)>,
+            secret: Vec<u8>, rule in "[a-z0-9.-]{1,36}", revision: u8, pairs: Vec<(String, String)>,
         ) {
             let sealer = Sealer::new(&secret, "hub");
             let content = content(&pairs);
-            let seal = sealer.seal(&copy("a"), &rule.as_str().into(), &copy("s"), &Revision(revision), &content);
+            let right = sealed(&rule, copy("s"), revision);
+            let seal = sealer.seal(&copy("a"), &right, &content);
             prop_assert_eq!(Seal::parse(&seal.to_string()), Some(seal.clone()));
-            prop_assert!(sealer.check_content(&seal, &copy("a"), &copy("s"), &content));
+            prop_assert!(sealer.check_content(&seal, &copy("a"), &right, &content));
         }
 
         #[test]

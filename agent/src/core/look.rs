@@ -1,18 +1,14 @@
 //! Looking at one copy: decide, say how it is, and ask for the work that it needs.
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use runnel_proto::model::{Reason, Revision, SourceRef};
 
 use super::{Core, Notice};
-use crate::backoff::{FIGHT, RECHECK};
+use crate::backoff::RECHECK;
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
+use crate::differ;
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
-
-/// So often in a row a copy is put back at once; from then on somebody fights for it, and each time takes longer.
-const PATIENCE: u32 = 3;
-/// A copy that was left alone for so long is not being fought for.
-const CALM: Duration = Duration::from_secs(30);
 
 impl Core {
     /// Looks at a copy because what is wanted may have changed: an earlier failure counts no more.
@@ -33,7 +29,8 @@ impl Core {
         if !running {
             self.drop_moot(copy);
         }
-        let want = self.want(copy);
+        let mut want = self.want(copy);
+        self.note_lost(copy, &mut want);
         let Some(ready) = self.gate(copy, &want) else { return };
         match ready {
             Verdict::Over if running && matches!(want, Want::Gone(..)) => {
@@ -76,6 +73,7 @@ impl Core {
             };
             order.held |= !self.desired.successors(key, copy).iter().all(stands);
         }
+        self.add_history(copy, &mut want);
         want
     }
 
@@ -115,6 +113,12 @@ impl Core {
         self.failed.remove(copy);
         self.room.leave(copy);
         self.drifted.remove(copy);
+        if !matches!(outcome, Some(Outcome::Drifted(_))) {
+            self.compared.remove(copy);
+        }
+        if outcome.is_none() {
+            self.fights.forget(copy);
+        }
         let key = Self::key(copy);
         if self.reread.contains(copy) {
             self.queue.add(&key);
@@ -129,8 +133,8 @@ impl Core {
                 self.look(&before, now);
             }
         }
-        if let Some(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) = &outcome {
-            // Nobody tells us when a foreign object goes.
+        if self.is_unseen(copy, want) {
+            // Nobody tells us when a foreign object goes, or what becomes of a copy without our label.
             let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
             self.queue.add_at(&key, now + delay);
         }
@@ -155,8 +159,18 @@ impl Core {
             {
                 session.ask.insert(wanted.intent.clone());
             }
-            let trouble = Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it");
-            return self.say(copy, want, Some(Outcome::Failed(trouble)));
+            let outcome = match action {
+                // That it differs is known, only in what is not.
+                Action::Compare(_) => {
+                    let others = self.records.live(copy).and_then(|live| live.others.as_deref());
+                    Outcome::Drifted(differ::unread(others))
+                }
+                _ => {
+                    let message = "the content is needed and only the hub has it";
+                    Outcome::Failed(Trouble::new(Reason::WaitingForHub, message))
+                }
+            };
+            return self.say(copy, want, Some(outcome));
         }
         let about = about(want);
         match self.failed.get(copy) {
@@ -172,8 +186,11 @@ impl Core {
             }
             None => {}
         }
-        self.note_drift(copy, want);
-        match self.patience(copy, now) {
+        if !matches!(action, Action::Compare(_)) {
+            self.note_drift(copy, want);
+        }
+        let later = self.fights.not_before(copy, now).filter(|_| self.drifted.contains_key(copy));
+        match later {
             Some(later) => self.queue.add_at(&key, later),
             None => self.queue.add(&key),
         }
@@ -183,43 +200,10 @@ impl Core {
         }
         let outcome = match want {
             Want::Gone(..) => Outcome::Removing(None),
+            Want::Copy(WantedCopy { fight: Some(fight), .. }) => Outcome::Failed(fight.clone()),
             Want::Copy(_) | Want::Nothing => Outcome::UnderWay,
         };
         self.say(copy, want, Some(outcome));
-    }
-
-    /// Notes whether the copy was as it is wanted before somebody changed or deleted it.
-    fn note_drift(&mut self, copy: &SourceRef, want: &Want) {
-        let Want::Copy(wanted) = want else { return };
-        let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&Outcome::Applied);
-        let same = match self.records.sight(copy) {
-            Sight::Unknown | Sight::Absent => was_applied,
-            Sight::Live(live) => match &live.sealed {
-                Some(sealed) => Some(sealed.revision) == wanted.revision && sealed.rule == wanted.intent.rule,
-                None => was_applied,
-            },
-        };
-        if same {
-            self.drifted.insert(copy.clone());
-        }
-    }
-
-    /// When a copy that somebody fights for is put back; `None` is at once.
-    fn patience(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
-        let (times, last) = self.corrected.get(copy).filter(|_| self.drifted.contains(copy))?;
-        let later = *last + FIGHT.ceiling(times.checked_sub(PATIENCE)?);
-        (later > now).then_some(later)
-    }
-
-    /// Notes that a copy was put back.
-    pub(super) fn note_corrected(&mut self, copy: &SourceRef, now: Instant) {
-        let (times, last) = self.corrected.get(copy).copied().unwrap_or((0, now));
-        let calm = CALM + FIGHT.ceiling(times.saturating_sub(PATIENCE)) * 2;
-        let times = if now.saturating_duration_since(last) > calm { 1 } else { times.saturating_add(1) };
-        self.corrected.insert(copy.clone(), (times, now));
-        if self.corrected.len() > 10_000 {
-            self.corrected.retain(|_, (_, last)| now.saturating_duration_since(*last) < FIGHT.limit * 4);
-        }
     }
 
     pub(super) fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
@@ -230,7 +214,9 @@ impl Core {
     pub(super) fn twin(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> Option<SourceRef> {
         let mut holders = self.records.holders(intent);
         holders
-            .find(|(other, live)| *other != copy && live.holds(&intent.rule, &intent.source, revision))
+            .find(|(other, live)| {
+                *other != copy && live.is_whole() && live.holds(&intent.rule, &intent.source, revision)
+            })
             .map(|(twin, _)| twin.clone())
     }
 
@@ -240,8 +226,8 @@ impl Core {
         match (want, outcome) {
             (Want::Copy(wanted), Some(outcome)) => {
                 let before = self.report.outcome(copy, &wanted.intent.rule);
-                if let Outcome::Failed(trouble) = &outcome
-                    && matches!(trouble.reason, Reason::Conflict | Reason::Denied | Reason::Invalid)
+                if let Outcome::Failed(trouble) | Outcome::Drifted(trouble) = &outcome
+                    && is_news(trouble.reason)
                     && before != Some(&outcome)
                     // Where no copy may be, nothing else is written either.
                     && self.desired.closed(&copy.namespace).is_none()
@@ -269,6 +255,12 @@ pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
         Want::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
         Want::Gone(key, ..) => Some((key.clone(), None)),
     }
+}
+
+/// Whether people in this cluster should hear of such a failure: it is for them to end it.
+fn is_news(reason: Reason) -> bool {
+    use Reason::{Conflict, Denied, Drifted, Fight, Immutable, Invalid};
+    matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Fight)
 }
 
 fn failure(want: &Want, trouble: Trouble) -> Outcome {

@@ -1,5 +1,6 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
+mod drift;
 mod hub;
 mod look;
 mod policy;
@@ -13,12 +14,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, SourceRef};
+use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, RuleName, SourceRef};
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::decide::Trouble;
 use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
+use crate::fight::Fights;
 use crate::job::{Done, Wrote};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
@@ -74,6 +76,10 @@ pub enum Event {
 pub enum Notice {
     /// A copy was put back.
     DriftCorrected(SourceRef),
+    /// An object that was not ours, written by these, was overwritten as this rule says.
+    Overwritten(SourceRef, RuleName, Option<Arc<str>>),
+    /// A copy that did not take a change was deleted and created anew.
+    Recreated(SourceRef),
     /// A copy cannot be made or changed.
     Failed(SourceRef, Trouble),
 }
@@ -117,6 +123,16 @@ struct Run {
     heard: Vec<Option<Arc<str>>>,
     /// It puts a copy back that was as it should be.
     drift: bool,
+    /// Who else wrote the object before, as far as that is known.
+    others: Option<Arc<str>>,
+    rule: RuleName,
+}
+
+/// In what a live object of some version differs from what was wanted then.
+struct Compared {
+    version: Arc<str>,
+    about: (IntentKey, Option<Revision>),
+    trouble: Trouble,
 }
 
 /// A live stream.
@@ -144,6 +160,14 @@ pub struct Totals {
     pub removed: u64,
     /// Runs that failed.
     pub failed: u64,
+    /// Objects taken over because they were equal, those that were once copies too.
+    pub adopted: u64,
+    /// Objects taken over and overwritten.
+    pub overwritten: u64,
+    /// Copies deleted and created anew.
+    pub recreated: u64,
+    /// Copies that are fought for just now.
+    pub fights: u64,
 }
 
 /// The mind of one agent.
@@ -169,10 +193,14 @@ pub struct Core {
     runs: BTreeMap<SourceRef, Run>,
     /// What was heard during a run and its result do not fit: look again.
     reread: BTreeSet<SourceRef>,
-    /// Copies that somebody changed, to be put back.
-    drifted: BTreeSet<SourceRef>,
-    /// How often in a row a copy was put back, and when last.
-    corrected: BTreeMap<SourceRef, (u32, Instant)>,
+    /// Copies that somebody changed, to be put back; and who, as far as that is known.
+    drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
+    /// Copies that were put back lately.
+    fights: Fights,
+    /// Copies that are left as somebody changed them, and in what they differ.
+    compared: BTreeMap<SourceRef, Compared>,
+    /// Copies that were deleted, or lost their marks, and are left so: what they held.
+    lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -213,8 +241,10 @@ impl Core {
             namespace_failed: BTreeMap::new(),
             runs: BTreeMap::new(),
             reread: BTreeSet::new(),
-            drifted: BTreeSet::new(),
-            corrected: BTreeMap::new(),
+            drifted: BTreeMap::new(),
+            fights: Fights::default(),
+            compared: BTreeMap::new(),
+            lost: BTreeMap::new(),
             wanting: BTreeSet::new(),
             session: None,
             revoked: false,
@@ -267,10 +297,11 @@ impl Core {
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let begun = self.session.as_ref().is_some_and(|session| session.begun);
         let report = self.report.next_due(now).filter(|_| begun);
+        let calm = self.fights.next_calm();
         let ask =
             self.session.as_ref().filter(|_| begun && !self.wanting.is_empty()).and_then(|session| session.ask_again);
         // What is due already waits for something else: a free run, or a place in the stream.
-        [self.queue.next_due(), report, ask].into_iter().flatten().filter(|due| *due > now).min()
+        [self.queue.next_due(), report, ask, calm].into_iter().flatten().filter(|due| *due > now).min()
     }
 
     /// The terms to store, once after each change.
@@ -302,7 +333,7 @@ impl Core {
 
     /// Counters since the start.
     pub fn totals(&self) -> Totals {
-        self.totals
+        Totals { fights: self.fights.count() as u64, ..self.totals }
     }
 
     /// Bytes of payload in memory.
@@ -318,8 +349,11 @@ impl Core {
     fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
         self.totals.failed += u64::from(failed);
         match wrote {
-            Some(Wrote::Created | Wrote::Changed | Wrote::Adopted) => {
+            Some(wrote @ (Wrote::Created | Wrote::Changed | Wrote::Adopted | Wrote::Overwrote | Wrote::Recreated)) => {
                 self.totals.written += 1;
+                self.totals.adopted += u64::from(wrote == Wrote::Adopted);
+                self.totals.overwritten += u64::from(wrote == Wrote::Overwrote);
+                self.totals.recreated += u64::from(wrote == Wrote::Recreated);
                 self.totals.drift_corrected += u64::from(drift && !failed);
             }
             Some(Wrote::Equal) => self.totals.equal += 1,

@@ -2,13 +2,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, SourceRef};
+use runnel_proto::model::{Reason, RuleName, SourceRef};
 
 use super::look::about;
-use super::{Core, Failed, Notice, PARALLEL, Run};
+use super::{Compared, Core, Failed, Notice, PARALLEL, Run};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
-use crate::job::{Body, Done, Job, Limits, Origin, Work};
+use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
 use crate::queue::Key;
 use crate::records::Sight;
 
@@ -16,6 +16,7 @@ impl Core {
     /// The next piece of work, if fewer than [`PARALLEL`] are under way. Its result must come back as
     /// [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+        self.look_at_calm(now);
         while let Some(key) = self.queue.pop(now, PARALLEL) {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
@@ -74,13 +75,19 @@ impl Core {
         let work = match decide(&want, self.records.sight(copy)) {
             _ if reread => Work::Read,
             Verdict::Do(Action::Read) => Work::Read,
-            // A foreign object is only looked at.
-            Verdict::Rest(Outcome::Failed(Trouble { reason: Reason::Conflict, .. })) => Work::Read,
+            // Nobody tells what becomes of it.
+            Verdict::Rest(Outcome::Failed(_) | Outcome::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
             Verdict::Do(action) => self.write(copy, &want, action)?,
             Verdict::Over | Verdict::Rest(_) => return None,
         };
-        let drift = self.drifted.remove(copy);
-        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift });
+        let drifted = self.drifted.remove(copy);
+        let others = drifted.clone().unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
+        let rule = match want {
+            Want::Copy(wanted) => wanted.rule,
+            Want::Gone(_, rule, _) => rule,
+            Want::Nothing => RuleName::default(),
+        };
+        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift: drifted.is_some(), others, rule });
         Some(work)
     }
 
@@ -89,6 +96,8 @@ impl Core {
             (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted)?),
             (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted)?),
             (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted)?),
+            (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted)?),
+            (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted)?),
             (Action::Delete(target), _) => Work::Delete(target),
             (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
             _ => return None,
@@ -102,7 +111,9 @@ impl Core {
             None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
         };
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
-        Some(Body { intent: wanted.intent.clone(), rule: wanted.rule.clone(), revision, content, limits })
+        let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
+        let (ignored, recreate) = (wanted.policies.ignored.clone(), wanted.policies.recreate);
+        Some(Body { intent, rule, revision, content, ignored, recreate, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -134,6 +145,9 @@ impl Core {
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);
         }
+        if let Some((version, trouble)) = done.compared {
+            self.note_compared(copy, Compared { version, about: run.about.clone(), trouble });
+        }
         self.count(done.wrote, done.trouble.is_some(), run.drift);
         if let Some(sight) = done.sight.filter(|_| self.policy.area(copy).is_some()) {
             if is_puzzling(&run, &sight, &done.passed) {
@@ -155,9 +169,15 @@ impl Core {
                 self.failed.remove(copy);
                 if let Some(wrote) = done.wrote {
                     tracing::debug!(%copy, ?wrote, drift = run.drift, "a copy was written");
-                    if run.drift {
-                        self.note_corrected(copy, now);
+                    if run.drift && self.note_corrected(copy, run.others.clone(), now) {
                         self.notices.push(Notice::DriftCorrected(copy.clone()));
+                    }
+                    match wrote {
+                        Wrote::Overwrote => {
+                            self.notices.push(Notice::Overwritten(copy.clone(), run.rule, run.others));
+                        }
+                        Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone())),
+                        _ => {}
                     }
                 }
             }

@@ -141,6 +141,14 @@ impl Desired {
         copies.into_iter().filter(|copy| !self.is_source(copy, source)).collect()
     }
 
+    /// Whether the object is the source of any rule, as far as this cluster is told: only the hub's own has sources.
+    pub(super) fn is_any_source(&self, object: &SourceRef) -> bool {
+        let is_hub = self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str());
+        // What is renamed stands right behind the plain source.
+        let first = |rule: &Rule| rule.intents.range(object.plain()..).next().map(|(source, _)| source.plain());
+        is_hub && self.rules.values().any(|rule| first(rule).as_ref() == Some(object))
+    }
+
     /// In the hub's own cluster a source is never its own copy. One that is renamed has another name there.
     fn is_source(&self, copy: &SourceRef, source: &SourceRef) -> bool {
         copy == source && self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str())

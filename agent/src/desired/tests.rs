@@ -32,6 +32,7 @@ fn terms(namespaces: NamespaceChoice) -> (Terms, TermsDigest) {
         drift_policy: DriftPolicy::Correct,
         deletion_policy: DeletionPolicy::Delete,
         suspend: false,
+        ..Terms::default()
     };
     (terms, TermsDigest([1; 16]))
 }

@@ -1,10 +1,10 @@
 //! What should become of one copy, and whose it is.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef};
 
 use super::{Desired, Held, Rule};
-use crate::decide::{Order, Outcome, Place, Trouble, Want, WantedCopy};
+use crate::decide::{Order, Outcome, Place, Policies, Takeover, Trouble, Want, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::policy::refused_by_namespace;
 use crate::records::IntentKey;
@@ -90,7 +90,35 @@ impl Desired {
             hold: ambiguous.is_some(),
             denied: self.denied(rule, held, copy),
             trouble: ambiguous.or(refused),
+            policies: self.policies(rule, copy),
+            fight: None,
+            lost: false,
+            compared: None,
         })
+    }
+
+    fn policies(&self, rule: &Rule, copy: &SourceRef) -> Policies {
+        let Some((terms, _)) = &rule.terms else { return Policies::default() };
+        Policies {
+            takeover: self.takeover(terms.conflict_policy, copy),
+            drift: terms.drift_policy,
+            recreate: terms.immutable_policy == ImmutablePolicy::Recreate,
+            ignored: terms.ignore_fields.clone(),
+        }
+    }
+
+    /// What the conflict policy of a rule comes to for one copy: here everybody who may restrict it has his say.
+    fn takeover(&self, policy: ConflictPolicy, copy: &SourceRef) -> Takeover {
+        match policy {
+            ConflictPolicy::Fail => Takeover::Never,
+            // In the hub's own cluster the sources of other rules are objects like any other, but what they say goes out.
+            _ if self.is_any_source(copy) => Takeover::Never,
+            ConflictPolicy::AdoptIfEqual => Takeover::IfEqual,
+            ConflictPolicy::Overwrite => match self.policy.denies_overwriting() {
+                Some(denied) => Takeover::Denied(denied),
+                None => Takeover::Always,
+            },
+        }
     }
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.

@@ -98,7 +98,7 @@ pub struct Policy {
     pub secret_types: Names,
     /// How large the values of an object may be together.
     pub max_object_bytes: u64,
-    /// Whether a rule may overwrite what is not Runnel's. No rule can ask for it yet.
+    /// Whether a rule may overwrite what is not Runnel's.
     pub overwrite: bool,
     /// Whether a rule may have namespaces created.
     pub create_namespaces: bool,
@@ -223,6 +223,14 @@ impl Policy {
         self.denies_namespace(&copy.namespace, home)
             .or_else(|| self.denies_kind(&copy.resource))
             .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
+    }
+
+    /// Why an object that is not Runnel's is not overwritten although a rule says so.
+    pub fn denies_overwriting(&self) -> Option<Trouble> {
+        (!self.overwrite).then(|| {
+            let text = "an object that is not Runnel's stands here, and this member's policy has none overwritten";
+            denied(format!("{text} (overwrite): delete it or rename it"))
+        })
     }
 
     /// Why a missing namespace is not created although a rule asks for it.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, MESSAGE_LIMIT, NamespaceChoice, Operator, Pattern, Reason,
-    Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice, Operator,
+    Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
 };
 use crate::wire;
 
@@ -108,6 +108,8 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::TooLarge) => Reason::TooLarge,
         Ok(wire::Reason::AmbiguousSource) => Reason::AmbiguousSource,
         Ok(wire::Reason::Denied) => Reason::Denied,
+        Ok(wire::Reason::Drifted) => Reason::Drifted,
+        Ok(wire::Reason::Fight) => Reason::Fight,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -126,6 +128,8 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::TooLarge => wire::Reason::TooLarge,
         Reason::AmbiguousSource => wire::Reason::AmbiguousSource,
         Reason::Denied => wire::Reason::Denied,
+        Reason::Drifted => wire::Reason::Drifted,
+        Reason::Fight => wire::Reason::Fight,
     };
     wire as i32
 }
@@ -150,12 +154,21 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
     let digest = wire.digest.as_ref().try_into().map(TermsDigest).map_err(|_| "terms.digest")?;
     let conflict_policy = match wire::ConflictPolicy::try_from(wire.conflict_policy) {
         Ok(wire::ConflictPolicy::Fail) => ConflictPolicy::Fail,
+        Ok(wire::ConflictPolicy::AdoptIfEqual) => ConflictPolicy::AdoptIfEqual,
+        Ok(wire::ConflictPolicy::Overwrite) => ConflictPolicy::Overwrite,
         Ok(wire::ConflictPolicy::Unspecified) | Err(_) => return Err("terms.conflict_policy"),
     };
     let drift_policy = match wire::DriftPolicy::try_from(wire.drift_policy) {
         Ok(wire::DriftPolicy::Correct) => DriftPolicy::Correct,
+        Ok(wire::DriftPolicy::Report) => DriftPolicy::Report,
         Ok(wire::DriftPolicy::Unspecified) | Err(_) => return Err("terms.drift_policy"),
     };
+    let immutable_policy = match wire::ImmutablePolicy::try_from(wire.immutable_policy) {
+        Ok(wire::ImmutablePolicy::Unspecified | wire::ImmutablePolicy::Report) => ImmutablePolicy::Report,
+        Ok(wire::ImmutablePolicy::Recreate) => ImmutablePolicy::Recreate,
+        Err(_) => return Err("terms.immutable_policy"),
+    };
+    let ignored = wire.ignore_fields.iter().map(|text| FieldPath::parse(text).ok_or("terms.ignore_fields"));
     let terms = Terms {
         rule: rule_name(wire.rule)?,
         created_at: wire.created_at,
@@ -165,6 +178,8 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         drift_policy,
         deletion_policy: deletion_policy(wire.deletion_policy).map_err(|_| "terms.deletion_policy")?,
         suspend: wire.suspend,
+        immutable_policy,
+        ignore_fields: ignored.collect::<Result<_, _>>()?,
     };
     Ok((terms, digest))
 }
@@ -172,9 +187,16 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
 pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms {
     let conflict_policy = match terms.conflict_policy {
         ConflictPolicy::Fail => wire::ConflictPolicy::Fail,
+        ConflictPolicy::AdoptIfEqual => wire::ConflictPolicy::AdoptIfEqual,
+        ConflictPolicy::Overwrite => wire::ConflictPolicy::Overwrite,
     };
     let drift_policy = match terms.drift_policy {
         DriftPolicy::Correct => wire::DriftPolicy::Correct,
+        DriftPolicy::Report => wire::DriftPolicy::Report,
+    };
+    let immutable_policy = match terms.immutable_policy {
+        ImmutablePolicy::Report => wire::ImmutablePolicy::Report,
+        ImmutablePolicy::Recreate => wire::ImmutablePolicy::Recreate,
     };
     wire::Terms {
         rule: Some(rule_name_to_wire(&terms.rule)),
@@ -185,6 +207,8 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
         drift_policy: drift_policy as i32,
         deletion_policy: deletion_policy_to_wire(terms.deletion_policy),
         suspend: terms.suspend,
+        immutable_policy: immutable_policy as i32,
+        ignore_fields: terms.ignore_fields.iter().map(ToString::to_string).collect(),
         digest: digest.0.to_vec().into(),
     }
 }

@@ -31,14 +31,14 @@ fn state() -> impl Strategy<Value = RuleState> {
     let failure =
         (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure { reason, copy, message });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
-    (head, any::<[u32; 5]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
+    (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
         RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
             intents: head.3,
             terms_digest: head.4.map(TermsDigest),
-            counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4] },
+            counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4], drifted: n[5] },
             failures,
             gone,
         }
@@ -75,6 +75,24 @@ fn policy() -> impl Strategy<Value = DeletionPolicy> {
     prop_oneof![Just(DeletionPolicy::Delete), Just(DeletionPolicy::Retain)]
 }
 
+/// What terms say about objects that are not as they should be.
+fn keeping() -> impl Strategy<Value = Terms> {
+    let conflict = vec![ConflictPolicy::Fail, ConflictPolicy::AdoptIfEqual, ConflictPolicy::Overwrite];
+    let drift = vec![DriftPolicy::Correct, DriftPolicy::Report];
+    let immutable = vec![ImmutablePolicy::Report, ImmutablePolicy::Recreate];
+    let maps = vec![FieldMap::BinaryData, FieldMap::Data, FieldMap::Annotations, FieldMap::Labels];
+    let path = (prop::sample::select(maps), "[a-z./~]{1,9}").prop_map(|(map, key)| FieldPath::new(map, key));
+    let policies =
+        (prop::sample::select(conflict), prop::sample::select(drift), prop::sample::select(immutable), vec(path, 0..3));
+    policies.prop_map(|(conflict_policy, drift_policy, immutable_policy, paths)| Terms {
+        conflict_policy,
+        drift_policy,
+        immutable_policy,
+        ignore_fields: paths.into_iter().collect(),
+        ..Terms::default()
+    })
+}
+
 fn terms() -> impl Strategy<Value = Terms> {
     let operators = vec![Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist];
     let requirement = (name(), prop::sample::select(operators), vec(name(), 0..3))
@@ -83,16 +101,15 @@ fn terms() -> impl Strategy<Value = Terms> {
     let selector = vec(requirement, 0..3).prop_map(|requirements| Selector { requirements });
     let choice = (patterns(), prop::option::of(selector), patterns())
         .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude });
-    (rule_name(), any::<i64>(), prop::option::of(choice), any::<bool>(), policy(), any::<bool>()).prop_map(
-        |(rule, created_at, namespaces, create_namespaces, deletion_policy, suspend)| Terms {
+    (rule_name(), any::<i64>(), prop::option::of(choice), any::<bool>(), policy(), any::<bool>(), keeping()).prop_map(
+        |(rule, created_at, namespaces, create_namespaces, deletion_policy, suspend, keeping)| Terms {
             rule,
             created_at,
             namespaces,
             create_namespaces,
-            conflict_policy: ConflictPolicy::Fail,
-            drift_policy: DriftPolicy::Correct,
             deletion_policy,
             suspend,
+            ..keeping
         },
     )
 }
@@ -170,6 +187,7 @@ fn example() -> wire::RuleDelta {
         drift_policy: DriftPolicy::Correct,
         deletion_policy: DeletionPolicy::Delete,
         suspend: false,
+        ..Terms::default()
     };
     let gone = Tombstone { source: SourceRef::new("secrets", "a", "old"), deletion_policy: DeletionPolicy::Delete };
     delta_to_wire(RuleDelta {
@@ -270,7 +288,14 @@ fn the_largest_possible_item_fits_a_frame() {
         intents_digest: SetDigest::default(),
         intents: u32::MAX,
         terms_digest: Some(TermsDigest([1; 16])),
-        counts: Counts { copies: u32::MAX, applied: u32::MAX, failed: u32::MAX, waiting: u32::MAX, removing: 1 },
+        counts: Counts {
+            copies: u32::MAX,
+            applied: u32::MAX,
+            failed: u32::MAX,
+            waiting: u32::MAX,
+            removing: 1,
+            drifted: u32::MAX,
+        },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
     };

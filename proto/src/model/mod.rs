@@ -1,6 +1,7 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
 mod content;
 mod digest;
+mod fields;
 mod frames;
 mod kinds;
 mod names;
@@ -10,6 +11,7 @@ mod terms;
 
 pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
 pub use digest::SetDigest;
+pub use fields::{FieldMap, FieldPath};
 pub use frames::{
     AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin,
     SnapshotEnd, Tombstone,
@@ -18,7 +20,7 @@ pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef};
 pub use report::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleState};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
-pub use terms::{ConflictPolicy, DeletionPolicy, DriftPolicy, NamespaceChoice, Terms, TermsDigest};
+pub use terms::{ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest};
 
 /// The label that every copy carries: `runnel` is its value.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
@@ -34,6 +36,8 @@ pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
+/// The annotation that names the fields of a copy that are left alone since its creation, as JSON pointers.
+pub const IGNORED_ANNOTATION: &str = "runnel.dev/ignored-fields";
 /// The annotation by which a namespace of a member refuses copies: `deny`.
 pub const INBOUND_ANNOTATION: &str = "runnel.dev/inbound";
 /// Labels and annotations under this prefix are Runnel's own and are never copied.

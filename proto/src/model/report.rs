@@ -33,20 +33,26 @@ pub enum Reason {
     AmbiguousSource,
     /// A quota or an admission rule of the member refused it.
     Denied,
+    /// Somebody changed or deleted the copy, and the rule leaves it so.
+    Drifted,
+    /// Somebody keeps changing the copy; it is put back ever more slowly.
+    Fight,
 }
 
 impl Reason {
     /// Every reason, the worst first: what a person must act on precedes what passes by itself.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 14] = [
         Reason::Conflict,
         Reason::Invalid,
         Reason::Forbidden,
         Reason::Denied,
         Reason::Immutable,
+        Reason::Fight,
         Reason::TooLarge,
         Reason::Unsupported,
         Reason::AmbiguousSource,
         Reason::Superseded,
+        Reason::Drifted,
         Reason::NamespaceTerminating,
         Reason::WaitingForHub,
         Reason::Unavailable,
@@ -67,6 +73,8 @@ impl Reason {
             Reason::TooLarge => "TooLarge",
             Reason::AmbiguousSource => "AmbiguousSource",
             Reason::Denied => "Denied",
+            Reason::Drifted => "Drifted",
+            Reason::Fight => "Fight",
         }
     }
 
@@ -76,7 +84,7 @@ impl Reason {
     }
 }
 
-/// Copies of one rule in one cluster. `copies - applied - failed - waiting` are under way.
+/// Copies of one rule in one cluster. `copies - applied - failed - waiting - drifted` are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All copies that should exist.
@@ -89,12 +97,20 @@ pub struct Counts {
     pub waiting: u32,
     /// Copies that must go and are still there.
     pub removing: u32,
+    /// Not equal because somebody changed or deleted them there, and left so on purpose.
+    pub drifted: u32,
 }
 
 impl Counts {
-    /// Whether nothing is under way: every copy is applied, failed or waiting, and none is being removed.
+    /// Whether nothing is under way: every copy is applied, failed, waiting or drifted, and none is being removed.
     pub fn is_settled(&self) -> bool {
-        self.removing == 0 && self.copies == self.applied.saturating_add(self.failed).saturating_add(self.waiting)
+        self.removing == 0 && self.under_way() == 0
+    }
+
+    /// The copies about which something is being done.
+    pub fn under_way(&self) -> u32 {
+        let settled = [self.applied, self.failed, self.waiting, self.drifted];
+        self.copies.saturating_sub(settled.into_iter().fold(0, u32::saturating_add))
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a rule says about all its intents.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Pattern, RuleName, Selector, matches_any};
+use super::{FieldPath, Pattern, RuleName, Selector, matches_any};
 
 /// What to do with an object that is not ours and stands where a copy should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -11,6 +11,10 @@ pub enum ConflictPolicy {
     /// Leave it alone and report a conflict.
     #[default]
     Fail,
+    /// Take it over if its content equals what should stand there; otherwise as `Fail`.
+    AdoptIfEqual,
+    /// Take it over in any case; what it held is lost.
+    Overwrite,
 }
 
 /// What to do with a copy that differs from its intent.
@@ -19,6 +23,18 @@ pub enum DriftPolicy {
     /// Put it back.
     #[default]
     Correct,
+    /// Leave it so and report it, until the source changes.
+    Report,
+}
+
+/// What to do where a change meets an immutable copy, or an immutable field such as a Secret's type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ImmutablePolicy {
+    /// Leave the copy as it is and report a failure.
+    #[default]
+    Report,
+    /// Delete the copy and create it anew.
+    Recreate,
 }
 
 /// What becomes of a copy that is no longer wanted.
@@ -72,7 +88,7 @@ impl NamespaceChoice {
 }
 
 /// What a rule says about all its intents, besides their content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// The owning rule's name.
     pub rule: RuleName,
@@ -90,6 +106,12 @@ pub struct Terms {
     pub deletion_policy: DeletionPolicy,
     /// Nothing is created, corrected or removed.
     pub suspend: bool,
+    /// For changes that an immutable copy does not take.
+    #[serde(default)]
+    pub immutable_policy: ImmutablePolicy,
+    /// What is written when a copy is created, and never compared or written again.
+    #[serde(default)]
+    pub ignore_fields: BTreeSet<FieldPath>,
 }
 
 impl Serialize for RuleName {

@@ -164,6 +164,7 @@ impl Alone {
             drift_policy: DriftPolicy::Correct,
             deletion_policy: DeletionPolicy::Delete,
             suspend: false,
+            ..Terms::default()
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use crate::core::{Core, Event, Setup};
-use crate::decide::{Target, Trouble};
+use crate::decide::{Target, Trouble, differs};
 use crate::desired::{Home, Namespace, StoredRule};
 use crate::job::{Body, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
@@ -21,6 +21,8 @@ pub struct Object {
     pub live: Live,
     /// Whether it carries our label, so that the watch shows it.
     pub labelled: bool,
+    /// Not ours, and what should stand there in all but its marks.
+    pub equal: bool,
 }
 
 /// A cluster with an agent's core in it.
@@ -61,6 +63,7 @@ pub fn terms(name: &str, namespaces: &[&str]) -> Terms {
         drift_policy: DriftPolicy::Correct,
         deletion_policy: DeletionPolicy::Delete,
         suspend: false,
+        ..Terms::default()
     }
 }
 
@@ -252,7 +255,9 @@ impl World {
             }
             (Key::Copy(copy), work) => {
                 assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
-                if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) = work {
+                if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) =
+                    work
+                {
                     let denied = self.policy.denies_namespace(&copy.namespace, "runnel-system");
                     assert_eq!(denied.or(self.policy.denies_kind(&copy.resource)), None, "{copy} is written");
                     assert_eq!(*body.limits.policy, self.policy);
@@ -345,10 +350,11 @@ impl World {
             sealed: None,
             intact: false,
             facts: Facts::default(),
+            others: None,
             terminating: false,
             applied_at: 0,
         };
-        self.objects.insert(copy.clone(), Object { live, labelled: false });
+        self.objects.insert(copy.clone(), Object { live, labelled: false, equal: false });
     }
 
     pub fn set_namespace(&mut self, name: &str, namespace: Option<Namespace>) {
@@ -381,8 +387,26 @@ impl World {
             Work::CreateNamespace => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done),
-            Work::Change(target, body) | Work::Adopt(target, body) => {
-                self.write(&copy, Some(&target), &body, &mut done)
+            Work::Change(target, body) => {
+                let foreign = self.objects.get(&copy).filter(|object| object.live.uid == target.uid);
+                let ours = foreign.is_none_or(|object| object.live.ownership == Ownership::Ours);
+                assert!(ours, "a foreign object was changed");
+                self.write(&copy, Some(&target), &body, &mut done);
+            }
+            Work::Adopt(target, body) => match self.objects.get(&copy) {
+                Some(object) if self.is(&copy, &target) && !object.equal => {
+                    (done.trouble, done.sight) = (Some(differs(&object.live)), Some(self.sight(&copy)));
+                }
+                _ => self.write(&copy, Some(&target), &body, &mut done),
+            },
+            Work::Overwrite(target, body) => {
+                self.write(&copy, Some(&target), &body, &mut done);
+                done.wrote = done.wrote.map(|_| Wrote::Overwrote);
+            }
+            Work::Compare(target, _) => {
+                done.sight = Some(self.sight(&copy));
+                let trouble = Trouble::new(Reason::Drifted, "changed here");
+                done.compared = self.is(&copy, &target).then_some((target.version, trouble));
             }
             Work::Delete(target) if self.is(&copy, &target) => {
                 self.writes += 1;
@@ -429,12 +453,6 @@ impl World {
             done.sight = Some(self.sight(copy));
             return;
         }
-        if let Some(object) = self.objects.get(copy) {
-            assert!(
-                matches!(object.live.ownership, Ownership::Ours | Ownership::Retained),
-                "a foreign object was changed"
-            );
-        }
         self.writes += 1;
         let version = self.next_version();
         let uid = target.map_or_else(|| format!("u{version}").as_str().into(), |target| target.uid.clone());
@@ -443,13 +461,14 @@ impl World {
             uid,
             version: version.as_str().into(),
             ownership: Ownership::Ours,
-            sealed: Some(Sealed { rule, source, revision: body.revision }),
+            sealed: Some(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() }),
             intact: true,
             facts: Facts::default(),
+            others: None,
             terminating: false,
             applied_at: i64::try_from(self.version).unwrap(),
         };
-        self.objects.insert(copy.clone(), Object { live: live.clone(), labelled: true });
+        self.objects.insert(copy.clone(), Object { live: live.clone(), labelled: true, equal: true });
         self.told(copy, true);
         done.sight = Some(Sight::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));

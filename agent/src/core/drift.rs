@@ -1,0 +1,107 @@
+//! What others did to our copies: whether it is put back, how soon, and what is remembered of it.
+use std::time::Instant;
+
+use runnel_proto::model::{DriftPolicy, SourceRef};
+
+use super::{Compared, Core};
+use crate::decide::{Outcome, Place, Trouble, Want};
+use crate::live::Ownership;
+use crate::records::Sight;
+
+impl Core {
+    /// Adds to what is wanted what became of the copy so far.
+    pub(super) fn add_history(&self, copy: &SourceRef, want: &mut Want) {
+        let Want::Copy(wanted) = want else { return };
+        wanted.fight = self.fights.trouble(copy);
+        let held = self.lost.get(copy);
+        wanted.lost =
+            held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
+        let fits = |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
+        let compared = self.compared.get(copy).filter(fits);
+        wanted.compared = compared.map(|compared| (compared.version.clone(), compared.trouble.clone()));
+    }
+
+    /// Notes what is lost of a copy that held what it should: where drift is only reported, it is not made again. A copy
+    /// that went with its namespace is not drift.
+    pub(super) fn note_lost(&mut self, copy: &SourceRef, want: &mut Want) {
+        let Want::Copy(wanted) = want else {
+            self.lost.remove(copy);
+            return;
+        };
+        let gone = match self.records.sight(copy) {
+            Sight::Unknown | Sight::Absent => true,
+            Sight::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
+        };
+        let reports = wanted.policies.drift == DriftPolicy::Report && wanted.place == Place::Ready;
+        match wanted.revision {
+            // Nothing is known of what is not watched; what is just being written says how it is when it is done.
+            _ if !self.is_watched(copy) || self.runs.contains_key(copy) => {}
+            Some(revision) if reports && gone => {
+                let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&Outcome::Applied);
+                if was_applied && !self.failed.contains_key(copy) {
+                    self.lost.insert(copy.clone(), (wanted.intent.clone(), revision));
+                    wanted.lost = true;
+                }
+            }
+            _ => drop(self.lost.remove(copy)),
+        }
+    }
+
+    /// Whether no watch will tell what becomes of the object that stands where a copy should, so that it is looked at
+    /// again.
+    pub(super) fn is_unseen(&self, copy: &SourceRef, want: &Want) -> bool {
+        let Want::Copy(wanted) = want else { return false };
+        let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
+        (foreign || wanted.lost) && wanted.place == Place::Ready && !wanted.suspend && !wanted.hold
+    }
+
+    /// Notes whether the copy was as it is wanted before somebody changed or deleted it.
+    pub(super) fn note_drift(&mut self, copy: &SourceRef, want: &Want) {
+        let Want::Copy(wanted) = want else { return };
+        let outcome = self.report.outcome(copy, &wanted.intent.rule);
+        let was_applied = outcome == Some(&Outcome::Applied) || is_fought_for(outcome);
+        let (same, others) = match self.records.sight(copy) {
+            Sight::Unknown | Sight::Absent => (was_applied, None),
+            Sight::Live(live) => {
+                let same = match &live.sealed {
+                    Some(sealed) => {
+                        Some(sealed.revision) == wanted.revision && sealed.rule == wanted.intent.rule && !live.intact
+                    }
+                    None => was_applied,
+                };
+                (same, live.others.clone())
+            }
+        };
+        if same {
+            self.drifted.insert(copy.clone(), others);
+        }
+    }
+
+    /// Notes that a copy was put back. Returns whether that is worth an Event of its own.
+    pub(super) fn note_corrected(
+        &mut self,
+        copy: &SourceRef,
+        others: Option<std::sync::Arc<str>>,
+        now: Instant,
+    ) -> bool {
+        self.fights.corrected(copy, others, now);
+        self.fights.trouble(copy).is_none()
+    }
+
+    /// Looks at the copies about which there is peace again.
+    pub(super) fn look_at_calm(&mut self, now: Instant) {
+        for copy in self.fights.take_calm(now) {
+            self.look(&copy, now);
+        }
+    }
+
+    /// Notes in what a copy differs.
+    pub(super) fn note_compared(&mut self, copy: &SourceRef, compared: Compared) {
+        self.compared.insert(copy.clone(), compared);
+    }
+}
+
+fn is_fought_for(outcome: Option<&Outcome>) -> bool {
+    let reason = runnel_proto::model::Reason::Fight;
+    matches!(outcome, Some(Outcome::Failed(Trouble { reason: said, .. })) if *said == reason)
+}

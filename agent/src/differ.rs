@@ -1,0 +1,179 @@
+//! In words, where a copy differs from what was written into it. Pure.
+//!
+//! Of a Secret only paths are named, never a value; of a ConfigMap short values of `data` and labels too.
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::api::DynamicObject;
+use runnel_proto::model::{Content, FieldMap, FieldPath, Kind, Reason};
+use serde_json::{Map, Value};
+
+use crate::decide::Trouble;
+use crate::ignore;
+use crate::report::clip;
+use crate::seal::canonical;
+
+/// So many characters of a value are shown.
+const VALUE_LIMIT: usize = 40;
+/// So many bytes of differences are named; the others are counted.
+const LIST_LIMIT: usize = 320;
+
+/// What a copy that was changed and is left so is reported with. `who` are the field managers that changed it.
+pub fn changed(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+    who: Option<&str>,
+) -> Trouble {
+    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored);
+    let mut list = String::new();
+    let mut named = 0;
+    for difference in &all {
+        if !list.is_empty() && list.len() + difference.len() > LIST_LIMIT {
+            break;
+        }
+        list.push_str(if list.is_empty() { ": " } else { "; " });
+        list.push_str(&clip(difference, LIST_LIMIT));
+        named += 1;
+    }
+    if all.len() > named {
+        list.push_str(&format!("; and {} more", all.len() - named));
+    }
+    if all.is_empty() {
+        list.push_str(": Runnel's own marks");
+    }
+    Trouble::new(Reason::Drifted, format!("changed here{} and left so{list}", by(who)))
+}
+
+/// What a copy is reported with of whose change nothing but the change is known.
+pub fn unread(who: Option<&str>) -> Trouble {
+    Trouble::new(Reason::Drifted, format!("changed here{} and left so", by(who)))
+}
+
+/// What a copy that was deleted and is not made again is reported with.
+pub fn deleted() -> Trouble {
+    Trouble::new(Reason::Drifted, "deleted here, and not made again before its source changes")
+}
+
+fn by(who: Option<&str>) -> String {
+    who.map(|who| format!(" by {who}")).unwrap_or_default()
+}
+
+fn differences(kind: &Kind, object: &DynamicObject, wanted: &Content, ignored: &BTreeSet<FieldPath>) -> Vec<String> {
+    let mut all = vec![];
+    let none = Map::new();
+    for field in kind.fields {
+        let present = object.data.get(field).filter(|value| !crate::seal::is_empty(value));
+        let should = wanted.fields.get(*field);
+        if kind.exact_maps.contains(field) {
+            let map = if *field == "data" { FieldMap::Data } else { FieldMap::BinaryData };
+            let present = present.and_then(Value::as_object).unwrap_or(&none);
+            let should = should.and_then(Value::as_object).unwrap_or(&none);
+            let shows = !kind.sensitive && map == FieldMap::Data;
+            let keys: BTreeSet<&String> = present.keys().chain(should.keys()).collect();
+            for key in keys {
+                let path = FieldPath::new(map, key.as_str());
+                if !ignored.contains(&path) {
+                    let texts = (present.get(key).and_then(Value::as_str), should.get(key).and_then(Value::as_str));
+                    all.extend(difference(&path.to_string(), texts.0, texts.1, shows));
+                }
+            }
+        } else if present != should {
+            all.push(match (present, should) {
+                (None, _) => format!("/{field} is missing"),
+                (_, None) => format!("/{field} was added"),
+                _ => format!("/{field} is another"),
+            });
+        }
+    }
+    let none = BTreeMap::new();
+    let labels = object.metadata.labels.as_ref().unwrap_or(&none);
+    let annotations = object.metadata.annotations.as_ref().unwrap_or(&none);
+    let maps = [
+        (FieldMap::Labels, labels, &wanted.labels, !kind.sensitive),
+        (FieldMap::Annotations, annotations, &wanted.annotations, false),
+    ];
+    for (map, present, should, shows) in maps {
+        for (key, value) in should {
+            let path = FieldPath::new(map, key.as_str()).to_string();
+            all.extend(difference(&path, present.get(key).map(String::as_str), Some(value), shows));
+        }
+    }
+    all
+}
+
+fn difference(path: &str, present: Option<&str>, should: Option<&str>, shows: bool) -> Option<String> {
+    Some(match (present, should) {
+        (present, should) if present == should => return None,
+        (None, _) => format!("{path} is missing"),
+        (Some(present), None) if shows => format!("{path} was added as {}", short(present)),
+        (Some(_), None) => format!("{path} was added"),
+        (Some(present), Some(should)) if shows => format!("{path} is {} instead of {}", short(present), short(should)),
+        (Some(_), Some(_)) => format!("{path} is another"),
+    })
+}
+
+/// A value on one line, cut.
+fn short(value: &str) -> String {
+    let cut: String = value.chars().take(VALUE_LIMIT).collect();
+    let dots = if cut.len() < value.len() { "..." } else { "" };
+    format!("{cut:?}{dots}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(kind: &Kind, data: Value) -> DynamicObject {
+        let meta = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
+        let mut whole = json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta});
+        for (field, value) in data.as_object().unwrap() {
+            whole[field] = value.clone();
+        }
+        serde_json::from_value(whole).unwrap()
+    }
+
+    fn content(data: Value) -> Content {
+        let fields = data.as_object().unwrap().iter().map(|(field, value)| (field.clone(), value.clone())).collect();
+        Content { fields, labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]), ..Content::default() }
+    }
+
+    #[test]
+    fn every_difference_of_a_config_map_is_named_with_its_values() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let live = json!({"data": {"color": "blue\n", "new": "x", "same": "s"}, "binaryData": {"b": "AAAA"}, "immutable": true});
+        let wanted = content(json!({"data": {"color": "red", "lost": "l", "same": "s"}}));
+        let trouble = changed(kind, &object(kind, live), &wanted, &BTreeSet::new(), Some("kubectl-edit"));
+        assert_eq!(trouble.reason, Reason::Drifted);
+        assert_eq!(
+            &*trouble.message,
+            "changed here by kubectl-edit and left so: /binaryData/b was added; /data/color is \"blue\\n\" instead of \
+             \"red\"; /data/lost is missing; /data/new was added as \"x\"; /immutable was added; /metadata/labels/team is \
+             \"b\" instead of \"a\""
+        );
+    }
+
+    #[test]
+    fn of_a_secret_no_value_is_named_and_what_is_ignored_is_not_named_at_all() {
+        let kind = Kind::by_resource("secrets").unwrap();
+        let live = json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
+        let wanted = content(json!({"data": {"a": "c4n4ry", "c": "c4n4ry"}, "type": "Opaque"}));
+        let ignored = BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]);
+        let trouble = changed(kind, &object(kind, live), &wanted, &ignored, None);
+        assert!(!trouble.message.contains("c4n4ry") && !trouble.message.contains("YzRu"), "{}", trouble.message);
+        for path in ["/data/a is another", "/data/b was added", "/data/c is missing", "/type is another"] {
+            assert!(trouble.message.contains(path), "{path}: {}", trouble.message);
+        }
+        assert!(!trouble.message.contains("own"), "{}", trouble.message);
+    }
+
+    #[test]
+    fn a_long_list_is_counted_and_a_long_value_cut() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let data: Map<String, Value> = (0..500).map(|n| (format!("key-{n:03}"), json!("v".repeat(9000)))).collect();
+        let trouble = changed(kind, &object(kind, json!({"data": data})), &content(json!({})), &BTreeSet::new(), None);
+        assert!(trouble.message.len() < 500, "{}", trouble.message.len());
+        assert!(trouble.message.contains("more"), "{}", trouble.message);
+    }
+}

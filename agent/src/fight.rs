@@ -1,0 +1,162 @@
+//! Copies that somebody keeps changing, though each time they are put back. Pure: time is an argument.
+//!
+//! A copy that was put back more than [`LIMIT`] times within [`WINDOW`] is fought for. It is still put back, but each
+//! time later, so that the API server has peace; and it counts as failed, whoever has the word just now, so that the
+//! rule's status does not flap. The fight is over when the copy was left alone for a [`WINDOW`].
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::{Reason, SourceRef};
+
+use crate::backoff::FIGHT;
+use crate::decide::Trouble;
+
+/// So often within [`WINDOW`] a copy is put back without further ado.
+pub const LIMIT: usize = 5;
+/// In this time.
+pub const WINDOW: Duration = Duration::from_secs(600);
+/// Copies that are remembered at most, besides those that are fought for.
+const REMEMBERED: usize = 10_000;
+
+struct Story {
+    /// When the copy was put back, the newest last.
+    times: VecDeque<Instant>,
+    /// How often since the fight began; 0: there is none.
+    rounds: u32,
+    /// Who else writes the copy, as far as that is known.
+    who: Option<Arc<str>>,
+}
+
+impl Story {
+    fn last(&self) -> Option<Instant> {
+        self.times.back().copied()
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.last().is_none_or(|last| now.saturating_duration_since(last) >= WINDOW)
+    }
+}
+
+/// The copies that were put back lately.
+#[derive(Default)]
+pub struct Fights {
+    stories: BTreeMap<SourceRef, Story>,
+}
+
+impl Fights {
+    /// Notes that a copy was put back; `who` changed it, if that is known.
+    pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
+        if self.stories.len() >= REMEMBERED && !self.stories.contains_key(copy) {
+            self.stories.retain(|_, story| story.rounds > 0 || !story.is_over(now));
+        }
+        let story =
+            self.stories.entry(copy.clone()).or_insert_with(|| Story { times: VecDeque::new(), rounds: 0, who: None });
+        if story.is_over(now) {
+            (story.rounds, story.who) = (0, None);
+        }
+        story.times.retain(|time| now.saturating_duration_since(*time) < WINDOW);
+        story.times.push_back(now);
+        story.who = story.who.take().or(who);
+        if story.rounds > 0 || story.times.len() > LIMIT {
+            story.rounds = story.rounds.saturating_add(1);
+        }
+        while story.times.len() > LIMIT + 1 {
+            story.times.pop_front();
+        }
+    }
+
+    /// When a copy may be put back; `None` is at once.
+    pub fn not_before(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
+        let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
+        let at = story.last()? + FIGHT.ceiling(story.rounds);
+        (at > now).then_some(at)
+    }
+
+    /// What a copy that is fought for is reported with. The same for as long as the fight lasts.
+    pub fn trouble(&self, copy: &SourceRef) -> Option<Trouble> {
+        let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
+        let who = story.who.as_deref().unwrap_or("somebody");
+        let text = format!(
+            "{who} keeps changing or deleting this copy; it is put back ever more slowly: end it there, or leave the \
+             field to it (ignoreFields), or take the object out of the rule"
+        );
+        Some(Trouble::new(Reason::Fight, text))
+    }
+
+    /// The copies about which there is peace again; they are forgotten.
+    pub fn take_calm(&mut self, now: Instant) -> Vec<SourceRef> {
+        let calm = self.stories.iter().filter(|(_, story)| story.rounds > 0 && story.is_over(now));
+        let calm: Vec<_> = calm.map(|(copy, _)| copy.clone()).collect();
+        for copy in &calm {
+            self.stories.remove(copy);
+        }
+        calm
+    }
+
+    /// When the next fight may be over.
+    pub fn next_calm(&self) -> Option<Instant> {
+        let fought = self.stories.values().filter(|story| story.rounds > 0);
+        fought.filter_map(|story| Some(story.last()? + WINDOW)).min()
+    }
+
+    /// How many copies are fought for.
+    pub fn count(&self) -> usize {
+        self.stories.values().filter(|story| story.rounds > 0).count()
+    }
+
+    /// Nobody wants the copy any more.
+    pub fn forget(&mut self, copy: &SourceRef) {
+        self.stories.remove(copy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy() -> SourceRef {
+        SourceRef::new("configmaps", "a", "x")
+    }
+
+    #[test]
+    fn the_sixth_time_within_ten_minutes_is_a_fight_and_quiet_ends_it() {
+        let (mut fights, start) = (Fights::default(), Instant::now());
+        let mut now = start;
+        for time in 1..=6 {
+            assert_eq!(fights.trouble(&copy()), None, "before time {time}");
+            assert_eq!(fights.not_before(&copy(), now), None);
+            fights.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
+            now += Duration::from_secs(60);
+        }
+        let said = fights.trouble(&copy()).unwrap();
+        assert_eq!((said.reason, said.message.starts_with("argocd-controller ")), (Reason::Fight, true));
+        assert_eq!(fights.count(), 1);
+        // Ever more slowly, up to minutes, and the same is said all the time.
+        let mut before = Duration::ZERO;
+        for _ in 0..8 {
+            now = fights.not_before(&copy(), now).unwrap_or(now);
+            fights.corrected(&copy(), Some("somebody-else".into()), now);
+            let wait = fights.not_before(&copy(), now).unwrap() - now;
+            assert!(wait > before || wait == FIGHT.limit, "{wait:?}");
+            before = wait;
+            assert_eq!(fights.trouble(&copy()).as_ref(), Some(&said));
+        }
+        assert_eq!(before, FIGHT.limit);
+        assert!(FIGHT.limit >= Duration::from_secs(120) && FIGHT.limit * 2 < WINDOW);
+        assert_eq!(fights.next_calm(), Some(now + WINDOW));
+        assert!(fights.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
+        assert_eq!(fights.take_calm(now + WINDOW), [copy()]);
+        assert_eq!((fights.trouble(&copy()), fights.count()), (None, 0));
+    }
+
+    #[test]
+    fn who_edits_now_and_then_does_not_fight() {
+        let (mut fights, mut now) = (Fights::default(), Instant::now());
+        for _ in 0..50 {
+            fights.corrected(&copy(), None, now);
+            assert_eq!(fights.trouble(&copy()), None);
+            now += Duration::from_secs(121);
+        }
+    }
+}

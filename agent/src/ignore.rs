@@ -1,0 +1,70 @@
+//! Fields that a rule leaves alone: written when a copy is created, and from then on neither compared nor written. Pure.
+//!
+//! Which they are stands on the copy itself and is sealed with it, so that an agent that has just started compares what
+//! was sealed, and notices when the rule names others.
+use std::collections::BTreeSet;
+
+use kube::api::DynamicObject;
+use runnel_proto::model::{Content, FieldMap, FieldPath};
+use serde_json::Value;
+
+use crate::live;
+
+/// The fields as the copy's annotation names them.
+pub fn text(ignored: &BTreeSet<FieldPath>) -> String {
+    ignored.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// Reads what [`text`] wrote. What is no path is passed over: the seal does not fit then, and the copy is put back.
+pub fn parse(text: &str) -> BTreeSet<FieldPath> {
+    text.split(' ').filter_map(FieldPath::parse).collect()
+}
+
+/// The content without these fields.
+pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
+    for path in ignored {
+        take(&mut content, path);
+    }
+    content
+}
+
+/// The content with these fields as they are in the live object: as far as they are ours there. One that somebody else
+/// has is left out, which leaves it to him; one that is ours and left out would be deleted.
+pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &DynamicObject) -> Content {
+    for path in ignored {
+        take(&mut content, path);
+        let Some(value) = value(object, path).filter(|_| live::owns(object, path)) else { continue };
+        match (path.map.field(), path.map) {
+            (Some(field), _) => {
+                let map =
+                    content.fields.entry(field.to_owned()).or_insert_with(|| Value::Object(serde_json::Map::new()));
+                if let Some(map) = map.as_object_mut() {
+                    map.insert(path.key.clone(), Value::String(value.to_owned()));
+                }
+            }
+            (None, FieldMap::Labels) => drop(content.labels.insert(path.key.clone(), value.to_owned())),
+            (None, _) => drop(content.annotations.insert(path.key.clone(), value.to_owned())),
+        }
+    }
+    content
+}
+
+fn take(content: &mut Content, path: &FieldPath) {
+    match (path.map.field(), path.map) {
+        (Some(field), _) => {
+            if let Some(map) = content.fields.get_mut(field).and_then(Value::as_object_mut) {
+                map.remove(&path.key);
+            }
+        }
+        (None, FieldMap::Labels) => drop(content.labels.remove(&path.key)),
+        (None, _) => drop(content.annotations.remove(&path.key)),
+    }
+}
+
+fn value<'a>(object: &'a DynamicObject, path: &FieldPath) -> Option<&'a str> {
+    match (path.map.field(), path.map) {
+        (Some(field), _) => object.data.get(field)?.get(&path.key)?.as_str(),
+        (None, FieldMap::Labels) => object.metadata.labels.as_ref()?.get(&path.key).map(String::as_str),
+        (None, _) => object.metadata.annotations.as_ref()?.get(&path.key).map(String::as_str),
+    }
+}
