@@ -80,6 +80,22 @@ impl Queue {
         }
     }
 
+    /// Asks for a run at once, also of a key that waits.
+    pub fn add_now(&mut self, key: &Key) {
+        match self.entries.get_mut(key) {
+            Some(entry) => {
+                if let State::Delayed(at) = entry.state {
+                    entry.state = State::Ready;
+                    self.delayed.remove(&(at, key.clone()));
+                    self.ready.push_back(key.clone());
+                } else {
+                    self.add(key);
+                }
+            }
+            None => self.add(key),
+        }
+    }
+
     /// Asks for a run no later than this.
     pub fn add_at(&mut self, key: &Key, at: Instant) {
         match self.entries.get_mut(key) {

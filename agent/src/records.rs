@@ -109,10 +109,12 @@ impl Records {
 
     fn set(&mut self, copy: &SourceRef, sight: Sight, watched: bool) {
         let record = self.records.entry(copy.clone()).or_default();
+        let now = if let Sight::Live(live) = &sight { Some(live.version.clone()) } else { None };
         let before = record.sight.replace(sight);
         let was_watched = std::mem::replace(&mut record.watched, watched);
         if let Some(Sight::Live(live)) = before {
-            if was_watched || !watched {
+            // Two reads in a row may show the same version, which is not past then.
+            if (was_watched || !watched) && now.as_ref() != Some(&live.version) {
                 record.pass([live.version.clone()]);
             }
             self.unindex(copy, &live);

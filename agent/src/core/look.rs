@@ -186,13 +186,15 @@ impl Core {
             }
             None => {}
         }
+        self.drifted.remove(copy);
         if !matches!(action, Action::Compare(_)) {
             self.note_drift(copy, want);
         }
         let later = self.fights.not_before(copy, now).filter(|_| self.drifted.contains_key(copy));
         match later {
             Some(later) => self.queue.add_at(&key, later),
-            None => self.queue.add(&key),
+            // What waited for a fight, or to be looked at again, has something to do now.
+            None => self.queue.add_now(&key),
         }
         if let Want::Copy(wanted) = want {
             let bytes = self.cache.size(&wanted.intent);

@@ -18,7 +18,7 @@ pub use member::{
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
-    DistributionRule, DistributionRuleSpec, DriftPolicy, Namespaces, RuleTerms, Source,
+    DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
@@ -42,6 +42,8 @@ pub mod limits {
     pub const CLUSTERS: usize = 512;
     /// Requirements in one label selector: `matchLabels` and `matchExpressions` each.
     pub const EXPRESSIONS: usize = 16;
+    /// Fields of copies that are left alone.
+    pub const IGNORED: usize = 32;
     /// Values in one `matchExpressions` entry.
     pub const VALUES: usize = 64;
     /// Clusters that a rule's status lists, the worst first.

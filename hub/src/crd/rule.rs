@@ -110,12 +110,26 @@ pub struct RuleTerms {
     /// that are not globs. A namespace that was created is never deleted.
     #[serde(default)]
     pub create_namespaces: bool,
-    /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it.
+    /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it, with
+    /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's; otherwise
+    /// as Fail. Overwrite: take it over in any case; what it held is lost. A member may refuse Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
-    /// What to do when a copy was changed in a member cluster. Correct: put it back.
+    /// What to do when a copy was changed or deleted in a member cluster. Correct: put it back. Report: leave it so and
+    /// report what differs, until the source changes: an edit of the source is applied and ends the drift.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
+    /// What to do when a changed source meets a copy that is immutable, or a Secret of another type. Report: leave the copy
+    /// as it is and report it. Recreate: delete the copy and create it anew at once; nodes may serve the old values to
+    /// running pods until these are restarted.
+    #[serde(default)]
+    pub immutable_policy: ImmutablePolicy,
+    /// Fields of the copies that are left alone once the copies are created, as JSON pointers: `/data/KEY`,
+    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` stands for `/`). They are
+    /// written when a copy is created, and from then on neither compared nor changed. At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::field_pointers)]
+    pub ignore_fields: Vec<String>,
     /// What to do with a copy that is no longer wanted, whatever the cause: the rule, its source, a label, a namespace or
     /// a cluster. Delete: delete it. Retain: leave it where it is, without Runnel's marks.
     #[serde(default)]
@@ -180,6 +194,10 @@ pub enum ConflictPolicy {
     /// Leave it alone and report it.
     #[default]
     Fail,
+    /// Take it over if it is equal.
+    AdoptIfEqual,
+    /// Take it over; what it held is lost.
+    Overwrite,
 }
 
 /// What to do with a copy that was changed in a member cluster.
@@ -188,6 +206,18 @@ pub enum DriftPolicy {
     /// Put it back.
     #[default]
     Correct,
+    /// Leave it so and report it.
+    Report,
+}
+
+/// What to do where a copy does not take a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ImmutablePolicy {
+    /// Leave it as it is and report it.
+    #[default]
+    Report,
+    /// Delete it and create it anew.
+    Recreate,
 }
 
 /// What to do with a copy that is no longer wanted.
@@ -204,6 +234,8 @@ impl From<ConflictPolicy> for model::ConflictPolicy {
     fn from(policy: ConflictPolicy) -> Self {
         match policy {
             ConflictPolicy::Fail => model::ConflictPolicy::Fail,
+            ConflictPolicy::AdoptIfEqual => model::ConflictPolicy::AdoptIfEqual,
+            ConflictPolicy::Overwrite => model::ConflictPolicy::Overwrite,
         }
     }
 }
@@ -212,6 +244,16 @@ impl From<DriftPolicy> for model::DriftPolicy {
     fn from(policy: DriftPolicy) -> Self {
         match policy {
             DriftPolicy::Correct => model::DriftPolicy::Correct,
+            DriftPolicy::Report => model::DriftPolicy::Report,
+        }
+    }
+}
+
+impl From<ImmutablePolicy> for model::ImmutablePolicy {
+    fn from(policy: ImmutablePolicy) -> Self {
+        match policy {
+            ImmutablePolicy::Report => model::ImmutablePolicy::Report,
+            ImmutablePolicy::Recreate => model::ImmutablePolicy::Recreate,
         }
     }
 }

@@ -56,6 +56,8 @@ pub struct Summary {
     pub copies_failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub copies_waiting: i64,
+    /// Copies that somebody changed or deleted, and that are left so (`driftPolicy: Report`).
+    pub copies_drifted: i64,
 }
 
 /// The counts of a rule as `kubectl get` shows them.
@@ -86,7 +88,7 @@ pub struct ClusterStatus {
     /// The name of the MemberCluster.
     #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
     pub name: String,
-    /// Failed: a copy failed. Unreachable: the cluster is not connected, and what is counted here is what it last said.
+    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is left so. Unreachable: the cluster is not connected, and what is counted here is what it last said.
     /// Waiting: a namespace does not exist yet. Progressing: copies are on their way. Ready: every copy is applied.
     pub state: ClusterState,
     /// Copies that equal their source.
@@ -98,11 +100,14 @@ pub struct ClusterStatus {
     /// Copies for namespaces that do not exist yet.
     #[serde(default)]
     pub waiting: i64,
+    /// Copies that somebody changed or deleted there, and that are left so.
+    #[serde(default)]
+    pub drifted: i64,
     /// The worst reason among the copies, or why the cluster is in this state: one CamelCase word.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(128))]
     pub reason: String,
-    /// A sentence for a person. Never holds content of a source.
+    /// A sentence for a person. Never holds a value of a Secret; of a ConfigMap, short ones where a copy has drifted.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub message: String,
@@ -117,6 +122,8 @@ pub struct ClusterStatus {
 pub enum ClusterState {
     /// A copy failed.
     Failed,
+    /// A copy was changed or deleted there, and is left so.
+    Drifted,
     /// The cluster is not connected.
     Unreachable,
     /// A namespace does not exist yet.
@@ -137,9 +144,16 @@ mod tests {
         let status = RuleStatus { summary: Some(Summary::default()), ..RuleStatus::default() };
         let written = serde_json::to_value(&status).unwrap();
         let zero = serde_json::json!(0);
-        for count in
-            ["sources", "clusters", "clustersReady", "copies", "copiesApplied", "copiesFailed", "copiesWaiting"]
-        {
+        for count in [
+            "sources",
+            "clusters",
+            "clustersReady",
+            "copies",
+            "copiesApplied",
+            "copiesFailed",
+            "copiesWaiting",
+            "copiesDrifted",
+        ] {
             assert_eq!(written["summary"][count], zero, "{count}");
         }
     }

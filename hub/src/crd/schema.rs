@@ -12,6 +12,9 @@ const LABEL_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$";
 const QUALIFIED_NAME: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
 const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
+const FIELD_POINTER: &str =
+    r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(labels|annotations)/([-._a-zA-Z0-9]+~1)?[-._a-zA-Z0-9]+)$";
+
 const LABEL_KEY_CURE: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
      ends, optionally after a DNS name and '/', such as app or example.com/app";
 const LABEL_VALUE_CURE: &str =
@@ -32,6 +35,8 @@ pub(super) enum Item {
     LabelValue,
     /// `plural[.group]` of the kinds that can be distributed.
     Resource,
+    /// JSON pointers to one key of a map of a copy.
+    FieldPointer,
 }
 
 impl Item {
@@ -63,6 +68,12 @@ impl Item {
                  and '*', such as eu-*",
             ),
             Item::LabelValue => (LABEL_VALUE, 63, LABEL_VALUE_CURE),
+            Item::FieldPointer => (
+                FIELD_POINTER,
+                340,
+                "write /data/KEY, /binaryData/KEY, /metadata/labels/KEY or /metadata/annotations/KEY, with ~1 for each / \
+                 in KEY",
+            ),
             Item::Resource => return None,
         })
     }
@@ -82,6 +93,18 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
             items.insert("enum".into(), KINDS.iter().map(|kind| kind.resource).collect());
         }
     }
+}
+
+/// Fields of copies that are left alone; never Runnel's own marks.
+pub(super) fn field_pointers(schema: &mut Schema) {
+    set("ignoreFields", limits::IGNORED, Item::FieldPointer)(schema);
+    let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else { return };
+    add(
+        items,
+        "!self.startsWith('/metadata/labels/runnel.dev~1') && !self.startsWith('/metadata/annotations/runnel.dev~1') && \
+         self != '/metadata/labels/app.kubernetes.io~1managed-by'",
+        "ignoreFields: Runnel's own labels and annotations cannot be left alone: remove this entry",
+    );
 }
 
 /// Like [`set`], and not empty.

@@ -141,13 +141,13 @@ impl StateCollector {
         let help = "Copies that the agents last reported, by state, of all rules and clusters";
         let mut samples = Samples::new("runnel_rule_copies", help, ["state"]);
         let counts = self.shared.ledger.lock().copies();
-        let settled = counts.applied.saturating_add(counts.failed).saturating_add(counts.waiting);
         let states = [
             ("applied", counts.applied),
             ("failed", counts.failed),
             ("waiting", counts.waiting),
+            ("drifted", counts.drifted),
             ("removing", counts.removing),
-            ("under_way", counts.copies.saturating_sub(settled)),
+            ("under_way", counts.under_way()),
         ];
         for (state, count) in states {
             samples.add([state], f64::from(count));

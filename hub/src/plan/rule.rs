@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use runnel_proto::model::{
-    ClusterName, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
+    ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
 use super::{NamedTerms, Place, Scope};
@@ -185,6 +185,10 @@ fn build(
         drift_policy: said.drift_policy.into(),
         deletion_policy: said.deletion_policy.into(),
         suspend: said.suspend,
+        immutable_policy: said.immutable_policy.into(),
+        // What the schema lets through and is no pointer names no field.
+        ignore_fields: said.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
+        ..Terms::default()
     };
     Some(Rule {
         uid: RuleUid::from(object.uid()?),

@@ -81,11 +81,15 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     line(
         "Copies",
         &format!(
-            "{} of {} applied, {} failed, {} waiting",
+            "{} of {} applied, {} failed, {} waiting{}",
             count("copiesApplied"),
             count("copies"),
             count("copiesFailed"),
-            count("copiesWaiting")
+            count("copiesWaiting"),
+            match count("copiesDrifted") {
+                0 => String::new(),
+                drifted => format!(", {drifted} drifted"),
+            },
         ),
     );
     said

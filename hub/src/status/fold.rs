@@ -77,6 +77,7 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
         copies_applied: sum(|standing| standing.applied),
         copies_failed: sum(|standing| standing.failed),
         copies_waiting: sum(|standing| standing.waiting),
+        copies_drifted: sum(|standing| standing.drifted),
     }
 }
 
@@ -217,6 +218,16 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
             format!("copies are on their way to {}", counted(count(ClusterState::Progressing), "cluster", "clusters"));
         return Verdict::new(False, Reason::Progressing, message);
     }
+    if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
+        let copies: i64 = in_state(ClusterState::Drifted).map(|(_, standing)| standing.drifted).sum();
+        let (copies, clusters) = (counted(copies, "copy", "copies"), count(ClusterState::Drifted));
+        let place = match clusters {
+            1 => format!("in {cluster}"),
+            more => format!("in {more} clusters, among them {cluster}"),
+        };
+        let message = format!("{copies} drifted {place}: {}", worst.message);
+        return Verdict::new(False, model::Reason::Drifted, message);
+    }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
         let clusters = count(ClusterState::Waiting);
@@ -283,6 +294,7 @@ fn list_clusters(status: &mut RuleStatus, view: &View<'_>, mut standings: Vec<(&
         applied: standing.applied,
         failed: standing.failed,
         waiting: standing.waiting,
+        drifted: standing.drifted,
         reason: standing.reason.as_str().to_owned(),
         message: shortened(&standing.message),
         since: Some(since(cluster, standing.state)),

@@ -171,6 +171,7 @@ impl Ledger {
             sum.applied = sum.applied.saturating_add(counts.applied);
             sum.failed = sum.failed.saturating_add(counts.failed);
             sum.waiting = sum.waiting.saturating_add(counts.waiting);
+            sum.drifted = sum.drifted.saturating_add(counts.drifted);
             sum.removing = sum.removing.saturating_add(counts.removing);
             sum
         })

@@ -1,7 +1,7 @@
 //! How one rule stands in one cluster.
 use std::time::Instant;
 
-use runnel_proto::model::ClusterName;
+use runnel_proto::model::{self, ClusterName, Failure};
 
 use super::ledger::Account;
 use super::{Ledger, SETTLING, View};
@@ -15,6 +15,7 @@ pub(super) struct Standing {
     pub(super) applied: i64,
     pub(super) failed: i64,
     pub(super) waiting: i64,
+    pub(super) drifted: i64,
     pub(super) reason: Reason,
     pub(super) message: String,
     /// Whether the cluster counts as connected.
@@ -52,10 +53,11 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     match () {
         () if counts.failed > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
-        () if counts.removing > 0 && !account.failures.is_empty() => ClusterState::Failed,
+        () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
         () if is_reading(view) || !holds_the_plan(view, cluster, account) || !counts.is_settled() => {
             ClusterState::Progressing
         }
+        () if counts.drifted > 0 => ClusterState::Drifted,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }
@@ -67,7 +69,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
     let before = view.previous.clusters.iter().find(|known| known.name == cluster.as_str());
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
-        ClusterState::Failed => worst(account),
+        ClusterState::Failed | ClusterState::Drifted => worst(account),
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting => {
             let message = match counts.waiting {
@@ -89,6 +91,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         applied: counts.applied.into(),
         failed: counts.failed.into(),
         waiting: counts.waiting.into(),
+        drifted: counts.drifted.into(),
         reason,
         message,
         fresh,
@@ -96,14 +99,20 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
     match before {
         // What a cluster said before this hub started is all that is known of it.
         Some(before) if account.is_none() && state == ClusterState::Unreachable => Standing {
-            copies: before.applied + before.failed + before.waiting,
+            copies: before.applied + before.failed + before.waiting + before.drifted,
             applied: before.applied,
             failed: before.failed,
             waiting: before.waiting,
+            drifted: before.drifted,
             ..standing
         },
         _ => standing,
     }
+}
+
+/// What is left as somebody changed it has not failed.
+fn is_failure(failure: &Failure) -> bool {
+    failure.reason != model::Reason::Drifted
 }
 
 fn was_connected(before: &ClusterStatus) -> bool {

@@ -40,6 +40,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         copies_applied: 948,
         copies_failed: 12,
         copies_waiting: 0,
+        copies_drifted: 0,
     };
     let mut status = RuleStatus {
         observed_generation: Some(1),
@@ -53,6 +54,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
             applied: 6,
             failed: 2,
             waiting: 0,
+            drifted: 0,
             reason: "NamespaceTerminating".to_owned(),
             message: "ns-a is being deleted".to_owned(),
             since: Some(Time(now)),

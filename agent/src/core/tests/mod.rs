@@ -1,4 +1,5 @@
 mod histories;
+mod keeping;
 mod policy;
 mod renames;
 mod revoke;

@@ -1,0 +1,322 @@
+//! Taking over what is not ours, leaving drift as it is, and fights, played against the model of an API server.
+use super::applied;
+use super::world::*;
+use crate::core::*;
+use crate::fight;
+use crate::live::Ownership;
+use proptest::prelude::*;
+use runnel_proto::model::*;
+use std::time::Duration;
+
+fn reporting(namespaces: &[&str]) -> Terms {
+    Terms { drift_policy: DriftPolicy::Report, created_at: 101, ..terms("r", namespaces) }
+}
+
+/// As [`applied`], and drift is left as it is.
+fn applied_and_reporting() -> World {
+    let mut world = applied();
+    world.batch(vec![with_terms("r", reporting(&["a", "b"]))]);
+    world.settle_now();
+    world
+}
+
+fn counts(world: &World) -> Counts {
+    world.told_state("r").unwrap().counts
+}
+
+fn notices(world: &mut World, fits: fn(&Notice) -> bool) -> usize {
+    world.core.take_notices().iter().filter(|notice| fits(notice)).count()
+}
+
+#[test]
+fn a_changed_copy_is_left_and_counted_until_its_source_changes() {
+    let mut world = applied_and_reporting();
+    let writes = world.writes;
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert_eq!((counts(&world).drifted, counts(&world).applied, counts(&world).failed), (1, 3, 0));
+    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Drifted);
+    // The agent's restart changes nothing of it, and neither does a rest.
+    world.restart();
+    world.connect();
+    world.settle();
+    assert_eq!((world.writes, counts(&world).drifted), (writes, 1));
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2) && world.holds(&copy("b", "s0"), "r", "s0", 2));
+    assert_eq!((counts(&world).drifted, counts(&world).applied), (0, 4));
+}
+
+#[test]
+fn a_changed_copy_that_is_changed_back_is_well_again() {
+    let mut world = applied_and_reporting();
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert_eq!(counts(&world).drifted, 1);
+    world.edit(&copy("a", "s0"), |object| object.live.intact = true);
+    world.settle();
+    assert_eq!((counts(&world).drifted, counts(&world).applied), (0, 4));
+}
+
+#[test]
+fn a_deleted_copy_is_drift_and_is_made_again_when_the_source_changes_or_drift_is_corrected() {
+    for ends in ["an edit", "the policy"] {
+        let mut world = applied_and_reporting();
+        world.delete(&copy("a", "s0"));
+        world.settle();
+        assert!(!world.objects.contains_key(&copy("a", "s0")), "{ends}");
+        assert_eq!((counts(&world).drifted, counts(&world).applied), (1, 3), "{ends}");
+        // A new copy is made all the same: it was never there.
+        world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..RuleDelta::new("r".into()) }]);
+        world.settle();
+        assert!(world.holds(&copy("a", "s2"), "r", "s2", 1), "{ends}");
+        let delta = match ends {
+            "an edit" => RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) },
+            _ => with_terms("r", terms("r", &["a", "b"])),
+        };
+        world.batch(vec![delta]);
+        world.settle();
+        assert!(world.objects.contains_key(&copy("a", "s0")), "{ends}");
+        assert_eq!(counts(&world).drifted, 0, "{ends}");
+    }
+}
+
+#[test]
+fn what_went_with_its_namespace_is_not_drift() {
+    let mut world = applied_and_reporting();
+    world.set_namespace("a", None);
+    world.settle();
+    assert_eq!((counts(&world).drifted, counts(&world).waiting), (0, 2));
+    world.set_namespace("a", Some(Namespace::default()));
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    assert_eq!((counts(&world).drifted, counts(&world).applied), (0, 4));
+}
+
+#[test]
+fn a_reporting_rule_still_gives_its_copies_away_and_removes_them() {
+    let mut world = applied_and_reporting();
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.delete(&copy("b", "s0"));
+    world.settle();
+    assert_eq!(counts(&world).drifted, 2);
+    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.objects.is_empty());
+}
+
+#[test]
+fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    for namespace in ["a", "b"] {
+        world.make_foreign(&copy(namespace, "s0"));
+    }
+    world.edit(&copy("a", "s0"), |object| object.equal = true);
+    let adopting = Terms { conflict_policy: ConflictPolicy::AdoptIfEqual, ..terms("r", &["a", "b"]) };
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", adopting) }]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    assert_eq!(world.objects[&copy("b", "s0")].live.ownership, Ownership::Foreign);
+    assert_eq!((counts(&world).applied, counts(&world).failed, world.writes), (1, 1, 1));
+    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    // It becomes equal: nobody tells, and it is found out all the same.
+    world.edit(&copy("b", "s0"), |object| object.equal = true);
+    world.settle();
+    assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
+}
+
+#[test]
+fn an_object_that_is_not_ours_is_overwritten_where_that_is_said_and_the_policy_lets_it() {
+    for allowed in [true, false] {
+        let mut world = World::new(&["team", "a"]);
+        world.set_policy(Policy { overwrite: allowed, ..Policy::open() });
+        world.connect();
+        world.make_foreign(&copy("a", "s0"));
+        world.edit(&copy("a", "s0"), |object| object.live.others = Some("helm".into()));
+        let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
+        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+        world.settle();
+        let said = |notice: &Notice| matches!(notice, Notice::Overwritten(_, _, Some(who)) if &**who == "helm");
+        assert_eq!(world.holds(&copy("a", "s0"), "r", "s0", 1), allowed);
+        assert_eq!(notices(&mut world, said), usize::from(allowed));
+        assert_eq!(world.core.totals().overwritten, u64::from(allowed));
+        if !allowed {
+            assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Denied);
+            // The place is taken when it becomes free.
+            world.delete(&copy("a", "s0"));
+            world.settle();
+            assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+        }
+    }
+}
+
+#[test]
+fn in_the_hubs_own_cluster_no_source_is_taken_over() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "member".into() };
+    world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
+    world.make_foreign(&copy("a", "s0"));
+    let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
+    let mut other = intent("s0", 2);
+    other.source = copy("a", "s0");
+    let of_others = RuleDelta { upserts: vec![other], ..with_terms("q", super::world::terms("q", &["team"])) };
+    world.batch(vec![of_others, RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+    world.settle();
+    assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Foreign);
+    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Conflict);
+}
+
+#[test]
+fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
+    let mut world = applied();
+    let turn = |world: &mut World| {
+        world.edit(&copy("a", "s0"), |object| {
+            (object.live.intact, object.live.others) = (false, Some("argocd-controller".into()));
+        });
+        world.settle_now();
+    };
+    for _ in 0..fight::LIMIT {
+        turn(&mut world);
+        assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
+    }
+    turn(&mut world);
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "it is still put back");
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
+    assert!(state.failures[0].message.starts_with("argocd-controller "), "{}", state.failures[0].message);
+    // However long they go on: each time later, and nothing new is said.
+    for _ in 0..10 {
+        turn(&mut world);
+        assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "it is not put back at once");
+        world.now += Duration::from_secs(240);
+        world.settle_now();
+        assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+        assert_eq!(world.told_state("r").unwrap().failures, state.failures);
+    }
+    let all = world.core.take_notices();
+    let fights =
+        all.iter().filter(|notice| matches!(notice, Notice::Failed(_, trouble) if trouble.reason == Reason::Fight));
+    assert_eq!(fights.count(), 1, "{all:?}");
+    assert_eq!(all.iter().filter(|notice| matches!(notice, Notice::DriftCorrected(_))).count(), fight::LIMIT);
+    assert_eq!(world.core.totals().fights, 1);
+    world.now += fight::WINDOW;
+    assert!(world.core.next_due(world.now - Duration::from_secs(1)).is_some(), "nobody else wakes the agent");
+    world.settle_now();
+    assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
+    assert_eq!(world.core.totals().fights, 0);
+}
+
+#[test]
+fn what_the_hub_says_of_a_fought_for_copy_does_not_wait() {
+    let mut world = applied();
+    for _ in 0..=fight::LIMIT + 1 {
+        world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+        world.settle_now();
+    }
+    assert_eq!(counts(&world).failed, 1);
+    // What is new is written at once, too.
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle_now();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle_now();
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert!(!world.objects.contains_key(&copy("a", "s0")));
+    assert_eq!(world.core.totals().fights, 0);
+}
+
+#[test]
+fn other_ignored_fields_are_written_once_and_content_for_them_comes_from_the_hub() {
+    let mut world = applied();
+    let writes = world.writes;
+    let ignored = BTreeSet::from([FieldPath::parse("/data/k").unwrap()]);
+    let ignoring = Terms { ignore_fields: ignored, created_at: 102, ..terms("r", &["a", "b"]) };
+    world.batch(vec![with_terms("r", ignoring)]);
+    world.settle();
+    assert_eq!(world.writes, writes + 4, "what is left alone stands on each copy");
+    world.restart();
+    world.connect();
+    world.settle();
+    assert_eq!((world.writes, counts(&world).applied), (writes + 4, 4));
+    // No copy is a twin any more: what others changed in it is not the source's.
+    world.delete(&copy("a", "s0"));
+    world.settle_now();
+    assert!(world.sent.contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")])));
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+}
+
+proptest! {
+    /// Whatever people do to copies and to objects of their own: without a word of the rule nothing of theirs is changed,
+    /// and with each policy the end is the one that it names, and then nothing more is written.
+    #[test]
+    fn every_policy_has_its_own_end(
+        conflict in 0usize..3,
+        reports in any::<bool>(),
+        steps in proptest::collection::vec((0u8..6, 0u8..2, 0u8..2, any::<bool>()), 0..40),
+    ) {
+        let conflict_policy = [ConflictPolicy::Fail, ConflictPolicy::AdoptIfEqual, ConflictPolicy::Overwrite][conflict];
+        let drift_policy = if reports { DriftPolicy::Report } else { DriftPolicy::Correct };
+        let mut world = World::new(&["team", "a", "b"]);
+        world.connect();
+        let rule = Terms { conflict_policy, drift_policy, ..terms("r", &["a", "b"]) };
+        let mut revisions = [1u8; 2];
+        let all = |revisions: &[u8; 2]| vec![intent("s0", revisions[0]), intent("s1", revisions[1])];
+        let mut begun = false;
+        for (kind, namespace, source, flag) in steps {
+            let place = copy(["a", "b"][usize::from(namespace)], &format!("s{source}"));
+            match kind {
+                0 => {
+                    world.make_foreign(&place);
+                    world.edit(&place, |object| object.equal |= flag && object.live.ownership == Ownership::Foreign);
+                }
+                1 => world.edit(&place, |object| object.live.intact = flag && object.live.ownership == Ownership::Ours),
+                2 => world.delete(&place),
+                3 => {
+                    begun = true;
+                    revisions[usize::from(source)] += 1;
+                    world.batch(vec![RuleDelta { upserts: all(&revisions), ..with_terms("r", rule.clone()) }]);
+                }
+                4 => world.now += Duration::from_secs(3),
+                _ => world.settle_now(),
+            }
+        }
+        if !begun {
+            world.batch(vec![RuleDelta { upserts: all(&revisions), ..with_terms("r", rule.clone()) }]);
+        }
+        world.settle();
+        let drifted = world.told_state("r").unwrap().counts.drifted;
+        let mut left = 0;
+        for namespace in ["a", "b"] {
+            for (source, revision) in revisions.iter().enumerate() {
+                let place = copy(namespace, &format!("s{source}"));
+                let right = world.holds(&place, "r", &format!("s{source}"), *revision);
+                match world.objects.get(&place) {
+                    _ if right => {}
+                    Some(object) if object.live.ownership == Ownership::Foreign => {
+                        let stays = match conflict_policy {
+                            ConflictPolicy::Fail => true,
+                            ConflictPolicy::AdoptIfEqual => !object.equal,
+                            ConflictPolicy::Overwrite => false,
+                        };
+                        prop_assert!(stays, "{place}: {object:?}");
+                    }
+                    other => {
+                        prop_assert!(reports, "{place}: {other:?}");
+                        left += 1;
+                    }
+                }
+            }
+        }
+        prop_assert_eq!(drifted, left, "every copy that is left as it is, is counted");
+        let writes = world.writes;
+        world.settle();
+        prop_assert_eq!(world.writes, writes, "something is written again and again");
+    }
+}
