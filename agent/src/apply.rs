@@ -332,7 +332,7 @@ impl Run<'_> {
         let Some(object) = self.same(target).await? else { return Ok(()) };
         let who = self.live().and_then(|live| live.others.clone());
         let trouble = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
-        self.done.compared = Some((target.version.clone(), trouble));
+        self.done.compared = Some(Box::new((target.version.clone(), trouble)));
         Ok(())
     }
 

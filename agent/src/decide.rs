@@ -134,7 +134,7 @@ pub enum Want {
     /// Nobody says anything about it: it stays as it is.
     Nothing,
     /// It should hold an intent.
-    Copy(WantedCopy),
+    Copy(Box<WantedCopy>),
     /// It should go, if it belongs to this intent.
     Gone(IntentKey, RuleName, Order),
 }

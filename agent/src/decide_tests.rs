@@ -83,7 +83,7 @@ fn wants() -> impl Strategy<Value = Want> {
     let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
         let [suspend, trouble, hold, denied, fight, lost] = flags;
-        Want::Copy(WantedCopy {
+        Want::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
             revision: revision.map(|revision| Revision([revision; 16])),
@@ -96,7 +96,7 @@ fn wants() -> impl Strategy<Value = Want> {
             fight: fight.then(|| Trouble::new(Reason::Fight, "somebody")),
             lost,
             compared: None,
-        })
+        }))
     });
     let gone = (0u8..2, 0u8..2, any::<bool>(), any::<bool>()).prop_map(|(rule, source, retain, held)| {
         let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };

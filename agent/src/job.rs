@@ -111,7 +111,7 @@ pub struct Done {
     /// Content that it came by.
     pub learned: Option<NewPayload>,
     /// In what the live object of this version differs.
-    pub compared: Option<(Arc<str>, Trouble)>,
+    pub compared: Option<Box<(Arc<str>, Trouble)>>,
 }
 
 impl Done {

@@ -5,7 +5,7 @@ use runnel_proto::model::{Reason, Revision, SourceRef};
 
 use super::{Core, Notice};
 use crate::backoff::RECHECK;
-use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
+use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, decide};
 use crate::differ;
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
@@ -64,7 +64,9 @@ impl Core {
             return purged;
         }
         let mut want = self.desired.want(copy, self.records.live(copy));
-        if let Want::Copy(WantedCopy { place: Place::ToCreate(failed), .. }) = &mut want {
+        if let Want::Copy(wanted) = &mut want
+            && let Place::ToCreate(failed) = &mut wanted.place
+        {
             *failed = self.namespace_failed.get(&copy.namespace).cloned();
         }
         if let Want::Gone(key, _, order) = &mut want {
@@ -202,8 +204,8 @@ impl Core {
         }
         let outcome = match want {
             Want::Gone(..) => Outcome::Removing(None),
-            Want::Copy(WantedCopy { fight: Some(fight), .. }) => Outcome::Failed(fight.clone()),
-            Want::Copy(_) | Want::Nothing => Outcome::UnderWay,
+            Want::Copy(wanted) => wanted.fight.clone().map_or(Outcome::UnderWay, Outcome::Failed),
+            Want::Nothing => Outcome::UnderWay,
         };
         self.say(copy, want, Some(outcome));
     }

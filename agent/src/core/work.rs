@@ -37,12 +37,10 @@ impl Core {
     }
 
     fn has_lost_content(&self, copy: &SourceRef) -> bool {
-        match self.want(copy) {
-            Want::Copy(WantedCopy { intent, revision: Some(revision), denied: None, .. }) if self.is_watched(copy) => {
-                self.lacks_content(copy, &intent, &revision)
-            }
-            _ => false,
-        }
+        let Want::Copy(wanted) = self.want(copy) else { return false };
+        let WantedCopy { intent, revision, denied, .. } = *wanted;
+        let written = revision.filter(|_| denied.is_none() && self.is_watched(copy));
+        written.is_some_and(|revision| self.lacks_content(copy, &intent, &revision))
     }
 
     /// A namespace is created while some rule still asks for it.
@@ -145,7 +143,7 @@ impl Core {
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);
         }
-        if let Some((version, trouble)) = done.compared {
+        if let Some((version, trouble)) = done.compared.map(|compared| *compared) {
             self.note_compared(copy, Compared { version, about: run.about.clone(), trouble });
         }
         self.count(done.wrote, done.trouble.is_some(), run.drift);

@@ -17,7 +17,7 @@ impl Desired {
         let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
         let idle = wanted.suspend || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
-        if idle && ordered != Want::Nothing { ordered } else { Want::Copy(wanted) }
+        if idle && ordered != Want::Nothing { ordered } else { Want::Copy(Box::new(wanted)) }
     }
 
     /// The rule that wins a copy, also while an order for the copy comes before it.

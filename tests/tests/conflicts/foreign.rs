@@ -138,3 +138,23 @@ async fn what_somebody_replaced_as_a_whole_is_theirs_and_told() -> Result<()> {
     member.has_copy(&source, home, &rule).await?;
     hub.all_applied(&rule, 1).await.map(|_| ())
 }
+
+#[tokio::test]
+async fn a_member_whose_policy_has_none_overwritten_says_so() -> Result<()> {
+    let home = "not-overwritten";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    let theirs = member.make(&Draft::config_map(home, "settings").data("k", "theirs").json()).await?;
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").json()).await?;
+    let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).with("conflictPolicy", json!("Overwrite"));
+    hub.make(&draft.json()).await?;
+    let told = hub.says_ready(&rule, "False", "Denied").await?;
+    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("configmaps/not-overwritten/settings") && message.contains("(overwrite)"), "{message}");
+    member.is_untouched(&theirs).await?;
+    // The place is taken when it becomes free.
+    member.delete(&Id::of(&theirs)?).await?;
+    member.has_copy(&source, home, &rule).await?;
+    hub.all_applied(&rule, 1).await.map(|_| ())
+}

@@ -406,7 +406,7 @@ impl World {
             Work::Compare(target, _) => {
                 done.sight = Some(self.sight(&copy));
                 let trouble = Trouble::new(Reason::Drifted, "changed here");
-                done.compared = self.is(&copy, &target).then_some((target.version, trouble));
+                done.compared = self.is(&copy, &target).then(|| Box::new((target.version, trouble)));
             }
             Work::Delete(target) if self.is(&copy, &target) => {
                 self.writes += 1;

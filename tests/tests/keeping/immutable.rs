@@ -1,0 +1,48 @@
+//! Copies that do not take a change.
+
+use anyhow::{Result, ensure};
+use runnel_tests::scene::{Draft, Id, RuleDraft, entry_of};
+use serde_json::json;
+
+use super::scene_with;
+
+#[tokio::test]
+async fn immutable_objects_and_secret_types_are_reported_or_made_anew() -> Result<()> {
+    let home = "immutable";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    let frozen =
+        hub.make(&Draft::config_map(home, "frozen").data("k", "1").with("immutable", json!(true)).json()).await?;
+    let typed =
+        hub.make(&Draft::secret(home, "typed").data("k", "1").with("type", json!("example.com/a")).json()).await?;
+    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    let mut before = vec![];
+    for source in [&frozen, &typed] {
+        before.push(member.has_copy(source, home, &rule).await?);
+    }
+    // On the hub, too, they can only be made anew: within the grace this is an edit.
+    let frozen_again = Draft::config_map(home, "frozen").data("k", "2").with("immutable", json!(true)).json();
+    let typed_again = Draft::secret(home, "typed").data("k", "1").with("type", json!("example.com/b")).json();
+    let mut sources = vec![];
+    for again in [&frozen_again, &typed_again] {
+        hub.delete(&Id::of(again)?).await?;
+        sources.push(hub.make(again).await?);
+    }
+    let told = hub.says_ready(&rule, "False", "Immutable").await?;
+    let entry = entry_of(&told, "member-1")?;
+    ensure!(entry["failed"] == 2, "{entry}");
+    ensure!(entry["message"].as_str().is_some_and(|said| said.contains("delete the copy")), "{entry}");
+    for object in &before {
+        member.is_untouched(object).await?;
+    }
+    // The cure that the message names.
+    member.delete(&Id::of(&frozen)?).await?;
+    member.has_copy(&sources[0], home, &rule).await?;
+    hub.change(&rule, json!({"spec": {"immutablePolicy": "Recreate"}})).await?;
+    let made = member.has_copy(&sources[1], home, &rule).await?;
+    ensure!(made["metadata"]["uid"] != before[1]["metadata"]["uid"]);
+    let told = member.is_told(&Id::of(&typed)?, "Recreated").await?;
+    ensure!(told.kind == "Normal" && told.note.contains("restart"), "{told:?}");
+    hub.all_applied(&rule, 2).await.map(|_| ())
+}

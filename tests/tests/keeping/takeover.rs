@@ -1,0 +1,113 @@
+//! Objects that are not Runnel's where copies should be.
+
+use anyhow::{Result, ensure};
+use runnel_tests::scene::{Draft, HUB_LABEL, Id, RuleDraft, entry_of};
+use serde_json::json;
+
+use super::{CANARY, apply_as, gives_away, scene_with};
+
+#[tokio::test]
+async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or_argo_cd() -> Result<()> {
+    let home = "takeover";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    let sources = [
+        hub.make(&Draft::config_map(home, "equal").data("k", "v").with("binaryData", json!({"b": "AAE="})).json())
+            .await?,
+        hub.make(&Draft::config_map(home, "differs").data("k", "ours").json()).await?,
+        hub.make(&Draft::secret(home, "login").data("password", CANARY).json()).await?,
+        hub.make(&Draft::secret(home, "typed").data("k", "v").with("type", json!("example.com/a")).json()).await?,
+    ];
+    apply_as("helm", &Draft::config_map(home, "equal").data("k", "v").with("binaryData", json!({"b": "AAE="})).json())
+        .await?;
+    apply_as("argocd-controller", &Draft::config_map(home, "differs").data("k", "theirs").data("more", "x").json())
+        .await?;
+    apply_as("helm", &Draft::secret(home, "login").data("password", "theirs").label("theirs", "stays").json()).await?;
+    apply_as("helm", &Draft::secret(home, "typed").data("k", "v").with("type", json!("example.com/b")).json()).await?;
+    let before: Vec<_> = futures::future::try_join_all(sources.iter().map(async |source| {
+        let id = Id::of(source)?;
+        member.get(&id).await
+    }))
+    .await?;
+
+    // Fail: all stay, and who wrote them is named, but no value.
+    hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
+    hub.says_ready(&rule, "False", "Conflict").await?;
+    for (object, who) in before.iter().zip(["helm", "argocd-controller", "helm", "helm"]) {
+        let told = member.is_told(&Id::of(object)?, "Conflict").await?;
+        ensure!(told.note.contains(&format!("written by {who}")) && !gives_away(&told.note), "{told:?}");
+        member.is_untouched(object).await?;
+    }
+
+    // AdoptIfEqual: what is equal is taken over, the others are a conflict as ever.
+    hub.change(&rule, json!({"spec": {"conflictPolicy": "AdoptIfEqual"}})).await?;
+    let adopted = member.has_copy(&sources[0], home, &rule).await?;
+    ensure!(adopted["metadata"]["uid"] == before[0]["metadata"]["uid"], "it was made anew");
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let entry = entry_of(&told, "member-1")?;
+    ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
+    for object in &before[1..] {
+        member.is_untouched(object).await?;
+    }
+    // One becomes equal; nobody tells the agent.
+    member.change(&Id::of(&sources[1])?, json!({"data": {"k": "ours", "more": null}})).await?;
+    member.has_copy(&sources[1], home, &rule).await?;
+
+    // Overwrite: data are the source's alone, labels of others stay, and an Event says who lost. A Secret of another type
+    // cannot be changed; that has its own reason, and its own policy.
+    hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}})).await?;
+    let login = Id::of(&sources[2])?;
+    let told = member.is_told(&login, "Overwritten").await?;
+    ensure!(told.kind == "Warning" && told.note.contains("helm") && !gives_away(&told.note), "{told:?}");
+    let taken = member.get(&login).await?;
+    ensure!(taken["data"] == sources[2]["data"] && taken["metadata"]["labels"]["theirs"] == "stays");
+    ensure!(
+        taken["metadata"]["labels"][HUB_LABEL].is_string() && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
+    );
+    let told = hub.says_ready(&rule, "False", "Immutable").await?;
+    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.contains("secrets/takeover/typed") && message.contains("immutablePolicy"), "{message}");
+    member.is_untouched(&before[3]).await?;
+    hub.change(&rule, json!({"spec": {"immutablePolicy": "Recreate"}})).await?;
+    let made = member.has_copy(&sources[3], home, &rule).await?;
+    ensure!(made["metadata"]["uid"] != before[3]["metadata"]["uid"]);
+    hub.all_applied(&rule, 4).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_cluster_made_for_itself_and_another_hubs_copies_are_not_adopted() -> Result<()> {
+    let home = "untouchable";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    let token = hub.make(&Draft::secret(home, "token").data("k", "v").json()).await?;
+    let other = hub.make(&Draft::config_map(home, "other-hub").data("k", "v").json()).await?;
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "robot", "namespace": home}});
+    member.make(&account).await?;
+    let made = Draft::secret(home, "token").annotation("kubernetes.io/service-account.name", "robot");
+    member.make(&made.with("type", json!("kubernetes.io/service-account-token")).json()).await?;
+    // The token controller fills it in by itself.
+    let is_filled = |made: &serde_json::Value| {
+        ensure!(made["data"]["token"].is_string(), "not yet");
+        Ok(())
+    };
+    let made = member.sees("filled", &Id::of(&token)?, is_filled).await?;
+    let theirs = Draft::config_map(home, "other-hub").data("k", "v").label(HUB_LABEL, "another-hub");
+    let theirs = member.make(&theirs.label("app.kubernetes.io/managed-by", "runnel").json()).await?;
+    let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]);
+    let draft = draft.with("conflictPolicy", json!("AdoptIfEqual")).with("immutablePolicy", json!("Recreate"));
+    hub.make(&draft.json()).await?;
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    ensure!(entry_of(&told, "member-1")?["failed"] == 2, "{}", told["status"]);
+    member.is_untouched(&theirs).await?;
+    // Overwrite takes the other hub's copy, as it says; never a credential of this cluster.
+    hub.change(&rule, json!({"spec": {"conflictPolicy": "Overwrite"}})).await?;
+    member.has_copy(&other, home, &rule).await?;
+    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.contains("secrets/untouchable/token") && message.contains("never taken over"), "{message}");
+    member.is_untouched(&made).await
+}
