@@ -121,8 +121,10 @@ fn everything() -> Value {
             "exclude": ["*-old"],
         },
         "createNamespaces": true,
-        "conflictPolicy": "Fail",
-        "driftPolicy": "Correct",
+        "conflictPolicy": "AdoptIfEqual",
+        "driftPolicy": "Report",
+        "immutablePolicy": "Recreate",
+        "ignoreFields": ["/data/a.b", "/binaryData/c", "/metadata/labels/example.com~1team", "/metadata/annotations/note"],
         "deletionPolicy": "Retain",
         "suspend": true,
     })
@@ -154,6 +156,7 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
         "createNamespaces": false,
         "conflictPolicy": "Fail",
         "driftPolicy": "Correct",
+        "immutablePolicy": "Report",
         "deletionPolicy": "Delete",
         "suspend": false,
     });

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 50] = [
+const DECIDE: [&str; 53] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -48,7 +48,10 @@ const DECIDE: [&str; 50] = [
     "agent/src/core",
     "agent/src/decide",
     "agent/src/desired",
+    "agent/src/differ",
     "agent/src/fence",
+    "agent/src/fight",
+    "agent/src/ignore",
     "agent/src/job",
     "agent/src/lib",
     "agent/src/live",

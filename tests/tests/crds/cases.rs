@@ -123,8 +123,11 @@ pub fn targets() -> Vec<Case> {
         ("createNamespaces with globs only", create(json!({"names": ["team-*"]})), &["spec", "createNamespaces", "namespaces.names"]),
         ("createNamespaces with a selector only", create(json!({"selector": {"matchLabels": {"a": "b"}}})), &["spec", "createNamespaces", "namespaces.names"]),
         ("createNamespaces without namespaces", create(Value::Null), &["spec", "createNamespaces", "namespaces.names"]),
-        ("an unknown conflictPolicy", json!({"conflictPolicy": "Overwrite"}), &["spec.conflictPolicy", "\"Overwrite\"", "\"Fail\""]),
-        ("an unknown driftPolicy", json!({"driftPolicy": "Report"}), &["spec.driftPolicy", "\"Report\"", "\"Correct\""]),
+        ("an unknown conflictPolicy", json!({"conflictPolicy": "Merge"}), &["spec.conflictPolicy", "\"Merge\"", "\"Fail\"", "\"AdoptIfEqual\"", "\"Overwrite\""]),
+        ("an unknown driftPolicy", json!({"driftPolicy": "Ignore"}), &["spec.driftPolicy", "\"Ignore\"", "\"Correct\"", "\"Report\""]),
+        ("an unknown immutablePolicy", json!({"immutablePolicy": "Force"}), &["spec.immutablePolicy", "\"Report\"", "\"Recreate\""]),
+        ("a field that no copy has", json!({"ignoreFields": ["/spec/x"]}), &["ignoreFields", "write /data/KEY"]),
+        ("a mark among ignored fields", json!({"ignoreFields": ["/metadata/labels/runnel.dev~1hub"]}), &["ignoreFields", "Runnel's own"]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),
     ]
 }
