@@ -36,7 +36,7 @@ fn lives() -> impl Strategy<Value = Live> {
             intact: intact && sealed.is_some(),
             facts: Facts::default(),
             others: None,
-            sealed,
+            sealed: sealed.map(Box::new),
             terminating,
             applied_at: 0,
         }
@@ -119,7 +119,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             uid: "uid".into(),
             version: "2".into(),
             ownership: Ownership::Ours,
-            sealed: Some(sealed),
+            sealed: Some(Box::new(sealed)),
             intact: true,
             facts: Facts::default(),
             others: None,

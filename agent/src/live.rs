@@ -48,7 +48,7 @@ pub struct Live {
     /// Whose it is.
     pub ownership: Ownership,
     /// What was written, if it is ours and says so.
-    pub sealed: Option<Sealed>,
+    pub sealed: Option<Box<Sealed>>,
     /// It is ours, and every mark and all content are exactly as they were written.
     pub intact: bool,
     /// What the policy judges of what was written, if it is intact.
@@ -65,7 +65,7 @@ impl Live {
     /// Whether the copy holds exactly this revision of this rule's source.
     pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
         let equal = |sealed: &Sealed| sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision;
-        self.ownership == Ownership::Ours && self.intact && self.sealed.as_ref().is_some_and(equal)
+        self.ownership == Ownership::Ours && self.intact && self.sealed.as_deref().is_some_and(equal)
     }
 
     /// Whether all of its content is what was written, so that another copy can be made of it.
@@ -102,7 +102,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         intact = owned.has_all_marks()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(&seal, &copy, &written, &ignore::mask(content, &written.ignored));
-        sealed = Some(written);
+        sealed = Some(Box::new(written));
     }
     let live = Live {
         uid: metadata.uid.as_deref()?.into(),

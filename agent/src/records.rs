@@ -195,7 +195,7 @@ mod tests {
             uid: "uid".into(),
             version: version.into(),
             ownership: Ownership::Ours,
-            sealed: Some(sealed),
+            sealed: Some(Box::new(sealed)),
             intact: true,
             facts: Facts::default(),
             others: None,

@@ -37,7 +37,7 @@ impl Core {
             return None;
         }
         let ours = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours);
-        let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_ref()) else {
+        let Some(Sealed { rule, source, .. }) = ours.and_then(|live| live.sealed.as_deref()) else {
             return Some(Want::Nothing);
         };
         let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();

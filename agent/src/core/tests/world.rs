@@ -461,7 +461,7 @@ impl World {
             uid,
             version: version.as_str().into(),
             ownership: Ownership::Ours,
-            sealed: Some(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() }),
+            sealed: Some(Box::new(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() })),
             intact: true,
             facts: Facts::default(),
             others: None,
