@@ -311,3 +311,30 @@ fn without_tests(text: &str) -> (Vec<(usize, String)>, usize) {
     }
     (kept, length)
 }
+
+/// The tests that the list of edge cases names are there.
+#[test]
+fn every_test_that_is_named_for_an_edge_case_exists() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let list = fs::read_to_string(root.join("tests/README.md"))?;
+    let is_name = |text: &str| {
+        !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
+    // `file::name`: what stands between `::` and the closing quote.
+    let quoted = list.split('`').skip(1).step_by(2);
+    let names: Vec<&str> =
+        quoted.filter_map(|code| code.rsplit_once("::").map(|(_, name)| name)).filter(|name| is_name(name)).collect();
+    ensure!(names.len() > 40, "only {} tests are named", names.len());
+    let mut sources = String::new();
+    for folder in ["agent/src", "hub/src", "proto/src", "tests/tests"] {
+        let mut files = Vec::new();
+        collect(&root.join(folder), &mut files)?;
+        for file in files {
+            sources.push_str(&fs::read_to_string(file)?);
+        }
+    }
+    for name in names {
+        ensure!(sources.contains(&format!("fn {name}(")), "tests/README.md names {name}, which is no test");
+    }
+    Ok(())
+}

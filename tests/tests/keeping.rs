@@ -5,6 +5,8 @@
 mod drift;
 #[path = "keeping/fields.rs"]
 mod fields;
+#[path = "keeping/handover.rs"]
+mod handover;
 #[path = "keeping/immutable.rs"]
 mod immutable;
 #[path = "keeping/takeover.rs"]

@@ -141,7 +141,9 @@ impl Items {
         match (held, share.content(source)) {
             (Some(held), Some(content)) if held == content.revision => {}
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
-            (Some(held), None) if share.is_unknown(source) => {
+            // While content is being read for the first time, it may be what takes the place of this one: what is wanted
+            // instead comes first.
+            (Some(held), None) if share.is_unknown(source) || share.is_growing() => {
                 beyond.insert(source.clone(), held);
             }
             (Some(_), None) => step.tombstones.push(source.clone()),

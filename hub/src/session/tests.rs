@@ -227,6 +227,21 @@ fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted
 }
 
 #[test]
+fn what_is_not_wanted_any_more_waits_for_what_is_being_read_to_take_its_place() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    session.update([wanted("r", &[(2, Body::Unread)])]);
+    agent.drain(&mut session);
+    assert!(agent.removed.is_empty());
+    session.update([wanted("r", &[(2, content(2))])]);
+    agent.drain(&mut session);
+    assert_eq!(agent.removed, [("r".into(), source(1))]);
+    assert!(agent.rules[&"r".into()].contains_key(&source(2)));
+}
+
+#[test]
 fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
