@@ -19,6 +19,15 @@ fn short(mut text: String) -> String {
     text
 }
 
+/// Failures are kept of rules that the hub knows: nobody looks at others, of which an agent can make up as many as it
+/// likes.
+fn without_unknown_failures(mut states: Vec<RuleState>, is_known: impl Fn(&RuleUid) -> bool) -> Vec<RuleState> {
+    for state in states.iter_mut().filter(|state| !state.failures.is_empty() && !is_known(&state.uid)) {
+        state.failures = Vec::new();
+    }
+    states
+}
+
 impl Running {
     /// The agent has said what it holds: from now on the hub counts it as connected.
     pub(super) fn register(&mut self) {
@@ -93,10 +102,15 @@ impl Running {
         }
     }
 
+    pub(super) fn modest(&self, states: Vec<RuleState>) -> Vec<RuleState> {
+        let index = self.shared.index.read();
+        without_unknown_failures(states, |uid| index.rule(uid).is_some())
+    }
+
     pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
         let cluster = self.identity.cluster.clone();
         let mut changed = Vec::new();
-        for state in rules {
+        for state in self.modest(rules) {
             let uid = state.uid.clone();
             if state.gone && self.live.session.lock().gone(&uid) {
                 let ordered = self.shared.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
@@ -141,5 +155,31 @@ impl Running {
             let cluster = &self.identity.cluster;
             tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::model::{Counts, Failure, Reason, RuleName, SetDigest, SourceRef};
+
+    #[test]
+    fn failures_are_kept_of_known_rules_only() {
+        let state = |uid: &str| RuleState {
+            uid: uid.into(),
+            rule: RuleName::default(),
+            intents_digest: SetDigest::default(),
+            intents: 1,
+            terms_digest: None,
+            counts: Counts::default(),
+            failures: vec![Failure {
+                reason: Reason::Forbidden,
+                copy: SourceRef::new("configmaps", "team", "app"),
+                message: "forbidden".to_owned(),
+            }],
+            gone: false,
+        };
+        let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
+        assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);
     }
 }

@@ -256,14 +256,20 @@ impl Running {
         match (frame, self.hello.is_some(), self.registered) {
             (AgentFrame::Hello(hello), false, _) => self.greet(hello),
             (AgentFrame::HeldRules(rules, last), true, false) => {
-                self.held.extend(rules);
+                self.held.extend(self.modest(rules));
                 if self.held.len() > RULES_LIMIT {
                     self.end(Status::resource_exhausted(format!("the agent holds more than {RULES_LIMIT} rules")));
                 } else if last {
                     self.register();
                 }
             }
-            (AgentFrame::Detail(uid, intents, last), _, true) => self.live.session.lock().detail(&uid, intents, last),
+            (AgentFrame::Detail(uid, intents, last), _, true) => {
+                let taken = self.live.session.lock().detail(&uid, intents, last);
+                if let Err(too_much) = taken {
+                    tracing::warn!(cluster = %self.identity.cluster, "a session is ended: {too_much}");
+                    self.end(Status::resource_exhausted(too_much.to_string()));
+                }
+            }
             (AgentFrame::Ack(nonce, refused), _, true) => {
                 self.live.session.lock().ack(nonce);
                 self.refused(&refused);

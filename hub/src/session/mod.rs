@@ -10,7 +10,9 @@
 //! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
 //! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
 //!   new session with a new account of what is held.
-//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source.
+//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source. What it keeps of what
+//!   the agent says has one bound for all of it.
+mod budget;
 mod held;
 #[cfg(test)]
 mod tests;
@@ -25,6 +27,8 @@ use runnel_proto::model::{
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
+use budget::Budget;
+pub use budget::TooMuch;
 use held::{Held, Items};
 
 /// Batches that may be under way without an ack.
@@ -34,8 +38,6 @@ const BATCH_BYTES: usize = 1024 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
-/// The most pairs of one rule that a session takes in: what one member says must not fill the hub's memory.
-const PAIRS_LIMIT: usize = 1_000_000;
 /// The most rules that an agent may say it holds.
 pub const RULES_LIMIT: usize = 20_000;
 
@@ -65,6 +67,8 @@ pub struct Session {
     ask: BTreeSet<RuleUid>,
     unacked: BTreeSet<u64>,
     nonce: u64,
+    /// What is kept of what the agent said.
+    budget: Budget,
     hello_done: bool,
     snapshot_ended: bool,
 }
@@ -95,43 +99,30 @@ impl Session {
     }
 
     /// The agent's pairs of one rule, for which it was asked.
-    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        let Items::Asked(pairs) = &mut held.items else { return };
-        let room = PAIRS_LIMIT.saturating_sub(pairs.len());
-        pairs.extend(intents.into_iter().take(room).map(|intent| (intent.source, intent.revision)));
+    ///
+    /// # Errors
+    /// [`TooMuch`], when it says more than the session keeps: the session must end, as the rest would be lost.
+    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) -> Result<(), TooMuch> {
+        if !matches!(self.rules.get(uid), Some(Held { items: Items::Asked(_), .. })) {
+            return Ok(());
+        }
+        self.afford(intents.iter().map(|intent| &intent.source))?;
+        let Some(held) = self.rules.get_mut(uid) else { return Ok(()) };
+        let Items::Asked(pairs) = &mut held.items else { return Ok(()) };
+        pairs.extend(intents.into_iter().map(|intent| (intent.source, intent.revision)));
         if !last {
-            return;
+            return Ok(());
         }
         held.items = Items::Pairs(std::mem::take(pairs));
         if let Some(claim) = held.claim.clone() {
             self.reconcile(uid, claim);
         }
+        Ok(())
     }
 
     /// The agent has taken in a batch.
     pub fn ack(&mut self, nonce: u64) {
         self.unacked.remove(&nonce);
-    }
-
-    /// The agent needs the content of these sources again.
-    pub fn want(&mut self, uid: &RuleUid, sources: Vec<SourceRef>) {
-        if !self.rules.contains_key(uid) {
-            return;
-        }
-        let wanted = self.wants.entry(uid.clone()).or_default();
-        wanted.extend(sources.into_iter().take(PAIRS_LIMIT.saturating_sub(wanted.len())));
-        self.serve_wants(uid);
-    }
-
-    /// Wants wait until it is known what the agent holds of the rule.
-    fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(Held { items: Items::Share { share, .. }, .. }) = self.rules.get(uid) else { return };
-        for source in self.wants.remove(uid).unwrap_or_default() {
-            if let Some(content) = share.content(&source) {
-                self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
-            }
-        }
     }
 
     /// The agent has nothing left of a rule. Returns whether that answers an order to remove it. While an order waits to
@@ -268,6 +259,9 @@ impl Session {
             Claim::Held(_) => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Unclaimed => self.unclaimed(uid),
+        }
+        if !matches!(claim, Claim::Wanted(_)) {
+            self.wants.remove(uid);
         }
         if let Some(held) = self.rules.get_mut(uid) {
             held.claim = Some(claim);

@@ -83,7 +83,7 @@ impl Agent {
             for uid in &questions {
                 let pairs = self.rules.get(uid).into_iter().flatten();
                 let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
-                session.detail(uid, pairs.collect(), true);
+                session.detail(uid, pairs.collect(), true).unwrap();
             }
             let Some(batch) = session.next_batch() else {
                 if questions.is_empty() {
@@ -312,6 +312,63 @@ fn what_an_agent_wants_before_the_hub_knows_its_rule_is_sent_once_it_does() {
     assert_eq!(agent.upserts, 2);
 }
 
+/// Sources of the longest names, as a member might make them up.
+fn invented(from: usize, count: usize) -> Vec<SourceRef> {
+    let long = "n".repeat(240);
+    (from..from + count).map(|n| SourceRef::new(&long, &long, &format!("{long}{n:010}"))).collect()
+}
+
+#[test]
+fn what_nobody_will_serve_is_not_kept_however_much_an_agent_asks_for() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))]), wanted("gone", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    // What is held differs from the plan, so wants wait for the account.
+    let mut again = agent.connect();
+    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Claim::Unclaimed)]);
+    again.want(&"r".into(), invented(0, 100));
+    again.want(&"gone".into(), vec![source(1)]);
+    again.want(&"never".into(), vec![source(1)]);
+    assert_eq!(again.kept(), 0);
+    again.want(&"r".into(), vec![source(1)]);
+    assert!(again.kept() > 0);
+    again.update([("r".into(), Claim::Unclaimed)]);
+    assert_eq!(again.kept(), 0);
+}
+
+#[test]
+fn all_that_an_agent_says_together_has_one_bound_which_frees_what_is_settled() {
+    let limit = 64 * 1024 * 1024;
+    let mut session = Session::default();
+    let state = |uid: &str| RuleState { intents: 1, ..Agent::default().state(&uid.into()) };
+    let uids: Vec<String> = (0..100).map(|n| format!("r{n:02}")).collect();
+    session.hello(uids.iter().map(|uid| state(uid)).collect());
+    session.hello_done();
+    // Wants of rules about which the hub has not spoken.
+    for uid in &uids[..50] {
+        session.want(&uid.as_str().into(), invented(0, 1000));
+    }
+    session.update(uids[50..].iter().map(|uid| wanted(uid, &[(1, content(1))])));
+    let pairs = |from| {
+        let held = invented(from, 1000).into_iter();
+        held.map(|source| HeldIntent { source, revision: Revision([1; 16]) }).collect::<Vec<_>>()
+    };
+    let mut said = uids[50..].iter().map(|uid| session.detail(&uid.as_str().into(), pairs(0), false));
+    assert!(said.any(|said| said.is_err()));
+    drop(said);
+    assert!(session.kept() > limit / 2 && session.kept() <= limit, "{}", session.kept());
+    // The hub speaks: what waits for nothing goes, and there is room again.
+    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Claim::Unclaimed)));
+    assert_eq!(session.detail(&"r99".into(), pairs(0), false), Ok(()));
+    // The same again takes no more room.
+    let kept = session.kept();
+    for _ in 0..100 {
+        assert_eq!(session.detail(&"r99".into(), pairs(0), false), Ok(()));
+    }
+    assert_eq!(session.kept(), kept);
+}
+
 #[test]
 fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
     let mut agent = Agent::default();
@@ -324,9 +381,9 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
     let questions = again.take_questions();
     assert_eq!(questions.len(), 2);
     let pair = |source, text| HeldIntent { source, revision: Revision([text; 16]) };
-    again.detail(&"old".into(), vec![pair(source(1), 1)], true);
+    again.detail(&"old".into(), vec![pair(source(1), 1)], true).unwrap();
     assert!(again.next_batch().is_none(), "the taker's account is not in");
-    again.detail(&"new".into(), vec![pair(source(2), 2)], true);
+    again.detail(&"new".into(), vec![pair(source(2), 2)], true).unwrap();
     let batch = again.next_batch().unwrap();
     assert_eq!(batch.rules.iter().map(|delta| (delta.upserts.len(), delta.tombstones.len())).max(), Some((1, 0)));
     assert!(batch.rules.iter().any(|delta| delta.tombstones.len() == 1));
@@ -393,7 +450,7 @@ fn answer(agent: &Agent, session: &mut Session) {
     for uid in session.take_questions() {
         let pairs = agent.rules.get(&uid).into_iter().flatten();
         let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
-        session.detail(&uid, pairs.collect(), true);
+        session.detail(&uid, pairs.collect(), true).unwrap();
     }
 }
 

@@ -1,0 +1,81 @@
+//! What an agent needs again, and how much of what one member says a session keeps: its own word must not fill the
+//! memory of the hub, which serves all the others.
+use runnel_proto::model::{RuleUid, SourceRef};
+
+use super::held::{Held, Items};
+use super::{Change, Session};
+use crate::index::Claim;
+
+/// The most that is kept, in bytes: the accounts of some 200,000 intents at a time.
+const LIMIT: usize = 64 * 1024 * 1024;
+/// About what a source takes besides its text: its revision, and what lies around the parts of its name.
+const OVERHEAD: usize = 240;
+
+/// The agent says more about what it holds than a session keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent says more about what it holds than the hub keeps ({} MiB): distribute less to this cluster", LIMIT >> 20)]
+pub struct TooMuch;
+
+/// What is kept, counted too high: what has been settled since the last count is still in it.
+#[derive(Default)]
+pub(super) struct Budget {
+    kept: usize,
+}
+
+impl Session {
+    /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
+    pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
+        match self.rules.get(uid).map(|held| &held.claim) {
+            Some(Some(Claim::Wanted(share))) => {
+                sources.retain(|source| share.content(source).is_some() || share.is_unknown(source));
+            }
+            // The hub has not said yet whether it wants the rule.
+            Some(None) => {}
+            _ => return,
+        }
+        if !sources.is_empty() && self.afford(sources.iter()).is_ok() {
+            self.wants.entry(uid.clone()).or_default().extend(sources);
+            self.serve_wants(uid);
+        }
+    }
+
+    /// Wants wait until it is known what the agent holds of the rule.
+    pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
+        let Some(Held { items: Items::Share { share, .. }, .. }) = self.rules.get(uid) else { return };
+        for source in self.wants.remove(uid).unwrap_or_default() {
+            if let Some(content) = share.content(&source) {
+                self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
+            }
+        }
+    }
+
+    /// Makes sure that these may be kept besides all the others.
+    pub(super) fn afford<'a>(&mut self, sources: impl Iterator<Item = &'a SourceRef>) -> Result<(), TooMuch> {
+        let cost: usize = sources.map(weight).sum();
+        if self.budget.kept + cost > LIMIT {
+            self.budget.kept = self.kept();
+        }
+        if self.budget.kept + cost > LIMIT {
+            return Err(TooMuch);
+        }
+        self.budget.kept += cost;
+        Ok(())
+    }
+
+    /// What is kept now.
+    pub(super) fn kept(&self) -> usize {
+        let said = self.rules.values().map(|held| match &held.items {
+            Items::Asked(pairs) | Items::Pairs(pairs) | Items::Share { beyond: pairs, .. } => {
+                pairs.keys().map(weight).sum()
+            }
+            Items::Uncertain | Items::Digest { .. } => 0,
+        });
+        let wants = self.wants.values().flatten().map(weight);
+        said.sum::<usize>() + wants.sum::<usize>()
+    }
+}
+
+fn weight(source: &SourceRef) -> usize {
+    let renamed = if source.is_renamed() { source.copy_name().len() } else { 0 };
+    OVERHEAD + source.resource.len() + source.namespace.len() + source.name.len() + renamed
+}
