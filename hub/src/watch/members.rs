@@ -1,35 +1,45 @@
 //! The watch of `MemberCluster`s.
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
-use kube::{Client, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
-use super::{Anew, own_events, refusal};
+use super::{Anew, READ_LIMIT, own_events, refusal};
 use crate::crd::MemberCluster;
 use crate::index::Cluster;
 use crate::rounds::Watched;
 use crate::shared::Shared;
 use crate::writer::Book;
 
+/// How long to wait before members are listed anew because one could not be looked up.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+
 /// Watches the member clusters for ever. `listed` is called at each complete list.
 pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(client.clone()).boxed());
+    let own = client.clone();
+    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else { continue };
         match event {
-            Ok(Event::Init) => seen.clear(),
+            Ok(Event::Init) => {
+                seen.clear();
+                book.doubt_members();
+            }
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name_any()));
                 take_in_member(object, &shared, &book);
             }
             Ok(Event::InitDone) => {
-                let gone = book.members_not_in(&seen);
-                for name in &gone {
-                    forget(name, &shared, &book);
+                let unsure = forget_unlisted(&seen, &shared, &book);
+                if look_up(unsure, &client, &shared, &book).await.is_none() {
+                    tokio::time::sleep(AFTER_FAILURE).await;
+                    events.again();
+                    continue;
                 }
                 shared.rounds.done(Watched::Own("memberclusters"), events.round);
                 listed();
@@ -37,11 +47,7 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
             Ok(Event::Apply(object)) => take_in_member(object, &shared, &book),
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name_any());
-                // A name may have been given to another member already.
-                if book.with_member(&name, |known| known.is_none_or(|known| known.metadata.uid == object.metadata.uid))
-                {
-                    forget(&name, &shared, &book);
-                }
+                forget_if(&name, object.metadata.uid.as_deref(), &shared, &book);
             }
             Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(
@@ -57,6 +63,7 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
 pub fn take_in_member(object: MemberCluster, shared: &Shared, book: &Book) {
     let name = ClusterName::from(object.name_any());
     let cluster = Cluster::read(&object);
+    let _turn = book.turn();
     if !book.set_member(name.clone(), object) {
         return;
     }
@@ -79,6 +86,40 @@ fn note_leaving(name: &ClusterName, leaving: bool, shared: &Shared) {
     shared.ledger.lock().leaves(name, leaving, retains);
 }
 
+/// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
+/// been taken in since, after or before the list was made.
+fn forget_unlisted(seen: &BTreeSet<ClusterName>, shared: &Shared, book: &Book) -> Vec<ClusterName> {
+    let _turn = book.turn();
+    let (gone, unsure): (Vec<_>, Vec<_>) = book.members_not_in(seen).into_iter().partition(|(_, before)| *before);
+    for (name, _) in &gone {
+        forget(name, shared, book);
+    }
+    unsure.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Asks the API server for members. `None`, if it could not say.
+async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, book: &Book) -> Option<()> {
+    let members: Api<MemberCluster> = Api::all(client.clone());
+    for name in names {
+        let uid = book.member(&name)?.metadata.uid;
+        match tokio::time::timeout(READ_LIMIT, members.get_opt(name.as_str())).await {
+            Ok(Ok(Some(object))) => take_in_member(object, shared, book),
+            Ok(Ok(None)) => forget_if(&name, uid.as_deref(), shared, book),
+            _ => return None,
+        }
+    }
+    Some(())
+}
+
+/// The member of this uid is gone. The name may have been given to another one already.
+fn forget_if(name: &ClusterName, uid: Option<&str>, shared: &Shared, book: &Book) {
+    let _turn = book.turn();
+    if book.with_member(name, |known| known.is_none_or(|known| known.metadata.uid.as_deref() == uid)) {
+        forget(name, shared, book);
+    }
+}
+
+/// To be called in a turn of the book.
 fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
     book.remove_member(name);
     let mut ledger = shared.ledger.lock();
@@ -88,4 +129,75 @@ fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
     ledger.forget(name);
     drop(ledger);
     shared.change(|index| index.remove_cluster(name));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Scope;
+    use crate::shared::Settings;
+    use runnel_proto::model::RevisionKey;
+    use serde_json::json;
+
+    fn hub() -> (Arc<Shared>, Arc<Book>) {
+        let settings = Settings {
+            namespace: "runnel-system".to_owned(),
+            hub_id: "hub".to_owned(),
+            cluster_uid: "uid".to_owned(),
+            scope: Scope::default(),
+            source_gone_grace: Duration::ZERO,
+            expired_renewal_limit: Duration::ZERO,
+            revision_key: RevisionKey::new(b"key"),
+        };
+        (Shared::new(settings), Arc::default())
+    }
+
+    fn member(name: &str, version: u32, accepted: bool) -> MemberCluster {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster",
+            "metadata": {"name": name, "uid": name, "resourceVersion": version.to_string()},
+            "spec": {"accepted": accepted},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_list_does_not_take_away_who_came_while_it_was_made() {
+        let (shared, book) = hub();
+        take_in_member(member("old", 1, true), &shared, &book);
+        take_in_member(member("gone", 2, true), &shared, &book);
+        book.doubt_members();
+        take_in_member(member("old", 1, true), &shared, &book);
+        // Its session was admitted after the list was made.
+        take_in_member(member("new", 3, true), &shared, &book);
+        let unsure = forget_unlisted(&["old".into()].into(), &shared, &book);
+        assert_eq!(unsure, ["new".into()]);
+        let known =
+            |name: &str| (book.member(&name.into()).is_some(), shared.index.read().cluster(&name.into()).is_some());
+        assert_eq!([known("old"), known("new"), known("gone")], [(true, true), (true, true), (false, false)]);
+    }
+
+    #[test]
+    fn a_list_after_a_restore_is_heeded_though_its_versions_are_lower() {
+        let (shared, book) = hub();
+        take_in_member(member("eu-1", 900, true), &shared, &book);
+        book.doubt_members();
+        take_in_member(member("eu-1", 400, false), &shared, &book);
+        assert!(!shared.index.read().cluster(&"eu-1".into()).unwrap().accepted);
+    }
+
+    #[test]
+    fn nobody_takes_in_a_member_while_somebody_else_has_it_in_the_book_and_not_yet_in_the_index() {
+        let (shared, book) = hub();
+        std::thread::scope(|scope| {
+            let index = shared.index.read();
+            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &shared, &book));
+            while book.member(&"eu-1".into()).is_none() && !taking.is_finished() {
+                std::thread::yield_now();
+            }
+            assert!(!taking.is_finished() && book.is_in_turn());
+            drop(index);
+        });
+        assert!(!book.is_in_turn() && shared.index.read().cluster(&"eu-1".into()).is_some());
+    }
 }

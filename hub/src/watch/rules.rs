@@ -60,7 +60,10 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
     loop {
         let Some(event) = events.next().await else { continue };
         match event {
-            Ok(Event::Init) => seen.clear(),
+            Ok(Event::Init) => {
+                seen.clear();
+                book.doubt_rules::<K>();
+            }
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.uid().map(RuleUid::from));
                 take_in(&object, &shared, &book);
@@ -98,10 +101,10 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     let Some(rule) = object.rule(&shared.settings.namespace) else { return };
     let uid = rule.uid.clone();
     let has_finalizer = object.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
-    book.set_rule(uid.clone(), RuleObject::of(object, has_finalizer));
+    let doubted = book.set_rule(uid.clone(), RuleObject::of(object, has_finalizer));
     let known = shared.index.read().rule(&uid).map(|entry| (entry.rule.generation, entry.rule.deleting));
     // Most events of a rule are our own writes of its status, and change nothing that it says.
-    let news = known != Some((rule.generation, rule.deleting));
+    let news = doubted || known != Some((rule.generation, rule.deleting));
     if (has_finalizer || known.is_some()) && news {
         let places = rule.places(shared.index.read().scope());
         shared.need(places);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use kube::api::ApiResource;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use crate::crd::{MemberCluster, RuleStatus};
@@ -34,6 +34,8 @@ pub struct RuleObject {
     pub resource_version: Option<String>,
     /// The version that the last write of the status gave.
     written_version: u64,
+    /// Whether it was seen and written before the list that is under way.
+    doubtful: bool,
     /// For Events.
     pub reference: ObjectReference,
 }
@@ -53,6 +55,7 @@ impl RuleObject {
             deleted_at,
             resource_version: object.resource_version(),
             written_version: 0,
+            doubtful: false,
             reference: object.object_ref(&()),
         }
     }
@@ -70,24 +73,44 @@ impl RuleObject {
     }
 }
 
+/// A member's object.
+struct MemberObject {
+    object: MemberCluster,
+    /// Whether it was seen before the list that is under way.
+    doubtful: bool,
+}
+
 /// The objects that the writer writes about.
+///
+/// A list says what is there now, whatever versions were seen before it: after a restore of etcd they are lower. So what
+/// is known when a list begins is doubtful, and anything that comes later replaces it.
 #[derive(Default)]
 pub struct Book {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
-    members: Mutex<BTreeMap<ClusterName, MemberCluster>>,
+    members: Mutex<BTreeMap<ClusterName, MemberObject>>,
+    turn: Mutex<()>,
 }
 
 impl Book {
-    /// A rule was seen. A status that was written later than this version stands.
-    pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject) {
+    /// A rule was seen. A status that was written later than this version stands. Returns whether what was known of it
+    /// was doubtful.
+    pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject) -> bool {
         let mut rules = self.rules.lock();
-        if let Some(known) = rules.get(&uid)
-            && known.written_version > object.version()
-        {
+        let known = rules.get(&uid);
+        let doubtful = known.is_some_and(|known| known.doubtful);
+        if let Some(known) = known.filter(|known| !doubtful && known.written_version > object.version()) {
             object.status = known.status.clone();
             object.written_version = known.written_version;
         }
         rules.insert(uid, object);
+        doubtful
+    }
+
+    /// A list of the rules of a kind begins.
+    pub fn doubt_rules<K: RuleKind>(&self) {
+        let kind = K::kind(&());
+        let mut rules = self.rules.lock();
+        rules.values_mut().filter(|object| object.api.kind == kind).for_each(|object| object.doubtful = true);
     }
 
     /// A rule's status was written; `version` is what it got.
@@ -95,6 +118,7 @@ impl Book {
         if let Some(known) = self.rules.lock().get_mut(uid) {
             known.status = status;
             known.written_version = version_number(version.as_deref());
+            known.doubtful = false;
         }
     }
 
@@ -139,25 +163,41 @@ impl Book {
         gone.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// A member was seen or written. Returns false, and changes nothing, if a later version is known.
+    /// A list of the members begins.
+    pub fn doubt_members(&self) {
+        self.members.lock().values_mut().for_each(|known| known.doubtful = true);
+    }
+
+    /// A member was seen or written. Returns false, and changes nothing, if a later version is known beyond doubt.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
         let version = |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
         let mut members = self.members.lock();
-        if members.get(&name).is_some_and(|known| version(known) > version(&object)) {
+        let known = members.get(&name).filter(|known| !known.doubtful);
+        if known.is_some_and(|known| version(&known.object) > version(&object)) {
             return false;
         }
-        members.insert(name, object);
+        members.insert(name, MemberObject { object, doubtful: false });
         true
+    }
+
+    /// Whoever changes a member here and in the index holds this meanwhile, so that both speak of the same object.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_in_turn(&self) -> bool {
+        self.turn.is_locked()
     }
 
     /// Looks at a member without copying it.
     pub fn with_member<V>(&self, name: &ClusterName, look: impl FnOnce(Option<&MemberCluster>) -> V) -> V {
-        look(self.members.lock().get(name))
+        look(self.members.lock().get(name).map(|known| &known.object))
     }
 
     /// Looks at each member.
     pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
-        self.members.lock().values().for_each(look);
+        self.members.lock().values().map(|known| &known.object).for_each(look);
     }
 
     /// A member is gone.
@@ -167,11 +207,77 @@ impl Book {
 
     /// A member, if it is there.
     pub fn member(&self, name: &ClusterName) -> Option<MemberCluster> {
-        self.members.lock().get(name).cloned()
+        self.members.lock().get(name).map(|known| known.object.clone())
     }
 
-    /// The known members that are not among these.
-    pub fn members_not_in(&self, seen: &BTreeSet<ClusterName>) -> Vec<ClusterName> {
-        self.members.lock().keys().filter(|name| !seen.contains(*name)).cloned().collect()
+    /// The known members.
+    pub fn members(&self) -> Vec<ClusterName> {
+        self.members.lock().keys().cloned().collect()
+    }
+
+    /// The known members that a list did not name, and whether they were known before it began.
+    pub fn members_not_in(&self, seen: &BTreeSet<ClusterName>) -> Vec<(ClusterName, bool)> {
+        let members = self.members.lock();
+        let missing = members.iter().filter(|(name, _)| !seen.contains(*name));
+        missing.map(|(name, known)| (name.clone(), known.doubtful)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::DistributionRule;
+    use serde_json::json;
+
+    fn member(version: u32) -> MemberCluster {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster",
+            "metadata": {"name": "eu-1", "uid": "u1", "resourceVersion": version.to_string()},
+            "spec": {"accepted": true},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn rule(version: u32, generation: i64) -> RuleObject {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": "r", "namespace": "a", "uid": "r", "resourceVersion": version.to_string()},
+            "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+            "status": {"observedGeneration": generation},
+        });
+        RuleObject::of(&serde_json::from_value::<DistributionRule>(object).unwrap(), true)
+    }
+
+    #[test]
+    fn a_list_that_begins_later_is_believed_whatever_its_versions() {
+        let (book, name) = (Book::default(), ClusterName::from("eu-1"));
+        assert!(book.set_member(name.clone(), member(90)) && !book.set_member(name.clone(), member(40)));
+        // The API server was restored from a backup.
+        book.doubt_members();
+        assert!(book.set_member(name.clone(), member(40)));
+        assert!(!book.set_member(name.clone(), member(39)) && book.set_member(name.clone(), member(41)));
+        // What was taken in since the list began is newer than what it shows.
+        book.doubt_members();
+        assert!(book.set_member(name.clone(), member(43)) && !book.set_member(name.clone(), member(42)));
+        assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), false)]);
+        book.doubt_members();
+        assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
+        assert!(book.members_not_in(&[name].into()).is_empty());
+    }
+
+    #[test]
+    fn a_rule_is_written_at_the_version_of_the_list_that_began_after_the_last_write() {
+        let (book, uid) = (Book::default(), RuleUid::from("r"));
+        book.set_rule(uid.clone(), rule(80, 3));
+        let status = rule(90, 5).status;
+        book.wrote_rule(&uid, status, Some("90".to_owned()));
+        // The watch is behind the write.
+        assert!(!book.set_rule(uid.clone(), rule(85, 4)));
+        let known = book.rule(&uid).unwrap();
+        assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("90"), Some(5)));
+        book.doubt_rules::<DistributionRule>();
+        assert!(book.set_rule(uid.clone(), rule(40, 2)));
+        let known = book.rule(&uid).unwrap();
+        assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("40"), Some(2)));
     }
 }

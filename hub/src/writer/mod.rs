@@ -37,6 +37,9 @@ const LOOK: Duration = Duration::from_secs(15);
 /// How long one write may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
+/// After so many conflicts in a row people are told: the watch brings the newer object within a moment, or does not.
+const CONFLICTS: u32 = 10;
+
 /// What the writer needs.
 pub struct Writer {
     client: Client,
@@ -46,15 +49,37 @@ pub struct Writer {
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
     retries: Vec<(Instant, Retry)>,
+    conflicts: Conflicts,
     /// Since when this process served as the end of settling was last told.
     settled: Option<Instant>,
     /// When every member was last looked at.
     looked: Instant,
 }
 
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Retry {
     Rule(RuleUid),
     Member(ClusterName),
+}
+
+/// How often in a row a write about something found another object than the one that was seen.
+#[derive(Default)]
+struct Conflicts(BTreeMap<Retry, u32>);
+
+impl Conflicts {
+    /// Takes in how a write went. Returns whether it is time to tell of its conflicts.
+    fn take_in<T>(&mut self, about: Retry, result: &Result<T, WriteError>) -> bool {
+        match result {
+            Ok(_) => drop(self.0.remove(&about)),
+            Err(WriteError::Changed) => {
+                let count = self.0.entry(about).or_default();
+                *count += 1;
+                return count.is_multiple_of(CONFLICTS);
+            }
+            Err(_) => {}
+        }
+        false
+    }
 }
 
 impl Writer {
@@ -73,6 +98,7 @@ impl Writer {
             paces: BTreeMap::new(),
             members: BTreeSet::new(),
             retries: Vec::new(),
+            conflicts: Conflicts::default(),
             settled: None,
             looked: Instant::now(),
         }
@@ -116,7 +142,7 @@ impl Writer {
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             // A certificate ends without anybody saying so.
-            self.shared.dirty_members.add(self.book.members_not_in(&BTreeSet::new()));
+            self.shared.dirty_members.add(self.book.members());
         }
         let deleting = self.book.deleting();
         self.shared.dirty_rules.add(deleting);
@@ -192,6 +218,10 @@ impl Writer {
         });
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (uid, result) in results {
+            if self.conflicts.take_in(Retry::Rule(uid.clone()), &result) {
+                let rule = self.book.name_of(&uid);
+                tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
+            }
             let written = result.unwrap_or_else(|error| {
                 // A lead that lapsed may be renewed after all, and then nobody else looks.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
@@ -217,6 +247,9 @@ impl Writer {
         });
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (name, result) in results {
+            if self.conflicts.take_in(Retry::Member(name.clone()), &result) {
+                tracing::warn!(cluster = %name, "cannot write about a member: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
+            }
             if let Err(error) = result {
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
@@ -266,5 +299,28 @@ fn describe(error: &WriteError) -> String {
             format!("forbidden: the hub lacks a right ({})", status.message)
         }
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicts_in_a_row_are_told_and_a_write_ends_the_row() {
+        let mut conflicts = Conflicts::default();
+        let (rule, member) = (Retry::Rule("a".into()), Retry::Member("a".into()));
+        let changed = || Err::<(), _>(WriteError::Changed);
+        let told = |conflicts: &mut Conflicts, times: usize| {
+            (0..times).filter(|_| conflicts.take_in(rule.clone(), &changed())).count()
+        };
+        assert_eq!(told(&mut conflicts, 9), 0);
+        assert!(!conflicts.take_in(member, &changed()));
+        assert_eq!(told(&mut conflicts, 1), 1);
+        assert_eq!(told(&mut conflicts, 10), 1);
+        assert_eq!(told(&mut conflicts, 9), 0);
+        assert!(!conflicts.take_in(rule.clone(), &Ok(())));
+        assert_eq!(told(&mut conflicts, 9), 0);
+        assert!(conflicts.0.len() == 2);
     }
 }
