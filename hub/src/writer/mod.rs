@@ -108,9 +108,7 @@ impl Writer {
     pub async fn run(mut self) {
         let mut beat = tokio::time::interval(BEAT);
         loop {
-            // Nothing is known for certain before every watch has delivered a list.
-            let serving = self.shared.serving_since().is_some() && self.shared.leads();
-            let next = if serving { self.next_due() } else { None };
+            let next = if self.serves() { self.next_due() } else { None };
             tokio::select! {
                 () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
                 () = self.shared.dirty_members.added() => tokio::time::sleep(GATHER).await,
@@ -119,11 +117,17 @@ impl Writer {
                 () = until(next) => {}
             }
             self.gather();
-            if serving {
+            // The lead may have been lost and taken again meanwhile.
+            if self.serves() {
                 self.write_rules().await;
                 self.write_members().await;
             }
         }
+    }
+
+    /// Nothing is known for certain before every watch has delivered a list.
+    fn serves(&self) -> bool {
+        self.shared.serving_since().is_some() && self.shared.leads()
     }
 
     /// What time alone brings about.
@@ -185,12 +189,12 @@ impl Writer {
         self.shared.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
     }
 
-    /// Runs a write while this process leads; an object that is gone needs none.
+    /// Runs a write while this process leads and knows everything; an object that is gone needs none.
     async fn unless_gone<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, WriteError> {
-        if !self.shared.leads() {
+        if !self.serves() {
             return Err(WriteError::NotLeading);
         }
         match within(call).await {
@@ -322,5 +326,37 @@ mod tests {
         assert!(!conflicts.take_in(rule.clone(), &Ok(())));
         assert_eq!(told(&mut conflicts, 9), 0);
         assert!(conflicts.0.len() == 2);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_while_a_lead_that_was_lost_and_taken_again_has_not_listed_everything() {
+        let settings = crate::shared::Settings {
+            namespace: "runnel-system".to_owned(),
+            hub_id: "hub".to_owned(),
+            cluster_uid: "uid".to_owned(),
+            scope: crate::plan::Scope::default(),
+            source_gone_grace: Duration::ZERO,
+            expired_renewal_limit: Duration::ZERO,
+            revision_key: runnel_proto::model::RevisionKey::new(b"key"),
+        };
+        let shared = Shared::new(settings);
+        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let (events, _told) = mpsc::channel(1);
+        let writer = Writer::new(client, shared.clone(), Arc::default(), events);
+        let write = async || writer.unless_gone(async { Ok(()) }).await;
+        let lead = |term| crate::lease::Lead {
+            epoch: "uid".to_owned(),
+            term,
+            valid_until: Instant::now() + Duration::from_secs(60),
+        };
+        shared.set_lead(Some(lead(1)));
+        shared.ready.send_replace(Some(Instant::now()));
+        assert!(matches!(write().await, Ok(Some(()))));
+        shared.set_lead(None);
+        assert!(matches!(write().await, Err(WriteError::NotLeading)));
+        shared.set_lead(Some(lead(2)));
+        assert!(shared.leads() && matches!(write().await, Err(WriteError::NotLeading)));
+        shared.ready.send_replace(Some(Instant::now()));
+        assert!(matches!(write().await, Ok(Some(()))));
     }
 }
