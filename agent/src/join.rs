@@ -1,6 +1,6 @@
 //! Joining a hub: a token and a key become a certificate.
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use runnel_proto::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
 use runnel_proto::tls::{Connector, endpoint, join_config};
@@ -13,7 +13,7 @@ use crate::backoff::{CONNECT, Jitter, renew_after};
 use crate::store::{Certificate, Identity, Pending, Store};
 
 /// How long one attempt may take.
-const CALL_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
+const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a join string is not there. One sentence with the cure.
 #[derive(Debug, thiserror::Error)]
@@ -62,35 +62,70 @@ pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError
     JoinString::parse(&text).map_err(|source| JoinFileError::Malformed { path: shown(), source })
 }
 
-/// Joins the hub, for as long as it takes, and stores the identity: the key before it is used, so that a stop in
-/// between costs no token, and beside the certificate that there is, which goes only when the hub has accepted.
+/// Why one attempt to join did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotJoined {
+    /// Trying again with this string cannot help.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// It may pass by itself, or with another string.
+    #[error("{0}")]
+    Passing(String),
+}
+
+/// Joins the hub, for as long as it takes, with the join string that lies in the file meanwhile: `string` may be
+/// mistyped.
 ///
 /// # Errors
 /// [`Refused`], when trying again cannot help.
 pub async fn join(
     store: &Store,
-    join: &JoinString,
-    stored: Option<Identity>,
+    file: Option<&Path>,
+    mut string: JoinString,
+    mut stored: Option<Identity>,
     jitter: &mut Jitter,
-) -> anyhow::Result<Identity> {
-    let (before, mut identity) = prepared(join, stored)?;
+) -> Result<Identity, Refused> {
     let mut failures = 0;
     loop {
-        match attempt(store, join, &before, &mut identity, jitter.draw()).await {
-            Ok(()) => {
-                tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
-                return Ok(identity);
-            }
-            Err(Failed::ForGood(message)) => {
-                return Err(Refused { cluster: join.cluster.clone(), message }.into());
-            }
-            Err(Failed::Passing(message)) => {
+        match join_once(store, &string, &mut stored, jitter.draw(), CALL_LIMIT).await {
+            Ok(identity) => return Ok(identity),
+            Err(NotJoined::Refused(refused)) => return Err(refused),
+            Err(NotJoined::Passing(message)) => {
                 failures += 1;
                 let delay = CONNECT.jittered(failures, jitter.draw());
-                tracing::warn!(cluster = %join.cluster, retry_in = ?delay, "joining the hub failed: {message}");
+                tracing::warn!(cluster = %string.cluster, retry_in = ?delay, "joining the hub failed: {message}");
                 tokio::time::sleep(delay).await;
             }
         }
+        if let Ok(now) = read_join_string(file) {
+            string = now;
+        }
+    }
+}
+
+/// Tries once to join the hub, at each of its addresses for so long, and stores the identity: the key before it is used,
+/// so that a stop in between costs no token, and beside the certificate that there is, which goes only when the hub has
+/// accepted. What is stored then is in `stored`, for the next try.
+///
+/// # Errors
+/// [`NotJoined`], which tells whether trying again can help.
+pub async fn join_once(
+    store: &Store,
+    join: &JoinString,
+    stored: &mut Option<Identity>,
+    draw: f64,
+    limit: Duration,
+) -> Result<Identity, NotJoined> {
+    let (before, mut identity) =
+        prepared(join, stored.take()).map_err(|error| NotJoined::Passing(error.to_string()))?;
+    *stored = Some(before.clone());
+    match attempt(store, join, &before, &mut identity, (draw, limit)).await {
+        Ok(()) => {
+            tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
+            Ok(identity)
+        }
+        Err(Failed::ForGood(message)) => Err(Refused { cluster: join.cluster.clone(), message }.into()),
+        Err(Failed::Passing(message)) => Err(NotJoined::Passing(message)),
     }
 }
 
@@ -139,7 +174,7 @@ async fn attempt(
     join: &JoinString,
     before: &Identity,
     identity: &mut Identity,
-    draw: f64,
+    (draw, limit): (f64, Duration),
 ) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
     let unsaved =
@@ -154,7 +189,7 @@ async fn attempt(
     };
     let mut last = passing("the join string names no address");
     for address in &join.addresses {
-        match call(address, join, request.clone()).await {
+        match call(address, join, request.clone(), limit).await {
             Ok(response) => {
                 let certificate = certificate(response, &key, SystemTime::now(), draw);
                 let joined = Identity { certificate: Some(certificate.map_err(passing)?), ..identity.clone() };
@@ -169,7 +204,12 @@ async fn attempt(
     Err(last)
 }
 
-async fn call(address: &str, join: &JoinString, request: JoinRequest) -> Result<CertificateResponse, Failed> {
+async fn call(
+    address: &str,
+    join: &JoinString,
+    request: JoinRequest,
+    limit: Duration,
+) -> Result<CertificateResponse, Failed> {
     let passing = |error: &dyn std::fmt::Display| Failed::Passing(error.to_string());
     let config = join_config(join.pin, &join.hub).map_err(|error| Failed::ForGood(error.to_string()))?;
     let endpoint = endpoint(address).map_err(|error| passing(&error))?;
@@ -179,7 +219,7 @@ async fn call(address: &str, join: &JoinString, request: JoinRequest) -> Result<
         let response = RunnelClient::new(channel).join(request).await;
         response.map(tonic::Response::into_inner).map_err(|status| refusal(&status))
     };
-    tokio::time::timeout(CALL_LIMIT, attempt)
+    tokio::time::timeout(limit, attempt)
         .await
         .unwrap_or_else(|_| Err(Failed::Passing(format!("the hub at {address} did not answer"))))
 }

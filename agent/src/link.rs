@@ -83,6 +83,7 @@ impl Link {
                 Some(ended) => ended,
                 None => self.stream(&address).await,
             };
+            let over = Instant::now();
             let ended = self.unwanted(ended).await;
             expired = matches!(ended, Ended::Expired);
             self.metrics.connected.set(0);
@@ -114,8 +115,9 @@ impl Link {
                     delay
                 }
             };
+            // What an attempt to join anew took counts as waiting.
             tokio::select! {
-                () = tokio::time::sleep(delay) => {}
+                () = tokio::time::sleep(delay.saturating_sub(over.elapsed())) => {}
                 () = self.events.closed() => return,
             }
         }

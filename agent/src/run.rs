@@ -86,7 +86,7 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         Some(identity) if identity.certificate.is_some() => identity,
         stored => {
             let string = early.map_err(anyhow::Error::from)?;
-            join::join(&store, &string, stored, &mut jitter).await?
+            join::join(&store, settings.join_file.as_deref(), string, stored, &mut jitter).await?
         }
     };
     let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;

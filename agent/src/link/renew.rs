@@ -1,5 +1,5 @@
 //! A new certificate: at half life, and after the end.
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use runnel_proto::identity::{JoinString, MemberKey};
 use runnel_proto::wire::RenewRequest;
@@ -9,8 +9,11 @@ use tonic::transport::Channel;
 
 use super::ended::{Ended, early};
 use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector, not_after};
-use crate::join;
+use crate::join::{self, NotJoined};
 use crate::store::{Identity, Store};
+
+/// How long one attempt to join anew may take at one address: the old stream is not tried meanwhile.
+const JOIN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +49,7 @@ impl Link {
                 if matches!(ended, Ended::Revoked(_)) {
                     let _ = self.events.send(LinkEvent::Revoked).await;
                 }
-                self.joined_anew(ended).await
+                Some(ended)
             }
             Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!("the certificate has expired: {text}"))),
         }
@@ -67,12 +70,25 @@ impl Link {
             return Some(ended);
         }
         tracing::info!(cluster = %string.cluster, "joining anew, with the new join string");
-        match join::join(&self.store, &string, Some(self.identity.clone()), &mut self.jitter).await {
-            Ok(identity) => {
+        // Once: meanwhile the hub may want this agent again, or somebody corrects the join string.
+        let mut stored = Some(self.identity.clone());
+        let joined = join::join_once(&self.store, &string, &mut stored, self.jitter.draw(), JOIN_LIMIT).await;
+        match (joined, stored) {
+            (Ok(identity), _) => {
                 self.identity = identity;
                 None
             }
-            Err(error) => Some(Ended::Refused(error.to_string())),
+            // The key that the token may have been used with stays with it.
+            (Err(error), kept) => {
+                self.identity = kept.unwrap_or_else(|| self.identity.clone());
+                match error {
+                    NotJoined::Refused(refused) => Some(Ended::Refused(refused.to_string())),
+                    NotJoined::Passing(message) => {
+                        tracing::warn!(cluster = %string.cluster, "joining anew failed: {message}");
+                        Some(ended)
+                    }
+                }
+            }
         }
     }
 }

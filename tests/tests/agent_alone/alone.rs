@@ -99,6 +99,11 @@ impl Alone {
         Ok(std::fs::write(&self.join_file, text)?)
     }
 
+    /// Where the join string lies.
+    pub fn join_file(&self) -> PathBuf {
+        self.join_file.clone()
+    }
+
     /// The full name of a namespace of this test.
     pub fn ns(&self, short: &str) -> String {
         format!("{}-{short}", self.name)

@@ -1,8 +1,10 @@
 //! Joining, refusals, certificates.
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use runnel_tests::wait::{eventually, steadily};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::alone::Alone;
 
@@ -38,6 +40,34 @@ async fn a_hub_that_refuses_the_agent_is_asked_again() -> Result<()> {
     .await?;
     alone.hub.refuse(false);
     alone.says(&alone.id("a", "one"), "1").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_mistyped_join_string_keeps_nobody_from_joining_or_from_coming_back() -> Result<()> {
+    let mut alone = Alone::prepare("mistyped", Duration::from_secs(3600)).await?;
+    let nobody = TcpListener::bind("127.0.0.1:0").await?;
+    let elsewhere = nobody.local_addr()?.to_string();
+    let tried = async || timeout(Duration::from_secs(60), nobody.accept()).await.context("nobody tried to join");
+    // Corrected while the agent tries to join.
+    let (file, right) = (alone.join_file(), alone.hub.join_string(true)?);
+    alone.set_join_string(&alone.hub.join_string_to(&elsewhere, true)?)?;
+    let (started, corrected) = tokio::join!(alone.start_agent(), async {
+        drop(tried().await??);
+        anyhow::Ok(std::fs::write(&file, right)?)
+    });
+    corrected.and(started)?;
+    eventually("a session", Duration::from_secs(30), async || Ok((alone.hub.sessions() > 0).then_some(()))).await?;
+
+    // The hub does not want it any more, and the string of its new join leads nowhere.
+    alone.set_join_string(&alone.hub.join_string_to(&elsewhere, false)?)?;
+    alone.hub.refuse(true);
+    alone.hub.stop();
+    alone.hub.resume().await?;
+    drop(tried().await??);
+    ensure!(alone.hub.sessions() == 1, "{} sessions", alone.hub.sessions());
+    // Accepted again, it is back with the certificate that it has.
+    alone.hub.refuse(false);
+    eventually("it to be back", Duration::from_secs(60), async || Ok((alone.hub.sessions() > 1).then_some(()))).await
 }
 
 #[tokio::test]

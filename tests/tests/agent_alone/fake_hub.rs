@@ -102,9 +102,14 @@ impl FakeHub {
 
     /// The join string; another token than the hub's where `right` is false.
     pub fn join_string(&self, right: bool) -> Result<String> {
+        self.join_string_to(&self.address, right)
+    }
+
+    /// The same, but with this address.
+    pub fn join_string_to(&self, address: &str, right: bool) -> Result<String> {
         let token = if right { self.shared.token.clone() } else { Token::generate()? };
         let string = JoinString {
-            addresses: vec![self.address.clone()],
+            addresses: vec![address.to_owned()],
             hub: self.shared.hub_id.clone(),
             cluster: "alone".to_owned(),
             token,
