@@ -232,7 +232,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
         let clusters = count(ClusterState::Waiting);
         let (copies, clusters) = (counted(copies, "copy", "copies"), counted(clusters, "cluster", "clusters"));
-        let message = format!("{copies} in {clusters} waiting for namespaces that do not exist there");
+        let message = format!("{copies} waiting in {clusters}: the namespaces do not exist there");
         return Verdict::new(False, Reason::CopiesWaiting, message);
     }
     if count(ClusterState::Unreachable) > 0 {
@@ -276,7 +276,10 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
         Refused::TooLarge => "it is too large",
         Refused::Annotation => "its annotation runnel.dev/distribute is false; remove that to distribute it",
     };
-    format!("{message}; {} selected objects are never distributed, among them {source}: {why}", plan.refused.len())
+    match plan.refused.len() {
+        1 => format!("{message}; {source} is selected and never distributed: {why}"),
+        more => format!("{message}; {more} selected objects are never distributed, among them {source}: {why}"),
+    }
 }
 
 /// The worst first, then by name; times stand as long as the state does.

@@ -13,6 +13,8 @@ use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
 use crate::plan::{Body, NamedTerms, Place, Rule, RulePlan, SourceContent};
 
+mod snapshots;
+
 struct World {
     rule: Rule,
     plan: RulePlan,
