@@ -35,9 +35,11 @@ pub mod wire {
 /// The oldest protocol this build speaks.
 pub const PROTOCOL_MIN: u32 = 1;
 /// The newest protocol this build speaks.
-pub const PROTOCOL_MAX: u32 = 2;
+pub const PROTOCOL_MAX: u32 = 3;
 /// Since which protocol the hub says its authorities on the stream.
 pub const AUTHORITIES_SINCE: u32 = 2;
+/// Since which protocol an agent keeps to what is granted to a rule.
+pub const GRANTS_SINCE: u32 = 3;
 
 /// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
 pub const REASON_METADATA: &str = "runnel-reason";

@@ -89,7 +89,7 @@ pub struct Desired {
     hub_cluster_uid: Option<String>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
     rules: BTreeMap<RuleUid, Rule>,
-    /// Rules that choose namespaces by glob or label: a namespace's event may change their targets.
+    /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
     /// Who wants a copy.
     claims: BTreeMap<SourceRef, BTreeSet<IntentKey>>,

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{KINDS, NamespaceChoice, RuleUid, SourceRef};
+use runnel_proto::model::{Allowance, Grant, KINDS, NamespaceChoice, RuleUid, SourceRef, Terms};
 
 use super::{Desired, Rule};
 use crate::records::{IntentKey, Records};
@@ -54,34 +54,43 @@ impl Desired {
         looks
     }
 
-    /// Adds or removes one namespace among a rule's targets, as its choice says now.
+    /// Adds or removes one namespace among those that a rule has copies in, as its choice and its grants say now.
     fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, records: &Records, looks: &mut BTreeSet<SourceRef>) {
-        let Some(rule) = self.rules.get(uid) else { return };
-        let Some((terms, _)) = rule.terms.clone() else { return };
-        let Some(choice) = &terms.namespaces else { return };
-        let (before, after) = (rule.targets.contains(name), self.is_target(choice, name));
-        if before == after {
+        let Some((terms, _)) = self.rules.get(uid).and_then(|rule| rule.terms.clone()) else { return };
+        let is_target = terms.namespaces.as_ref().is_some_and(|choice| self.is_target(choice, name));
+        let Some(rule) = self.rules.get_mut(uid) else { return };
+        let changed = if is_target { rule.targets.insert(name.clone()) } else { rule.targets.remove(name) };
+        if !changed && terms.grants.is_none() {
             return;
         }
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
-        if let Some(rule) = self.rules.get_mut(uid) {
-            if after {
-                rule.targets.insert(name.clone())
-            } else {
-                rule.targets.remove(name)
-            };
-        }
-        for source in sources {
+        for source in sources.into_iter().filter(|source| terms.namespaces.is_some() || source.namespace == *name) {
             let copy = source.copy_in(name);
+            let wants = is_target || terms.namespaces.is_none();
+            let wanted = wants && self.is_granted(&terms, &copy) && !self.is_source(&copy, &source);
             let key = IntentKey { rule: uid.clone(), source };
-            if after && !self.is_source(&copy, &key.source) {
+            let was_wanted = self.claims.get(&copy).is_some_and(|claims| claims.contains(&key));
+            if wanted == was_wanted {
+                continue;
+            }
+            if wanted {
                 self.claim(&key, &copy);
-            } else if !after {
+            } else {
                 self.unclaim(&key, &copy);
                 self.order_stray(&key, &copy, records);
             }
             looks.insert(copy);
         }
+    }
+
+    /// What the hub's administrator grants for a copy; `None`: it may not be there.
+    pub(super) fn allowance(&self, terms: &Terms, copy: &SourceRef) -> Option<Allowance> {
+        let labels = self.namespaces.get(&copy.namespace).map(|namespace| &namespace.labels);
+        terms.allowance(&copy.resource, &copy.namespace, labels, &self.home.namespace)
+    }
+
+    fn is_granted(&self, terms: &Terms, copy: &SourceRef) -> bool {
+        terms.grants.is_none() || self.allowance(terms, copy).is_some()
     }
 
     /// Orders away a copy in a namespace that the terms of its rule no longer name, unless the rule is suspended or
@@ -131,14 +140,14 @@ impl Desired {
         existing.chain(choice.wanted_literals().map(Arc::from)).collect()
     }
 
-    /// The copies that a source of a rule becomes.
+    /// The copies that a source of a rule becomes: where they are wanted and granted.
     pub(super) fn expand(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
         let Some((terms, _)) = &rule.terms else { return vec![] };
         let copies: Vec<_> = match &terms.namespaces {
             None => vec![source.copy_in(&source.namespace)],
             Some(_) => rule.targets.iter().map(|namespace| source.copy_in(namespace)).collect(),
         };
-        copies.into_iter().filter(|copy| !self.is_source(copy, source)).collect()
+        copies.into_iter().filter(|copy| self.is_granted(terms, copy) && !self.is_source(copy, source)).collect()
     }
 
     /// Whether the object is the source of any rule, as far as this cluster is told: only the hub's own has sources.
@@ -155,9 +164,11 @@ impl Desired {
     }
 }
 
-/// Whether a choice depends on which namespaces there are.
-pub(super) fn is_broad(choice: &NamespaceChoice) -> bool {
-    choice.selector.is_some() || choice.names.iter().any(|name| !name.is_literal())
+/// Whether it depends on which namespaces there are where a rule has copies.
+pub(super) fn is_broad(terms: &Terms) -> bool {
+    let chosen = |choice: &NamespaceChoice| choice.selector.is_some() || choice.names.iter().any(|n| !n.is_literal());
+    let granted = terms.grants.iter().flatten().any(Grant::has_selector);
+    granted || terms.namespaces.as_ref().is_some_and(chosen)
 }
 
 fn copies_in<'a, T>(map: &'a BTreeMap<SourceRef, T>, name: &'a str) -> impl Iterator<Item = &'a SourceRef> {

@@ -64,7 +64,7 @@ impl Desired {
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
         for StoredRule { uid, terms, digest, unclaimed } in stored {
             let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
-            if terms.namespaces.as_ref().is_some_and(is_broad) {
+            if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));

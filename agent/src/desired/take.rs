@@ -105,7 +105,7 @@ impl Desired {
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
         let before: Vec<_> = sources.iter().map(|source| self.expand(rule, source)).collect();
         let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
-        if terms.namespaces.as_ref().is_some_and(is_broad) {
+        if is_broad(&terms) {
             self.broad.insert(uid.clone());
         } else {
             self.broad.remove(uid);

@@ -122,3 +122,88 @@ fn a_name_that_is_none_is_refused() {
     let taken = take(&mut desired, RuleDelta { upserts: vec![odd], ..RuleDelta::new("r".into()) });
     assert_eq!(taken.refused[0].reason, Reason::Invalid);
 }
+
+/// A step of a history of grants: a namespace comes, changes its labels or goes, or the terms change.
+#[derive(Clone, Debug)]
+enum Step {
+    Namespace(u8, Option<bool>),
+    Terms { wants: u8, grants: Option<Vec<(bool, u8)>> },
+}
+
+fn step() -> impl proptest::strategy::Strategy<Value = Step> {
+    use proptest::prelude::*;
+    let grant = (any::<bool>(), 0..4u8);
+    prop_oneof![
+        (0..3u8, any::<Option<bool>>()).prop_map(|(name, now)| Step::Namespace(name, now)),
+        (0..4u8, prop::option::of(prop::collection::vec(grant, 0..3)))
+            .prop_map(|(wants, grants)| Step::Terms { wants, grants }),
+    ]
+}
+
+/// By an exact name, by a glob, by a label, or all (of a choice: the source's own namespace).
+fn choice(kind: u8) -> Option<NamespaceChoice> {
+    match kind {
+        0 => Some(NamespaceChoice { names: vec![Pattern::new("n0")], ..NamespaceChoice::default() }),
+        1 => Some(NamespaceChoice { names: vec![Pattern::new("n*")], ..NamespaceChoice::default() }),
+        2 => Some(prod()),
+        _ => None,
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn whatever_happens_a_copy_is_claimed_where_it_is_wanted_and_granted(steps in proptest::collection::vec(step(), 1..14)) {
+        let records = Records::default();
+        let mut desired = Desired::new(home(), Arc::new(Policy::open()));
+        let sources = [SourceRef::new("configmaps", "n1", "s"), SourceRef::new("secrets", "n2", "s")];
+        let upserts = sources.iter().map(|source| Intent { source: source.clone(), ..intent(0, 1) }).collect();
+        let mut now = terms(prod()).0;
+        let mut labels: BTreeMap<String, bool> = BTreeMap::new();
+        take(&mut desired, RuleDelta { terms: Some(terms(prod())), upserts, ..RuleDelta::new("r".into()) });
+        for step in steps {
+            match step {
+                Step::Namespace(name, prod) => {
+                    let name = format!("n{name}");
+                    let namespace = prod.map(|prod| labelled(if prod { "prod" } else { "test" }));
+                    desired.set_namespace(&name, namespace, &records);
+                    match prod {
+                        Some(prod) => drop(labels.insert(name, prod)),
+                        None => drop(labels.remove(&name)),
+                    }
+                }
+                Step::Terms { wants, grants } => {
+                    now.namespaces = choice(wants);
+                    now.grants = grants.map(|grants| grants.into_iter().map(|(secrets, kind)| Grant {
+                        resources: vec![if secrets { "secrets" } else { "configmaps" }.to_owned()],
+                        namespaces: choice(kind),
+                        ..Grant::default()
+                    }).collect());
+                    let terms = Some((now.clone(), TermsDigest([2; 16])));
+                    take(&mut desired, RuleDelta { terms, ..RuleDelta::new("r".into()) });
+                }
+            }
+            // Naively: each source in each namespace that could be meant, said by the words of the design.
+            let fits = |choice: &NamespaceChoice, name: &str, by_name: bool| {
+                let prod = labels.get(name).copied();
+                choice.names.iter().any(|pattern| pattern.matches(name) && (pattern.is_literal() || by_name || prod.is_some()))
+                    || choice.selector.is_some() && prod == Some(true)
+            };
+            let mut expected = BTreeSet::new();
+            for source in &sources {
+                for name in ["n0", "n1", "n2"] {
+                    let wanted = now.namespaces.as_ref().map_or(&*source.namespace == name, |choice| fits(choice, name, false));
+                    let granted = now.grants.as_ref().is_none_or(|grants| grants.iter().any(|grant| {
+                        grant.is_of_kind(&source.resource) && grant.namespaces.as_ref().is_none_or(|choice| fits(choice, name, true))
+                    }));
+                    if wanted && granted {
+                        expected.insert(SourceRef::new(&source.resource, name, &source.name));
+                    }
+                }
+            }
+            let claimed: BTreeSet<_> = desired.claims.keys().cloned().collect();
+            proptest::prop_assert_eq!(claimed, expected);
+        }
+    }
+}

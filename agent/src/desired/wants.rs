@@ -144,9 +144,15 @@ impl Desired {
         match self.namespaces.get(&copy.namespace) {
             Some(namespace) if namespace.terminating => Place::Terminating,
             Some(_) => Place::Ready,
-            None if rule.terms.as_ref().is_some_and(|(terms, _)| terms.create_namespaces) => Place::ToCreate(None),
+            None if self.may_create(rule, copy) => Place::ToCreate(None),
             None => Place::Missing,
         }
+    }
+
+    /// Whether the rule has a missing namespace created, and is granted that.
+    fn may_create(&self, rule: &Rule, copy: &SourceRef) -> bool {
+        let Some((terms, _)) = &rule.terms else { return false };
+        terms.create_namespaces && self.allowance(terms, copy).is_some_and(|allowance| allowance.create_namespaces)
     }
 
     fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {

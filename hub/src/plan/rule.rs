@@ -188,6 +188,7 @@ fn build(
         immutable_policy: said.immutable_policy.into(),
         // What the schema lets through and is no pointer names no field.
         ignore_fields: said.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
+        grants: None,
     };
     Some(Rule {
         uid: RuleUid::from(object.uid()?),

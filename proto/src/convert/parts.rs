@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice, Operator,
-    Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice,
+    Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
 };
 use crate::wire;
 
@@ -180,6 +180,7 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         suspend: wire.suspend,
         immutable_policy,
         ignore_fields: ignored.collect::<Result<_, _>>()?,
+        grants: wire.grants.map(|wire| wire.grants.into_iter().map(grant).collect()).transpose()?,
     };
     Ok((terms, digest))
 }
@@ -210,6 +211,26 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
         immutable_policy: immutable_policy as i32,
         ignore_fields: terms.ignore_fields.iter().map(ToString::to_string).collect(),
         digest: digest.0.to_vec().into(),
+        grants: terms.grants.as_ref().map(|grants| wire::Grants { grants: grants.iter().map(grant_to_wire).collect() }),
+    }
+}
+
+fn grant(wire: wire::Grant) -> Result<Grant, Unreadable> {
+    let resources = wire.resources.into_iter().map(|resource| bounded(resource, NAME_LIMIT, "grants.resources"));
+    Ok(Grant {
+        resources: resources.collect::<Result<_, _>>()?,
+        namespaces: wire.namespaces.map(namespace_choice).transpose()?,
+        overwrite: wire.overwrite,
+        create_namespaces: wire.create_namespaces,
+    })
+}
+
+fn grant_to_wire(grant: &Grant) -> wire::Grant {
+    wire::Grant {
+        resources: grant.resources.clone(),
+        namespaces: grant.namespaces.as_ref().map(namespace_choice_to_wire),
+        overwrite: grant.overwrite,
+        create_namespaces: grant.create_namespaces,
     }
 }
 

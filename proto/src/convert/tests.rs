@@ -100,9 +100,21 @@ fn terms() -> impl Strategy<Value = Terms> {
     let patterns = || vec(name().prop_map(Pattern::new), 0..4);
     let selector = vec(requirement, 0..3).prop_map(|requirements| Selector { requirements });
     let choice = (patterns(), prop::option::of(selector), patterns())
-        .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude });
-    (rule_name(), any::<i64>(), prop::option::of(choice), any::<bool>(), policy(), any::<bool>(), keeping()).prop_map(
-        |(rule, created_at, namespaces, create_namespaces, deletion_policy, suspend, keeping)| Terms {
+        .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude })
+        .boxed();
+    let grant = (patterns(), prop::option::of(choice.clone()), any::<bool>(), any::<bool>()).prop_map(
+        |(names, namespaces, overwrite, create_namespaces)| Grant {
+            resources: names.iter().map(|name| name.as_str().to_owned()).collect(),
+            namespaces,
+            overwrite,
+            create_namespaces,
+        },
+    );
+    let grants = prop::option::of(prop::collection::vec(grant, 0..3));
+    let said = (prop::option::of(choice), any::<bool>(), policy(), any::<bool>());
+    (rule_name(), any::<i64>(), said, grants, keeping()).prop_map(
+        |(rule, created_at, (namespaces, create_namespaces, deletion_policy, suspend), grants, keeping)| Terms {
+            grants,
             rule,
             created_at,
             namespaces,

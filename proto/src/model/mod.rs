@@ -3,6 +3,7 @@ mod content;
 mod digest;
 mod fields;
 mod frames;
+mod grants;
 mod kinds;
 mod names;
 mod report;
@@ -16,6 +17,7 @@ pub use frames::{
     AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin,
     SnapshotEnd, Tombstone,
 };
+pub use grants::{Allowance, Grant};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef};
 pub use report::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleState};

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{FieldPath, Pattern, RuleName, Selector, matches_any};
+use super::{FieldPath, Grant, Pattern, RuleName, Selector, matches_any};
 
 /// What to do with an object that is not ours and stands where a copy should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub enum DeletionPolicy {
 pub struct TermsDigest(pub [u8; 16]);
 
 /// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NamespaceChoice {
     /// Names and globs. Globs never match the namespaces of Kubernetes or Runnel; an exact name may.
     pub names: Vec<Pattern>,
@@ -65,6 +65,11 @@ pub struct NamespaceChoice {
 impl NamespaceChoice {
     /// Whether a namespace is a target. `runnel_namespace` is the one that Runnel itself lives in.
     pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
+        self.takes(name, Some(labels), runnel_namespace)
+    }
+
+    /// The same of a namespace that may not exist: then it has no `labels`, and only its name counts.
+    pub fn takes(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
         if matches_any(&self.exclude, name) {
             return false;
         }
@@ -72,7 +77,7 @@ impl NamespaceChoice {
             return true;
         }
         let reserved = name.starts_with("kube-") || name == runnel_namespace;
-        let by_label = || self.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+        let by_label = || self.selector.as_ref().zip(labels).is_some_and(|(selector, labels)| selector.matches(labels));
         !reserved && (matches_any(&self.names, name) || by_label())
     }
 
@@ -112,6 +117,9 @@ pub struct Terms {
     /// What is written when a copy is created, and never compared or written again.
     #[serde(default)]
     pub ignore_fields: BTreeSet<FieldPath>,
+    /// What is granted to the rule in this cluster; absent: everything. A copy is where it is wanted and granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants: Option<Vec<Grant>>,
 }
 
 impl Serialize for RuleName {

@@ -1,0 +1,135 @@
+//! What an administrator grants to a rule in one cluster: what it wants and what is granted is what it gets.
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NamespaceChoice, Terms};
+
+/// One thing that is granted. Grants add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Grant {
+    /// The kinds, as `plural[.group]`.
+    pub resources: Vec<String>,
+    /// The target namespaces; absent: every namespace, those of Kubernetes and Runnel too.
+    pub namespaces: Option<NamespaceChoice>,
+    /// Whether `conflictPolicy: Overwrite` may be used there.
+    pub overwrite: bool,
+    /// Whether missing namespaces may be created.
+    pub create_namespaces: bool,
+}
+
+/// What a rule may do about copies of one kind in one namespace, where it may have any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Whether objects that are not ours may be overwritten.
+    pub overwrite: bool,
+    /// Whether the namespace may be created.
+    pub create_namespaces: bool,
+}
+
+impl Grant {
+    /// Whether it speaks of a kind.
+    pub fn is_of_kind(&self, resource: &str) -> bool {
+        self.resources.iter().any(|granted| granted == resource)
+    }
+
+    /// Whether it takes in a namespace. Without `labels` the namespace does not exist, and only its name can be granted.
+    pub fn includes(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
+        self.namespaces.as_ref().is_none_or(|choice| choice.takes(name, labels, runnel_namespace))
+    }
+
+    /// Whether the labels of namespaces matter to it.
+    pub fn has_selector(&self) -> bool {
+        self.namespaces.as_ref().is_some_and(|choice| choice.selector.is_some())
+    }
+}
+
+impl Terms {
+    /// Whether any copy of a kind is granted at all.
+    pub fn grants_kind(&self, resource: &str) -> bool {
+        self.grants.as_ref().is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
+    }
+
+    /// What is granted for copies of a kind in a namespace; `None`: no copy may be there. Without `labels` the namespace
+    /// does not exist. `runnel_namespace` is the one that Runnel itself lives in.
+    pub fn allowance(
+        &self,
+        resource: &str,
+        namespace: &str,
+        labels: Option<&BTreeMap<String, String>>,
+        runnel_namespace: &str,
+    ) -> Option<Allowance> {
+        let Some(grants) = &self.grants else { return Some(Allowance { overwrite: true, create_namespaces: true }) };
+        let fits = |grant: &&Grant| grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace);
+        grants.iter().filter(fits).fold(None, |sum: Option<Allowance>, grant| {
+            let sum = sum.unwrap_or_default();
+            Some(Allowance {
+                overwrite: sum.overwrite || grant.overwrite,
+                create_namespaces: sum.create_namespaces || grant.create_namespaces,
+            })
+        })
+    }
+
+    /// The oldest protocol whose agents carry these terms out: to an older agent the rule is not said at all.
+    pub fn protocol(&self) -> u32 {
+        if self.grants.is_some() { crate::GRANTS_SINCE } else { crate::PROTOCOL_MIN }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        ConflictPolicy, DeletionPolicy, DriftPolicy, Operator, Pattern, Requirement, RuleName, Selector,
+    };
+
+    fn terms(grants: Option<Vec<Grant>>) -> Terms {
+        Terms {
+            rule: RuleName::default(),
+            created_at: 0,
+            namespaces: None,
+            create_namespaces: true,
+            conflict_policy: ConflictPolicy::Fail,
+            drift_policy: DriftPolicy::Correct,
+            deletion_policy: DeletionPolicy::Delete,
+            suspend: false,
+            grants,
+        }
+    }
+
+    fn grant(resource: &str, names: &[&str]) -> Grant {
+        let names = names.iter().map(|name| Pattern::new(*name)).collect();
+        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
+        Grant { resources: vec![resource.to_owned()], namespaces, ..Grant::default() }
+    }
+
+    #[test]
+    fn grants_add_up_per_kind_and_namespace_and_nothing_else_is_granted() {
+        let own = |resource: &str, namespace: &str, terms: &Terms| {
+            terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
+        };
+        let all = terms(None);
+        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance { overwrite: true, create_namespaces: true }));
+        let creates = Grant { create_namespaces: true, ..grant("configmaps", &["b"]) };
+        let some = terms(Some(vec![grant("configmaps", &["team-*", "b"]), creates]));
+        assert_eq!(own("configmaps", "team-a", &some), Some(Allowance::default()));
+        assert_eq!(own("configmaps", "b", &some), Some(Allowance { overwrite: false, create_namespaces: true }));
+        assert_eq!(own("configmaps", "c", &some), None);
+        assert_eq!(own("secrets", "b", &some), None);
+        assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
+        assert_eq!(own("configmaps", "b", &terms(Some(vec![]))), None);
+    }
+
+    #[test]
+    fn a_namespace_that_does_not_exist_is_granted_by_name_only() {
+        let not_prod = Requirement { key: "env".into(), operator: Operator::NotIn, values: vec!["prod".into()] };
+        let choice = NamespaceChoice {
+            selector: Some(Selector { requirements: vec![not_prod] }),
+            names: vec![Pattern::new("x-*")],
+            ..NamespaceChoice::default()
+        };
+        let grant = Grant { resources: vec!["secrets".into()], namespaces: Some(choice), ..Grant::default() };
+        assert!(grant.includes("x-1", None, "r") && !grant.includes("y", None, "r"));
+        assert!(grant.includes("y", Some(&BTreeMap::new()), "r") && grant.has_selector());
+    }
+}
