@@ -69,6 +69,10 @@ pub struct Run {
         value_name = "NAMESPACE"
     )]
     pub source_namespaces: Vec<String>,
+    /// Begin with the DistributionGrant `everything`: made once in the hub's life, if there is no grant then. Without it,
+    /// DistributionRules send nothing until an administrator grants them something.
+    #[arg(long, env = "RUNNEL_GRANT_EVERYTHING")]
+    pub grant_everything: bool,
     /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,

@@ -252,6 +252,10 @@ async fn start(
     let watched =
         watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
     forever(tasks, stop(), "watch of cluster rules", watched);
+    let grants = watch::watch_grants(client.clone(), shared.clone(), options.grant_everything);
+    forever(tasks, stop(), "watch of grants", grants);
+    let namespaces = watch::watch_hub_namespaces(client.clone(), shared.clone());
+    forever(tasks, stop(), "watch of namespaces", namespaces);
     for kind in KINDS {
         for place in shared.settings.scope.places(kind.resource) {
             let watch = watch::watch_sources(client.clone(), shared.clone(), kind, place);

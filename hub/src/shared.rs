@@ -215,7 +215,9 @@ impl Shared {
         if self.serving_since().is_some() || !self.leads() {
             return false;
         }
-        let own = ["memberclusters", "distributionrules", "clusterdistributionrules"].map(Watched::Own);
+        let own =
+            ["memberclusters", "distributionrules", "clusterdistributionrules", "distributiongrants", "namespaces"];
+        let own = own.map(Watched::Own);
         // A place in which this hub does not look has no watch.
         let looks = |place: &Place| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
         let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
@@ -258,7 +260,7 @@ impl Shared {
             if entry.rule.terms.suspend || entry.rule.deleting {
                 continue;
             }
-            for cluster in entry.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster)) {
+            for cluster in entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster)) {
                 self.deliveries.lock().begin(cluster, uid, since);
             }
         }
@@ -274,7 +276,8 @@ impl Shared {
     /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
-        let concerned = index.rules().filter(|(_, entry)| entry.clusters.contains_key(cluster) || entry.rule.deleting);
+        let concerned =
+            index.rules().filter(|(_, entry)| entry.goes.clusters.contains_key(cluster) || entry.rule.deleting);
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
         drop(index);
         self.dirty_rules.add(concerned);

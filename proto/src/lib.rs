@@ -38,8 +38,9 @@ pub const PROTOCOL_MIN: u32 = 1;
 pub const PROTOCOL_MAX: u32 = 3;
 /// Since which protocol the hub says its authorities on the stream.
 pub const AUTHORITIES_SINCE: u32 = 2;
-/// Since which protocol an agent keeps to what is granted to a rule.
-pub const GRANTS_SINCE: u32 = 3;
+/// Since which protocol an agent knows what is granted to a rule, which fields it ignores, and that immutable copies are
+/// made anew.
+pub const TERMS_SINCE: u32 = 3;
 
 /// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
 pub const REASON_METADATA: &str = "runnel-reason";

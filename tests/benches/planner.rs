@@ -9,7 +9,7 @@ use std::sync::Arc;
 use divan::{Bencher, black_box};
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
-use runnel_hub::plan::{Body, Place, Rule, SourceContent};
+use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
 use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
 use serde_json::json;
 
@@ -63,8 +63,18 @@ fn cluster(number: usize) -> (ClusterName, Cluster) {
     (name.as_str().into(), cluster)
 }
 
+fn everything() -> RuleGrant {
+    let spec = json!({
+        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+    });
+    let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
+    RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
+}
+
 fn planned() -> Index {
     let mut index = Index::new();
+    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
     index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
     for number in 0..SOURCES {
         index.set_source(source(number), labels("rule", number % RULES), Some(body(number)));

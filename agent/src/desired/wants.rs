@@ -1,7 +1,7 @@
 //! What should become of one copy, and whose it is.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms};
 
 use super::{Desired, Held, Rule};
 use crate::decide::{Order, Outcome, Place, Policies, Takeover, Trouble, Want, WantedCopy};
@@ -100,7 +100,7 @@ impl Desired {
     fn policies(&self, rule: &Rule, copy: &SourceRef) -> Policies {
         let Some((terms, _)) = &rule.terms else { return Policies::default() };
         Policies {
-            takeover: self.takeover(terms.conflict_policy, copy),
+            takeover: self.takeover(terms, copy),
             drift: terms.drift_policy,
             recreate: terms.immutable_policy == ImmutablePolicy::Recreate,
             ignored: terms.ignore_fields.clone(),
@@ -108,12 +108,15 @@ impl Desired {
     }
 
     /// What the conflict policy of a rule comes to for one copy: here everybody who may restrict it has his say.
-    fn takeover(&self, policy: ConflictPolicy, copy: &SourceRef) -> Takeover {
-        match policy {
+    fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
+        let granted = || self.allowance(terms, copy).is_some_and(|allowance| allowance.overwrite);
+        match terms.conflict_policy {
             ConflictPolicy::Fail => Takeover::Never,
             // In the hub's own cluster the sources of other rules are objects like any other, but what they say goes out.
             _ if self.is_any_source(copy) => Takeover::Never,
             ConflictPolicy::AdoptIfEqual => Takeover::IfEqual,
+            // Where it is not granted, which the hub says, it is as Fail.
+            ConflictPolicy::Overwrite if !granted() => Takeover::Never,
             ConflictPolicy::Overwrite => match self.policy.denies_overwriting() {
                 Some(denied) => Takeover::Denied(denied),
                 None => Takeover::Always,

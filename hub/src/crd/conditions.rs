@@ -21,10 +21,15 @@ pub enum ConditionType {
     Stalled,
     /// Rule: it rests, because `spec.suspend` is true. Present only while true.
     Suspended,
+    /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
+    /// the namespaces that it chooses by glob or label may not be. Absent where everything is granted.
+    Granted,
     /// Member: True when the hub talks to the cluster, False when `spec.accepted` is false or the cluster leaves.
     Accepted,
     /// Member: True while the cluster's agent is connected.
     Connected,
+    /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
+    Cordoned,
     /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
     Left,
     /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
@@ -36,14 +41,16 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Every type, in the order of a status.
-    pub const ALL: [ConditionType; 10] = [
+    pub const ALL: [ConditionType; 12] = [
         ConditionType::Ready,
         ConditionType::Applied,
         ConditionType::Reconciling,
         ConditionType::Stalled,
         ConditionType::Suspended,
+        ConditionType::Granted,
         ConditionType::Accepted,
         ConditionType::Connected,
+        ConditionType::Cordoned,
         ConditionType::Left,
         ConditionType::Unclaimed,
         ConditionType::PossibleKeyTheft,
@@ -57,6 +64,8 @@ impl ConditionType {
             ConditionType::Reconciling => "Reconciling",
             ConditionType::Stalled => "Stalled",
             ConditionType::Suspended => "Suspended",
+            ConditionType::Granted => "Granted",
+            ConditionType::Cordoned => "Cordoned",
             ConditionType::Accepted => "Accepted",
             ConditionType::Connected => "Connected",
             ConditionType::Left => "Left",
@@ -117,6 +126,14 @@ pub enum Reason {
     Deleting,
     /// The rule rests.
     Suspended,
+    /// Something that the rule wants is not granted to the rules of its namespace.
+    NotGranted,
+    /// Some of the namespaces that the rule chooses by glob or label may not be granted.
+    GrantedInPart,
+    /// The hub cannot read what is granted; nothing is sent and nothing removed.
+    GrantsUnknown,
+    /// The cluster is cordoned: it keeps what it has and gets nothing new.
+    Cordoned,
     /// The spec cannot be carried out as it is written.
     InvalidSpec,
     /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
@@ -157,6 +174,10 @@ impl Reason {
             Reason::Progressing => "Progressing",
             Reason::Deleting => "Deleting",
             Reason::Suspended => "Suspended",
+            Reason::NotGranted => "NotGranted",
+            Reason::GrantedInPart => "GrantedInPart",
+            Reason::GrantsUnknown => "GrantsUnknown",
+            Reason::Cordoned => "Cordoned",
             Reason::InvalidSpec => "InvalidSpec",
             Reason::Copy(reason) => reason.as_str(),
             Reason::Accepted => "Accepted",

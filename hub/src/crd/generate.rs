@@ -5,15 +5,20 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::{ClusterDistributionRule, DistributionRule, MemberCluster, limits};
+use super::{ClusterDistributionRule, DistributionGrant, DistributionRule, MemberCluster, limits};
 
 /// The definitions, ready to be applied.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let mut definitions = vec![DistributionRule::crd(), ClusterDistributionRule::crd(), MemberCluster::crd()];
+    let mut definitions =
+        vec![DistributionRule::crd(), ClusterDistributionRule::crd(), DistributionGrant::crd(), MemberCluster::crd()];
     for definition in &mut definitions {
         let is_member = definition.spec.names.kind == "MemberCluster";
         for version in &mut definition.spec.versions {
-            version.additional_printer_columns = Some(if is_member { member_columns() } else { rule_columns() });
+            version.additional_printer_columns = Some(match definition.spec.names.kind.as_str() {
+                "MemberCluster" => member_columns(),
+                "DistributionGrant" => grant_columns(),
+                _ => rule_columns(),
+            });
             let Some(root) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) else {
                 continue;
             };
@@ -86,6 +91,17 @@ fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
         column("Failed", "integer", ".status.summary.copiesFailed", "Copies whose last attempt failed."),
         column("Reason", "string", &of_condition("Ready", "reason"), "Why the rule is ready or not."),
         column("Age", "date", ".metadata.creationTimestamp", "How long the rule has existed."),
+    ]
+}
+
+/// What `kubectl get` shows of a grant: whether it is a wide one.
+fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
+    vec![
+        column("All-Rules", "boolean", ".spec.rules.namespaces.all", "Whether it is for the rules of every namespace."),
+        column("Resources", "string", ".spec.resources", "The kinds that may be sent."),
+        column("All-Clusters", "boolean", ".spec.clusters.all", "Whether they may be sent to every cluster."),
+        column("All-Namespaces", "boolean", ".spec.namespaces.all", "Whether they may be sent to every namespace."),
+        column("Age", "date", ".metadata.creationTimestamp", "How long the grant has existed."),
     ]
 }
 
@@ -201,7 +217,7 @@ mod tests {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
             assert!(read == definition, "{name}");
         }
-        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 3);
+        assert_eq!(yaml().matches("---\napiVersion: apiextensions.k8s.io/v1\n").count(), 4);
     }
 
     #[test]

@@ -25,6 +25,11 @@ pub struct MemberClusterSpec {
     /// and gets nothing more; its copies stay or go as the cluster's own policy says (`policy.onRevoke`).
     #[serde(default = "yes")]
     pub accepted: bool,
+    /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content nor
+    /// changed terms, until it is uncordoned. Its agent goes on correcting drift, and what is deleted on the hub or no
+    /// longer selected is removed there too.
+    #[serde(default)]
+    pub cordoned: bool,
     /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
     /// new ones. When its condition Left is True, all of them have been seen to, and it can be deleted by whoever declared
     /// it: the hub does not, as what stands in Git would come back. To remove a dead cluster, delete it at once.
@@ -39,7 +44,7 @@ pub struct MemberClusterSpec {
 impl Default for MemberClusterSpec {
     /// As the API server fills in an empty spec.
     fn default() -> Self {
-        Self { accepted: true, leaving: false, join: None }
+        Self { accepted: true, cordoned: false, leaving: false, join: None }
     }
 }
 

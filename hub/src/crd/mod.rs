@@ -5,6 +5,7 @@
 //! no I/O and no clock.
 pub mod conditions;
 mod generate;
+mod grant;
 mod member;
 mod rule;
 mod rule_status;
@@ -12,6 +13,7 @@ mod schema;
 mod selector;
 
 pub use generate::{chart_files, definitions, files, yaml};
+pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
     RetiredKey, UsedToken,
@@ -40,6 +42,8 @@ pub mod limits {
     pub const NAMESPACES: usize = 128;
     /// Names in `clusters.names` or `clusters.exclude`.
     pub const CLUSTERS: usize = 512;
+    /// Grants that count for one rule in one cluster, different ones, in the order of what they say.
+    pub const GRANTS: usize = 32;
     /// Requirements in one label selector: `matchLabels` and `matchExpressions` each.
     pub const EXPRESSIONS: usize = 16;
     /// Fields of copies that are left alone.

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index};
 use crate::crd::{MemberCluster, PendingRemoval};
-use crate::plan::{NamedTerms, Rule};
+use crate::plan::{Lot, Lots, Rule};
 
 /// A member cluster as the hub knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,6 +17,8 @@ pub struct Cluster {
     pub labels: BTreeMap<String, String>,
     /// Whether the hub talks to it.
     pub accepted: bool,
+    /// Whether it keeps what it has and gets nothing new.
+    pub cordoned: bool,
     /// Whether it leaves: it gets nothing new, and what it has goes.
     pub leaving: bool,
     /// Orders from rules that were deleted while it was away.
@@ -34,6 +36,7 @@ impl Cluster {
             uid: object.uid().unwrap_or_default(),
             labels: object.labels().clone(),
             accepted: object.spec.accepted && object.metadata.deletion_timestamp.is_none(),
+            cordoned: object.spec.cordoned,
             leaving: object.spec.leaving,
             pending: pending.map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal)).collect(),
             was_connected: status.cluster_uid.is_some(),
@@ -97,26 +100,17 @@ impl Index {
         effect
     }
 
-    /// The terms of each rule in a cluster, where it goes there.
-    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<NamedTerms>)> {
-        let terms = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| rule.terms.clone());
-        self.rules.iter().map(|(uid, entry)| (uid.clone(), terms(&entry.rule))).collect()
+    /// The lot of each rule in a cluster, where it chooses it.
+    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<Lot>)> {
+        let lot = |rule: &Rule| Lots::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
+        let choice = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| lot(rule));
+        self.rules.iter().map(|(uid, entry)| (uid.clone(), choice(&entry.rule))).collect()
     }
 
-    fn choose(
-        &mut self,
-        uid: &RuleUid,
-        name: &ClusterName,
-        terms: Option<NamedTerms>,
-        always: bool,
-        effect: &mut Effect,
-    ) {
+    fn choose(&mut self, uid: &RuleUid, name: &ClusterName, lot: Option<Lot>, always: bool, effect: &mut Effect) {
         let Some(entry) = self.rules.get_mut(uid) else { return };
-        let former = match &terms {
-            Some(terms) => entry.clusters.insert(name.clone(), terms.clone()),
-            None => entry.clusters.remove(name),
-        };
-        if former != terms || always {
+        let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
+        if entry.goes.set(&entry.rule, name, lot, cordoned) || always {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
             let mut own = Effect::default();
             self.touch(uid, &mut own);

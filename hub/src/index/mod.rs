@@ -7,6 +7,7 @@
 //! Sessions do not get desired sets pushed: they ask for the [`Claim`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
 mod clusters;
+mod grants;
 mod places;
 mod rules;
 mod sightings;
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Deal, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::plan::{Deal, Goes, Grants, Place, Rule, RulePlan, Scope, Share, Source};
 pub use clusters::Cluster;
 pub use places::PlaceState;
 pub use sightings::version_number;
@@ -33,10 +34,14 @@ const FORGOTTEN_LIMIT: usize = 1024;
 pub enum Claim {
     /// The cluster should have this.
     Wanted(Share),
-    /// The rule exists, or is being deleted, and wants nothing in this cluster: what is there goes.
+    /// The cluster should have this, but is cordoned: it gets nothing new. What it has and should not have goes.
+    Cordoned(Share),
+    /// The rule exists, or is being deleted, and wants nothing in this cluster, or is granted nothing: what is there goes.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Held(Share),
+    /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
+    Unknown,
     /// The hub does not know the rule.
     Unclaimed,
 }
@@ -69,15 +74,15 @@ pub struct RuleEntry {
     pub plan: Arc<RulePlan>,
     /// What of that is sent.
     pub deal: Deal,
-    /// The clusters that it goes to, leaving clusters not included, and the terms in each.
-    pub clusters: BTreeMap<ClusterName, NamedTerms>,
+    /// The clusters that it chooses, leaving clusters not included, by what is granted there.
+    pub goes: Goes,
     version: u64,
 }
 
 impl RuleEntry {
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
-        Some(Share { plan: self.deal.plan(&self.plan).clone(), terms: self.clusters.get(cluster)?.clone() })
+        Some(Share { plan: self.deal.plan(&self.plan).clone(), terms: self.goes.clusters.get(cluster)?.clone() })
     }
 }
 
@@ -94,6 +99,7 @@ pub struct Index {
     scope: Scope,
     places: BTreeMap<Place, PlaceState>,
     clusters: BTreeMap<ClusterName, Cluster>,
+    grants: Grants,
     /// Rules that select a source now.
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
     /// Rules by the namespace they read.
@@ -157,7 +163,11 @@ impl Index {
             return Claim::Unwanted(policy);
         }
         if let Some(share) = entry.share(cluster) {
-            return Claim::Wanted(share);
+            return match () {
+                () if entry.goes.unknown => Claim::Unknown,
+                () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
+                () => Claim::Wanted(share),
+            };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
         match entry.rule.terms.suspend && !leaving {
@@ -190,7 +200,7 @@ impl Index {
             self.changes.remove(&entry.version);
             entry.version = version;
             self.changes.insert(version, uid.clone());
-            effect.clusters.extend(entry.clusters.keys().cloned());
+            effect.clusters.extend(entry.goes.clusters.keys().cloned());
         }
         effect.rules.insert(uid.clone());
     }

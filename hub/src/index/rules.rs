@@ -2,10 +2,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, Deal, NamedTerms, Rule, RulePlan, Source, plan};
+use crate::plan::{Body, Deal, Rule, RulePlan, Source, plan};
 
 impl Index {
     /// A rule is as given now.
@@ -13,11 +13,11 @@ impl Index {
         let mut effect = Effect::default();
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
-        let clusters = self.chosen(&rule);
+        let goes = self.goes(&rule);
         let plan = Arc::new(self.plan_of(&rule));
         let deal = Deal::new(&rule, &plan);
         if let Some(former) = &former {
-            effect.clusters.extend(former.clusters.keys().cloned());
+            effect.clusters.extend(former.goes.clusters.keys().cloned());
         }
         if rule.deleting {
             // Whoever was chosen at any time may hold copies.
@@ -26,7 +26,7 @@ impl Index {
         let unchanged = former.as_ref().is_some_and(|former| {
             former.plan.says_the_same(&plan)
                 && former.deal.says_the_same(&deal)
-                && former.clusters == clusters
+                && former.goes == goes
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
         });
@@ -34,7 +34,7 @@ impl Index {
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
         let (plan, deal) = former.filter(|_| unchanged).map_or((plan, deal), |former| (former.plan, former.deal));
-        self.register(RuleEntry { rule, plan, deal, clusters, version });
+        self.register(RuleEntry { rule, plan, deal, goes, version });
         self.drop_unselected(before.as_deref());
         if unchanged {
             effect.clusters.clear();
@@ -97,12 +97,6 @@ impl Index {
 
     fn plan_of(&self, rule: &Rule) -> RulePlan {
         plan(rule, self.candidates(rule), &self.scope, |place| self.is_known(place))
-    }
-
-    /// The clusters that a rule goes to, and the terms in each.
-    fn chosen(&self, rule: &Rule) -> BTreeMap<ClusterName, NamedTerms> {
-        let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
-        chosen.map(|(name, _)| (name.clone(), rule.terms.clone())).collect()
     }
 
     fn register(&mut self, entry: RuleEntry) {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Claim, Cluster, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Place, Rule, Scope, Source, SourceContent, plan};
+use crate::plan::{Body, Place, Rule, RuleGrant, Scope, Source, SourceContent, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -44,8 +44,28 @@ fn labelled(value: &str) -> BTreeMap<String, String> {
     BTreeMap::from([("rule".to_owned(), value.to_owned())])
 }
 
+/// A grant as an administrator writes it.
+fn grant(spec: serde_json::Value) -> RuleGrant {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"}, "spec": spec,
+    });
+    RuleGrant::read(&serde_json::from_value(object).unwrap())
+}
+
+fn everything() -> RuleGrant {
+    grant(json!({
+        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+    }))
+}
+
+fn grant_everything(index: &mut Index) {
+    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
+}
+
 fn known_index() -> Index {
     let mut index = Index::new();
+    grant_everything(&mut index);
     index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
     index.set_place(Place::everywhere("secrets"), PlaceState::Known);
     index
@@ -135,6 +155,7 @@ fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
 
 fn limited_index() -> Index {
     let mut index = Index::of(Scope::new(["a".to_owned(), "b".to_owned()]));
+    grant_everything(&mut index);
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.set_rule(rule("r2", "b", "x", json!({"all": true}), false));
@@ -363,7 +384,7 @@ proptest! {
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
             prop_assert!(entry.plan.says_the_same(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
-            prop_assert_eq!(entry.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
+            prop_assert_eq!(entry.goes.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
         }
         // A session that asks since any version hears of every rule that changed after it.
         let (all, version) = index.claims_since(&"c0".into(), 0);

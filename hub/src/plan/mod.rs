@@ -11,6 +11,7 @@
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
 mod deal;
+mod grants;
 mod made;
 mod place;
 mod rule;
@@ -23,10 +24,11 @@ use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
 
 pub use content::{Refused, content_of, is_never_a_source};
 pub use deal::Deal;
+pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
-pub use share::{NamedTerms, Share};
+pub use share::{NamedTerms, Share, digest_on};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -70,6 +72,8 @@ pub struct RulePlan {
     pub intents: BTreeMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
+    /// The same kind by kind, as not every cluster may get every kind.
+    pub digests: BTreeMap<Arc<str>, SetDigest>,
     /// Selected sources whose content is still being read for the first time.
     pub unread: BTreeSet<SourceRef>,
     /// Selected sources whose content cannot be read now; those that were read before are in the intents as well.
@@ -99,6 +103,7 @@ impl RulePlan {
             uid: uid.clone(),
             intents: BTreeMap::new(),
             digest: SetDigest::default(),
+            digests: BTreeMap::new(),
             unread: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
@@ -153,12 +158,14 @@ impl RulePlan {
 
     fn put_in(&mut self, intent: SourceRef, content: Arc<SourceContent>) {
         self.digest.insert(&intent, &content.revision);
+        self.digests.entry(intent.resource.clone()).or_default().insert(&intent, &content.revision);
         self.intents.insert(intent, content);
     }
 
     fn take_out(&mut self, intent: &SourceRef) {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
+            self.digests.entry(intent.resource.clone()).or_default().remove(intent, &content.revision);
         }
     }
 

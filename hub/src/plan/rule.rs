@@ -26,7 +26,7 @@ pub struct SourceChoice {
 }
 
 /// A rule's `clusters`; entries add up.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClusterChoice {
     /// Every accepted cluster.
     pub all: bool,
@@ -124,12 +124,34 @@ impl Rule {
 
     /// Whether it goes to a cluster.
     pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
-        let choice = &self.clusters;
+        self.clusters.chooses(cluster, labels)
+    }
+
+    /// Runnel's own namespace on the hub.
+    pub fn runnel_namespace(&self) -> &str {
+        &self.runnel_namespace
+    }
+}
+
+impl ClusterChoice {
+    /// Whether it takes in a cluster with these labels.
+    pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         let name = cluster.as_str();
-        let chosen = choice.all
-            || choice.names.iter().any(|exact| exact == name)
-            || choice.selector.as_ref().is_some_and(|selector| selector.matches(labels));
-        chosen && !matches_any(&choice.exclude, name)
+        let chosen = self.all
+            || self.names.iter().any(|exact| exact == name)
+            || self.selector.as_ref().is_some_and(|selector| selector.matches(labels));
+        chosen && !matches_any(&self.exclude, name)
+    }
+}
+
+impl From<&crd::Clusters> for ClusterChoice {
+    fn from(said: &crd::Clusters) -> Self {
+        Self {
+            all: said.all,
+            names: said.names.clone(),
+            selector: said.selector.as_ref().map(Into::into),
+            exclude: patterns(&said.exclude),
+        }
     }
 }
 
@@ -195,12 +217,7 @@ fn build(
         generation: meta.generation.unwrap_or_default(),
         deleting: meta.deletion_timestamp.is_some(),
         sources,
-        clusters: ClusterChoice {
-            all: said.clusters.all,
-            names: said.clusters.names.clone(),
-            selector: said.clusters.selector.as_ref().map(Into::into),
-            exclude: patterns(&said.clusters.exclude),
-        },
+        clusters: ClusterChoice::from(&said.clusters),
         terms: NamedTerms::new(terms),
         runnel_namespace: runnel_namespace.into(),
     })

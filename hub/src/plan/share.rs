@@ -52,6 +52,15 @@ fn digest_of(terms: &Terms) -> TermsDigest {
     TermsDigest(short)
 }
 
+/// Digest of what a plan sends on these terms.
+pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
+    let mut sum = SetDigest::default();
+    for (_, digest) in plan.digests.iter().filter(|(resource, _)| terms.grants_kind(resource)) {
+        sum.merge(*digest);
+    }
+    sum
+}
+
 /// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan of the
 /// rule: that is what the rule selects.
 #[derive(Clone)]
@@ -63,39 +72,45 @@ pub struct Share {
 }
 
 impl Share {
+    /// Whether a kind is sent to the cluster at all: what is not granted does not travel.
+    fn sends(&self, source: &SourceRef) -> bool {
+        self.terms.grants_kind(&source.resource)
+    }
+
     /// The intents.
     pub fn intents(&self) -> impl Iterator<Item = (&SourceRef, &Arc<SourceContent>)> {
-        self.plan.intents.iter()
+        self.plan.intents.iter().filter(|(source, _)| self.sends(source))
     }
 
     /// The content of an intent, if there is one from this source.
     pub fn content(&self, source: &SourceRef) -> Option<&Arc<SourceContent>> {
-        self.plan.intents.get(source)
+        self.plan.intents.get(source).filter(|_| self.sends(source))
     }
 
     /// Digest of the intents.
     pub fn digest(&self) -> SetDigest {
-        self.plan.digest
+        digest_on(&self.plan, &self.terms)
     }
 
     /// Whether content is still being read for the first time, so that there will be more intents.
     pub fn is_growing(&self) -> bool {
-        !self.plan.unread.is_empty()
+        self.plan.unread.iter().any(|source| self.sends(source))
     }
 
-    /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is.
+    /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not
+    /// granted is not wanted, whatever becomes of it.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
-        self.plan.is_unknown(source)
+        self.sends(source) && self.plan.is_unknown(source)
     }
 
     /// The intents in which this differs from what `former` was, if there are but few.
     pub fn change_since(&self, former: &Share) -> Option<&BTreeSet<SourceRef>> {
         let (before, touched) = self.plan.change.as_ref()?;
-        (former.plan.digest == *before).then_some(touched)
+        (former.plan.digest == *before && former.terms.grants == self.terms.grants).then_some(touched)
     }
 
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &Share) -> bool {
-        Arc::ptr_eq(&self.plan, &other.plan)
+        Arc::ptr_eq(&self.plan, &other.plan) && self.terms.grants == other.terms.grants
     }
 }

@@ -3,6 +3,7 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
+use runnel_proto::PROTOCOL_MAX;
 use runnel_proto::model::{ClusterName, Refusal, RuleState, RuleUid};
 use tonic::Status;
 
@@ -49,11 +50,13 @@ impl Running {
             agent_version: short(hello.agent_version),
             kubernetes_version: short(hello.kubernetes_version),
             cluster_uid: short(hello.cluster_uid),
+            protocol: hello.protocol_max.min(PROTOCOL_MAX),
             key: self.identity.certificate.key.to_string(),
             certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
         };
         {
             let mut session = self.live.session.lock();
+            session.speak(hello.protocol_max.min(PROTOCOL_MAX));
             session.hello(held.clone());
             session.hello_done();
         }

@@ -5,6 +5,7 @@ use runnel_proto::model::{RuleUid, SourceRef};
 use super::held::{Held, Items};
 use super::{Change, Session};
 use crate::index::Claim;
+use crate::plan::SourceContent;
 
 /// The most that is kept, in bytes: the accounts of some 200,000 intents at a time.
 const LIMIT: usize = 64 * 1024 * 1024;
@@ -26,7 +27,7 @@ impl Session {
     /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|held| &held.claim) {
-            Some(Some(Claim::Wanted(share))) => {
+            Some(Some(Claim::Wanted(share) | Claim::Cordoned(share))) => {
                 sources.retain(|source| share.content(source).is_some() || share.is_unknown(source));
             }
             // The hub has not said yet whether it wants the rule.
@@ -41,9 +42,18 @@ impl Session {
 
     /// Wants wait until it is known what the agent holds of the rule.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(Held { items: Items::Share { share, .. }, .. }) = self.rules.get(uid) else { return };
+        let Some(Held { items, claim, .. }) = self.rules.get(uid) else { return };
+        let share = match (items, claim) {
+            (Items::Share { share, .. }, _) | (Items::Pairs(_), Some(Claim::Cordoned(share))) => share,
+            _ => return,
+        };
+        // To a cordoned cluster only what it holds is sent again.
+        let new = |source: &SourceRef, content: &SourceContent| match items {
+            Items::Pairs(pairs) => pairs.get(source) != Some(&content.revision),
+            _ => false,
+        };
         for source in self.wants.remove(uid).unwrap_or_default() {
-            if let Some(content) = share.content(&source) {
+            if let Some(content) = share.content(&source).filter(|content| !new(&source, content)) {
                 self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
             }
         }

@@ -10,7 +10,10 @@ use crate::plan::{Share, SourceContent};
 /// What an agent holds of one rule.
 #[derive(Default)]
 pub(super) struct Held {
+    /// The terms that it has, or will have when what waits is sent.
     pub(super) terms: Option<TermsDigest>,
+    /// The terms that it has.
+    pub(super) told: Option<TermsDigest>,
     pub(super) items: Items,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
@@ -22,22 +25,25 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
-        Self { terms: state.terms_digest, items, ..Self::default() }
+        Self { terms: state.terms_digest, told: state.terms_digest, items, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
-        let suspended = matches!(&self.claim, Some(Claim::Wanted(share)) if share.terms.suspend);
+        let suspended =
+            matches!(&self.claim, Some(Claim::Wanted(share) | Claim::Cordoned(share)) if share.terms.suspend);
         match (&self.claim, &self.items) {
             (_, Items::Asked(_)) => true,
-            (Some(Claim::Wanted(_)), Items::Digest { .. } | Items::Uncertain) => !suspended,
+            (Some(Claim::Wanted(_) | Claim::Cordoned(_)), Items::Digest { .. } | Items::Uncertain) => !suspended,
             _ => false,
         }
     }
 
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
-        self.removing.is_none() && !self.told_unclaimed
+        // An agent that was told that nobody knows the rule has heard nothing else since.
+        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Cordoned(_)));
+        self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }
 }
 
@@ -103,6 +109,20 @@ impl Items {
             Items::Asked(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
             Items::Share { share, beyond } => Box::new(share.intents().map(|(source, _)| source).chain(beyond.keys())),
         }
+    }
+
+    /// These pairs without those that a share positively does not want; and the sources of those.
+    pub(super) fn without_surplus(&self, share: &Share) -> (BTreeMap<SourceRef, Revision>, Vec<SourceRef>) {
+        let (mut kept, mut gone) = (BTreeMap::new(), vec![]);
+        for source in self.sources() {
+            let Some(revision) = self.revision(source) else { continue };
+            if share.content(source).is_some() || share.is_unknown(source) {
+                kept.insert(source.clone(), revision);
+            } else {
+                gone.push(source.clone());
+            }
+        }
+        (kept, gone)
     }
 
     /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,

@@ -14,8 +14,10 @@
 //!   the agent says has one bound for all of it.
 mod budget;
 mod held;
+mod rest;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,11 +27,14 @@ use runnel_proto::model::{
     TermsDigest, Tombstone,
 };
 
+use runnel_proto::PROTOCOL_MAX;
+
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
 use budget::Budget;
 pub use budget::TooMuch;
 use held::{Held, Items};
+use weight::weight;
 
 /// Batches that may be under way without an ack.
 const WINDOW: usize = 8;
@@ -54,6 +59,15 @@ struct Heading {
     unclaimed: bool,
 }
 
+/// A version of the protocol.
+struct Spoken(u32);
+
+impl Default for Spoken {
+    fn default() -> Self {
+        Self(PROTOCOL_MAX)
+    }
+}
+
 /// One agent's view.
 #[derive(Default)]
 pub struct Session {
@@ -66,6 +80,8 @@ pub struct Session {
     /// Rules whose pairs are needed and have not been asked for.
     ask: BTreeSet<RuleUid>,
     unacked: BTreeSet<u64>,
+    /// The protocol that is spoken.
+    protocol: Spoken,
     nonce: u64,
     /// What is kept of what the agent said.
     budget: Budget,
@@ -74,6 +90,11 @@ pub struct Session {
 }
 
 impl Session {
+    /// The agent speaks this protocol.
+    pub fn speak(&mut self, protocol: u32) {
+        self.protocol = Spoken(protocol);
+    }
+
     /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
@@ -195,6 +216,9 @@ impl Session {
     /// Returns whether headings are left for another batch.
     fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
         while let Some((uid, heading)) = self.headings.pop_first() {
+            if let Some(held) = self.rules.get_mut(&uid) {
+                held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
+            }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
@@ -243,13 +267,18 @@ impl Session {
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
             if let Some(held) = self.rules.get_mut(&uid) {
-                held.items = Items::default();
+                (held.items, held.told) = (Items::default(), None);
             }
             delta_of(deltas, &uid).removal = Some(policy);
         }
     }
 
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
+        let claim = match claim {
+            // An agent that could not keep to the terms is not told of them.
+            Claim::Wanted(share) | Claim::Held(share) if share.terms.protocol() > self.protocol.0 => Claim::Unknown,
+            other => other,
+        };
         match &claim {
             Claim::Wanted(share) => self.wanted(uid, share),
             Claim::Held(share) if self.rules.contains_key(uid) => {
@@ -258,6 +287,8 @@ impl Session {
             }
             Claim::Held(_) => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
+            Claim::Cordoned(share) => self.cordoned(uid, share),
+            Claim::Unknown => self.rest(uid),
             Claim::Unclaimed => self.unclaimed(uid),
         }
         if !matches!(claim, Claim::Wanted(_)) {
@@ -344,50 +375,6 @@ impl Session {
         self.drop_changes(uid);
         self.removals.insert(uid.clone(), policy);
     }
-
-    fn unclaimed(&mut self, uid: &RuleUid) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if self.removals.remove(uid).is_some() {
-            // An order that was not sent is not sent any more.
-            held.removing = None;
-        }
-        if held.removing.is_some() || held.told_unclaimed {
-            return;
-        }
-        held.told_unclaimed = true;
-        held.items = Items::Uncertain;
-        self.ask.remove(uid);
-        self.drop_changes(uid);
-        self.headings.insert(uid.clone(), Heading { terms: None, unclaimed: true });
-    }
-
-    /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
-    /// only by asking.
-    fn take_back(&mut self, uid: &RuleUid) {
-        if self.drop_changes(uid)
-            && let Some(held) = self.rules.get_mut(uid)
-        {
-            held.items = Items::Asked(BTreeMap::new());
-            self.ask.insert(uid.clone());
-        }
-    }
-
-    fn drop_changes(&mut self, uid: &RuleUid) -> bool {
-        let before = self.changes.len();
-        self.changes.retain(|(rule, _), _| rule != uid);
-        self.changes.len() != before
-    }
-}
-
-/// About how many bytes terms take on the wire.
-fn weight(terms: &Terms) -> usize {
-    let choice = terms.namespaces.as_ref();
-    let patterns = choice.into_iter().flat_map(|choice| choice.names.iter().chain(&choice.exclude));
-    let requirements = choice.and_then(|choice| choice.selector.as_ref()).into_iter().flat_map(|s| &s.requirements);
-    let requirements =
-        requirements.map(|r| r.key.len() + r.values.iter().map(|value| value.len() + 2).sum::<usize>() + 8);
-    let names = terms.rule.kind.len() + terms.rule.namespace.len() + terms.rule.name.len();
-    patterns.map(|pattern| pattern.as_str().len() + 2).sum::<usize>() + requirements.sum::<usize>() + names + 64
 }
 
 fn delta_of<'a>(deltas: &'a mut BTreeMap<RuleUid, RuleDelta>, uid: &RuleUid) -> &'a mut RuleDelta {

@@ -422,6 +422,10 @@ enum Step {
     Unclaimed(u8),
     /// The rule is suspended and does not choose the cluster.
     Held(u8),
+    /// The cluster is cordoned.
+    Cordoned(u8, BTreeMap<u8, u8>),
+    /// The hub cannot tell what is granted to the rule.
+    Unknown(u8),
     /// Send this many batches.
     Send(u8),
     Answer,
@@ -431,10 +435,12 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let items = proptest::collection::btree_map(0..4u8, 0..4u8, 0..4);
     prop_oneof![
-        4 => (0..3u8, items, proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
+        4 => (0..3u8, items.clone(), proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
         1 => (0..3u8).prop_map(Step::Unwanted),
         1 => (0..3u8).prop_map(Step::Unclaimed),
         1 => (0..3u8).prop_map(Step::Held),
+        2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
+        1 => (0..3u8).prop_map(Step::Unknown),
         3 => (1..3u8).prop_map(Step::Send),
         2 => Just(Step::Answer),
         1 => Just(Step::Reconnect),
@@ -463,8 +469,50 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
         Some(Claim::Unwanted(_)) => true,
+        Some(Claim::Cordoned(share)) => {
+            let fits = |source: &SourceRef| share.content(source).is_none() && !share.is_unknown(source);
+            let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
+            nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
+        }
+        Some(Claim::Unknown) => {
+            delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
+        }
         Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
     })
+}
+
+#[test]
+fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_nothing() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let cordoned = |items: &[(u8, Body)]| [("r".into(), Claim::Cordoned(share_of("r", false, items)))];
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    agent.drain(&mut session);
+    session.update(cordoned(&[(1, content(9)), (3, content(3))]));
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 1));
+    // What it holds is sent again when it asks, and what is new is not.
+    session.want(&"r".into(), vec![source(1)]);
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 2);
+    session.update(cordoned(&[(1, content(1)), (3, content(3))]));
+    session.want(&"r".into(), vec![source(1), source(3)]);
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 3);
+    let mut again = agent.connect();
+    again.update(cordoned(&[(1, content(9))]));
+    agent.drain(&mut again);
+    assert!(agent.upserts == 3 && again.take_snapshot_end().is_some());
+    again.update([wanted("r", &[(1, content(9)), (3, content(3))])]);
+    agent.drain(&mut again);
+    assert_eq!(agent.upserts, 5);
+
+    let mut old = agent.connect();
+    old.speak(2);
+    let share = share_of("r", false, &[]);
+    let terms = NamedTerms::new(Terms { grants: Some(vec![]), ..Terms::clone(&share.terms) });
+    old.update([("r".into(), Claim::Wanted(Share { terms, ..share }))]);
+    assert!(old.take_questions().is_empty() && old.next_batch().is_none() && old.take_snapshot_end().is_some());
 }
 
 proptest! {
@@ -496,6 +544,16 @@ proptest! {
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
+                Step::Cordoned(rule, items) => {
+                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
+                    let claim = Claim::Cordoned(share);
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
+                }
+                Step::Unknown(rule) => {
+                    claims.insert(format!("r{rule}").into(), Claim::Unknown);
+                    session.update([(format!("r{rule}").into(), Claim::Unknown)]);
+                }
                 Step::Send(count) => for _ in 0..count {
                     let Some(batch) = session.next_batch() else { break };
                     prop_assert!(warranted(&batch, &claims));
@@ -526,6 +584,10 @@ proptest! {
                     let surplus = held.keys().filter(|source| share.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                     prop_assert_eq!(agent.terms.get(uid), Some(&share.terms.digest));
+                }
+                Claim::Cordoned(share) => {
+                    let surplus = held.keys().filter(|source| share.content(source).is_none());
+                    prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                 }
                 Claim::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
                 _ => {}

@@ -44,7 +44,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
         }
     };
-    let mut all: Vec<_> = view.clusters.keys().map(one).collect();
+    let mut all: Vec<_> = view.goes.clusters.keys().map(one).collect();
     all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
     all
 }

@@ -5,13 +5,14 @@ use std::time::Instant;
 use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
+use super::granted::{granted, lacks_copies};
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::{Ledger, Now, SETTLING};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::plan::{NamedTerms, Place, Refused, Rule, RulePlan, Why};
+use crate::plan::{Goes, Place, Refused, Rule, RulePlan, Why};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -21,8 +22,8 @@ pub struct View<'a> {
     pub plan: &'a RulePlan,
     /// What of that is sent.
     pub sent: &'a RulePlan,
-    /// The clusters that it goes to, and the terms in each.
-    pub clusters: &'a BTreeMap<ClusterName, NamedTerms>,
+    /// The clusters that it chooses, by what is granted there.
+    pub goes: &'a Goes,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<Place, String>,
     /// The status that is there.
@@ -34,14 +35,14 @@ pub struct View<'a> {
 }
 
 /// What a condition says.
-struct Verdict {
+pub(super) struct Verdict {
     status: ConditionStatus,
     reason: Reason,
     message: String,
 }
 
 impl Verdict {
-    fn new(status: ConditionStatus, reason: impl Into<Reason>, message: impl Into<String>) -> Self {
+    pub(super) fn new(status: ConditionStatus, reason: impl Into<Reason>, message: impl Into<String>) -> Self {
         Self { status, reason: reason.into(), message: message.into() }
     }
 }
@@ -50,7 +51,7 @@ impl Verdict {
 /// that it speaks of have not had the time to connect to a hub that just started.
 pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> =
-        view.clusters.keys().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
+        view.goes.clusters.keys().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
     let summary = summarize(view, &standings);
     if must_stand(view, ledger, &summary, now.instant) {
         return None;
@@ -85,7 +86,7 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
 /// persisted status stands.
 fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    let awaited = view.clusters.keys().any(|cluster| is_awaited(view, ledger, cluster, now));
+    let awaited = view.goes.clusters.keys().any(|cluster| is_awaited(view, ledger, cluster, now));
     let awaited = awaited || (young && is_reading(view));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
@@ -97,7 +98,7 @@ fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant)
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&view.sent.digest.to_bytes());
-    let digests: BTreeSet<_> = view.clusters.values().map(|terms| terms.digest.0).collect();
+    let digests: BTreeSet<_> = view.goes.clusters.values().map(|terms| terms.digest.0).collect();
     for digest in digests {
         context.update(&digest);
     }
@@ -121,7 +122,8 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 3] = [
+    let said: [(ConditionType, Option<Verdict>); 4] = [
+        (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
         (ConditionType::Suspended, suspended(view)),
@@ -149,6 +151,9 @@ fn suspended(view: &View<'_>) -> Option<Verdict> {
 }
 
 fn stalled(view: &View<'_>) -> Option<Verdict> {
+    if view.goes.unknown {
+        return granted(view).map(|known| Verdict { status: ConditionStatus::True, ..known });
+    }
     let message = if let Some((place, why)) = view.unreadable.first_key_value() {
         let more = match view.unreadable.len() {
             1 => String::new(),
@@ -192,6 +197,9 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     if view.plan.sources() == 0 {
         return Verdict::new(False, Reason::NoSources, no_sources(view.plan));
     }
+    if standings.is_empty() && !view.goes.not_granted.is_empty() {
+        return granted(view).unwrap_or_else(|| Verdict::new(False, Reason::NotGranted, ""));
+    }
     if standings.is_empty() {
         let message =
             "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
@@ -228,6 +236,14 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         let message = format!("{copies} drifted {place}: {}", worst.message);
         return Verdict::new(False, model::Reason::Drifted, message);
     }
+    if let Some((first, behind)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Cordoned) {
+        let clusters = in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Cordoned).count();
+        let message = match clusters {
+            1 => format!("{first} is cordoned: {}", behind.message),
+            more => format!("{more} clusters are cordoned, among them {first}: {}", behind.message),
+        };
+        return Verdict::new(False, Reason::Cordoned, message);
+    }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
         let clusters = count(ClusterState::Waiting);
@@ -237,6 +253,11 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     }
     if count(ClusterState::Unreachable) > 0 {
         return unreachable(standings);
+    }
+    if lacks_copies(view)
+        && let Some(missing) = granted(view)
+    {
+        return missing;
     }
     Verdict::new(True, Reason::AllApplied, with_refused(view.plan, "every copy is applied"))
 }

@@ -25,6 +25,8 @@ pub struct SessionFacts {
     pub kubernetes_version: String,
     /// Uid of the member's `kube-system` namespace.
     pub cluster_uid: String,
+    /// The protocol that is spoken.
+    pub protocol: u32,
     /// The fingerprint of the key that it is held with.
     pub key: String,
     /// When the certificate of the session expires.

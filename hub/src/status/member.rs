@@ -17,6 +17,8 @@ pub struct MemberView<'a> {
     pub generation: i64,
     /// `spec.accepted`, and not being deleted.
     pub accepted: bool,
+    /// `spec.cordoned`.
+    pub cordoned: bool,
     /// `spec.leaving`.
     pub leaving: bool,
     /// The session that counts as connected.
@@ -56,6 +58,10 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     if view.session.is_some() || !view.awaited || never_said {
         set(ConditionType::Connected, connected(view, now.wall));
     }
+    if view.cordoned {
+        let message = "spec.cordoned is true: the cluster keeps what it has and gets nothing new".to_owned();
+        set(ConditionType::Cordoned, (ConditionStatus::True, Reason::Cordoned, message));
+    }
     let (theft, left) = (stolen(view), left(view));
     if let Some(message) = &theft {
         set(ConditionType::PossibleKeyTheft, (ConditionStatus::True, Reason::RetiredKeySeen, message.clone()));
@@ -68,6 +74,9 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
         None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
         None => {}
+    }
+    if !view.cordoned {
+        remove_condition(&mut status.conditions, ConditionType::Cordoned);
     }
     if !leaves {
         remove_condition(&mut status.conditions, ConditionType::Left);
@@ -201,6 +210,7 @@ mod tests {
         MemberView {
             generation: 2,
             accepted: true,
+            cordoned: false,
             leaving: true,
             session,
             held,
@@ -230,6 +240,7 @@ mod tests {
             cluster_uid: "u".into(),
             certificate_expires: Timestamp::MAX,
             key: "k".into(),
+            protocol: 3,
         };
         let none = MemberClusterStatus::default();
         let rule = |namespace: &str, name: &str| RuleName {

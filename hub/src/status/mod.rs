@@ -6,6 +6,7 @@
 mod deliveries;
 mod detail;
 mod fold;
+mod granted;
 mod ledger;
 mod member;
 mod notices;

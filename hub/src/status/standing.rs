@@ -7,6 +7,7 @@ use super::ledger::Account;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
+use crate::plan::digest_on;
 
 /// How one rule stands in one cluster.
 pub(super) struct Standing {
@@ -25,7 +26,7 @@ pub(super) struct Standing {
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
     let settled = |cluster| state(view, ledger, cluster, now) != ClusterState::Progressing;
-    !is_reading(view) && view.clusters.keys().all(settled)
+    !is_reading(view) && view.goes.clusters.keys().all(settled)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -48,12 +49,20 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     if ledger.session(cluster, now).is_none() {
         return ClusterState::Unreachable;
     }
-    let Some(account) = ledger.account(cluster, &view.rule.uid) else { return ClusterState::Progressing };
+    let Some(account) = ledger.account(cluster, &view.rule.uid) else {
+        return match () {
+            () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
+            () if view.goes.cordoned.contains(cluster) && !is_reading(view) => ClusterState::Waiting,
+            () => ClusterState::Progressing,
+        };
+    };
     let counts = account.counts;
     match () {
         () if counts.failed > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
+        () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
+        () if is_behind(view, cluster, account) => ClusterState::Waiting,
         () if is_reading(view) || !holds_the_plan(view, cluster, account) || !counts.is_settled() => {
             ClusterState::Progressing
         }
@@ -69,8 +78,15 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
     let before = view.previous.clusters.iter().find(|known| known.name == cluster.as_str());
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
+        ClusterState::Failed if counts.failed == 0 && is_too_old(view, ledger, cluster, now) => {
+            let message = "the agent is too old for what this rule says, or is granted; upgrade it";
+            (model::Reason::Unsupported.into(), message.to_owned())
+        }
         ClusterState::Failed | ClusterState::Drifted => worst(account),
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
+        ClusterState::Waiting if account.is_none_or(|account| is_behind(view, cluster, account)) => {
+            (Reason::Cordoned, "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned())
+        }
         ClusterState::Waiting => {
             let message = match counts.waiting {
                 1 => "1 copy waits for a namespace that does not exist".to_owned(),
@@ -134,11 +150,23 @@ fn worst(account: Option<&Account>) -> (Reason, String) {
     }
 }
 
+/// Whether the agent could not keep to the rule's terms, so that they are not said to it.
+fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
+    let needed = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
+    ledger.session(cluster, now).is_some_and(|session| session.protocol < needed)
+}
+
+/// Whether a cordoned cluster has not what the rule wants now.
+fn is_behind(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
+    view.goes.cordoned.contains(cluster) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+}
+
 /// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
 /// cannot be compared; such a rule is stalled, whatever its clusters say.
 fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
     let plan = view.sent;
-    let same_terms = account.terms_digest == view.clusters.get(cluster).map(|terms| terms.digest);
+    let Some(terms) = view.goes.clusters.get(cluster) else { return false };
+    let same_terms = account.terms_digest == Some(terms.digest);
     let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty();
-    same_terms && (!comparable || account.intents_digest == plan.digest)
+    same_terms && (!comparable || account.intents_digest == digest_on(plan, terms))
 }

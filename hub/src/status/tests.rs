@@ -11,14 +11,14 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, NamedTerms, Place, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, Goes, Place, Rule, RulePlan, SourceContent};
 
 mod snapshots;
 
 struct World {
     rule: Rule,
     plan: RulePlan,
-    clusters: BTreeMap<ClusterName, NamedTerms>,
+    goes: Goes,
     ledger: Ledger,
     status: RuleStatus,
     started: Instant,
@@ -44,6 +44,7 @@ fn facts() -> SessionFacts {
         kubernetes_version: "v1.36.3".into(),
         cluster_uid: "u".into(),
         key: String::new(),
+        protocol: runnel_proto::PROTOCOL_MAX,
         certificate_expires: Timestamp::UNIX_EPOCH,
     }
 }
@@ -55,19 +56,19 @@ impl World {
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent { revision: Revision([1; 16]), payload: Payload::encode(vec![]) };
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
-        let clusters: BTreeMap<_, _> =
-            clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
+        let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
+        let goes = Goes { clusters, ..Goes::default() };
         let mut ledger = Ledger::default();
-        for cluster in clusters.keys() {
+        for cluster in goes.clusters.keys() {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
-        Self { rule, plan, clusters, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
+        Self { rule, plan, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
     }
 
     /// The rule is edited.
     fn becomes(&mut self, rule: Rule) {
-        self.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
+        self.goes.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
         self.rule = rule;
     }
 
@@ -81,7 +82,7 @@ impl World {
             rule: &self.rule,
             plan: &self.plan,
             sent: &self.plan,
-            clusters: &self.clusters,
+            goes: &self.goes,
             unreadable: BTreeMap::new(),
             previous,
             hub_started: self.started,

@@ -3,6 +3,7 @@
 //!
 //! A watch that is forbidden or missing gates only what needs it. Nothing is served before every watch that is needed
 //! has delivered one complete list, or has been refused.
+mod grants;
 mod members;
 mod reader;
 mod rules;
@@ -20,6 +21,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
+pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
 pub use reader::{bury_sources, read_sources};
 pub use rules::{RuleKind, watch_rules};

@@ -92,6 +92,7 @@ impl Writer {
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
             accepted: cluster.accepted,
+            cordoned: cluster.cordoned,
             leaving: cluster.leaving,
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
             session: ledger.session(name, now.instant).filter(|_| cluster.accepted),

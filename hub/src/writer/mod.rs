@@ -5,6 +5,7 @@
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
 mod book;
 mod events;
+mod first_grant;
 mod members;
 mod release;
 mod rules;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc;
 
 pub use book::{Book, RuleObject};
 pub use events::{WAITING, publish_events};
+pub use first_grant::make_first_grant;
 pub(crate) use rules::view;
 
 use crate::shared::{Shared, until};

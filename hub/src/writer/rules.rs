@@ -24,7 +24,7 @@ pub(crate) fn view<'a>(
         rule: &entry.rule,
         plan: &entry.plan,
         sent: entry.deal.plan(&entry.plan),
-        clusters: &entry.clusters,
+        goes: &entry.goes,
         unreadable: index.unreadable_places(&entry.rule),
         previous,
         hub_started,

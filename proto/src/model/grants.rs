@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NamespaceChoice, Terms};
+use super::{ImmutablePolicy, NamespaceChoice, Terms};
 
 /// One thing that is granted. Grants add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -72,29 +72,19 @@ impl Terms {
 
     /// The oldest protocol whose agents carry these terms out: to an older agent the rule is not said at all.
     pub fn protocol(&self) -> u32 {
-        if self.grants.is_some() { crate::GRANTS_SINCE } else { crate::PROTOCOL_MIN }
+        let passed_over = !self.ignore_fields.is_empty() || self.immutable_policy != ImmutablePolicy::default();
+        // What is of a new kind in a policy an older agent refuses by itself.
+        if self.grants.is_some() || passed_over { crate::TERMS_SINCE } else { crate::PROTOCOL_MIN }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{
-        ConflictPolicy, DeletionPolicy, DriftPolicy, Operator, Pattern, Requirement, RuleName, Selector,
-    };
+    use crate::model::{Operator, Pattern, Requirement, Selector};
 
     fn terms(grants: Option<Vec<Grant>>) -> Terms {
-        Terms {
-            rule: RuleName::default(),
-            created_at: 0,
-            namespaces: None,
-            create_namespaces: true,
-            conflict_policy: ConflictPolicy::Fail,
-            drift_policy: DriftPolicy::Correct,
-            deletion_policy: DeletionPolicy::Delete,
-            suspend: false,
-            grants,
-        }
+        Terms { create_namespaces: true, grants, ..Terms::default() }
     }
 
     fn grant(resource: &str, names: &[&str]) -> Grant {

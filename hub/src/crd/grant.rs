@@ -1,0 +1,87 @@
+//! Grants: who may send what where.
+use kube::CustomResource;
+use runnel_proto::model::{self, Pattern};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Clusters, LabelSelector, limits, schema, schema::Item};
+
+/// What the DistributionRules of some namespaces may send where. Grants add up; what no grant allows is not done.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "runnel.dev",
+    version = "v1alpha1",
+    kind = "DistributionGrant",
+    doc = "Allows the DistributionRules of some namespaces to send some kinds to some clusters and namespaces. For administrators. Grants add up, and hold all the time: what no grant allows any more is taken away as each rule's deletionPolicy says. A ClusterDistributionRule needs none.",
+    shortname = "dgrant",
+    category = "runnel",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DistributionGrantSpec {
+    /// Whose rules: those of these namespaces of the hub.
+    pub rules: GrantedRules,
+    /// The kinds that may be sent, as `plural` or `plural.group`, as in RBAC. At least one.
+    #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds that may be sent, such as [configmaps, secrets]"))]
+    pub resources: Vec<String>,
+    /// The member clusters that they may be sent to. At least one of selector, names and all; they add up.
+    pub clusters: Clusters,
+    /// The namespaces in those clusters that copies may be in. A copy is where its rule wants it and a grant allows it.
+    pub namespaces: GrantedNamespaces,
+    /// What else the rules may do there.
+    #[serde(default)]
+    pub policies: GrantedPolicies,
+}
+
+/// Whose rules are granted something.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantedRules {
+    /// The namespaces of the hub whose DistributionRules are meant. At least one of names, selector and all; they add up.
+    pub namespaces: GrantedNamespaces,
+}
+
+/// Chooses namespaces. What is not named, labelled or meant by all is not granted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "has(self.selector) || (has(self.names) && size(self.names) > 0) || (has(self.all) && self.all)",
+    "namespaces chooses nothing: set names or selector, or all: true for every namespace",
+))]
+pub struct GrantedNamespaces {
+    /// Exact names, and globs in which `*` stands for any run of characters. Globs never match `kube-*` or the namespace
+    /// of Runnel itself; an exact name may. At most 128.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
+    pub names: Vec<String>,
+    /// Chooses namespaces by their labels. Never matches `kube-*` or the namespace of Runnel itself. It may not be empty;
+    /// for every namespace write `all: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "LabelSelector", transform = schema::filled_selector("namespaces.selector", "for every namespace remove it and write all: true"))]
+    pub selector: Option<LabelSelector>,
+    /// Whether every namespace is chosen, `kube-*` and the one of Runnel itself too.
+    #[serde(default)]
+    pub all: bool,
+}
+
+/// What rules may do besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantedPolicies {
+    /// Whether a rule may say `conflictPolicy: Overwrite`. Where it may not, the rule is carried out with Fail.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// Whether a rule may say `createNamespaces: true`. Where it may not, missing namespaces are not created.
+    #[serde(default)]
+    pub create_namespaces: bool,
+}
+
+impl GrantedNamespaces {
+    /// As the planner and the agents say it; `None`: every namespace.
+    pub fn choice(&self) -> Option<model::NamespaceChoice> {
+        let names = self.names.iter().map(Pattern::new).collect();
+        let selector = self.selector.as_ref().map(Into::into);
+        (!self.all).then(|| model::NamespaceChoice { names, selector, exclude: vec![] })
+    }
+}

@@ -1,0 +1,84 @@
+//! Grants come, change and go, and with them where the rules of a namespace may send what.
+//!
+//! A grant that is narrowed takes effect at once. Whatever it takes away (a kind or a whole cluster here, a namespace in
+//! the member) goes by an *indirect* removal: nobody has deleted a rule or a source. [`Index::regrant`] is where that
+//! begins.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::RuleUid;
+
+use super::{Effect, Index, RuleEntry};
+use crate::plan::{Goes, Lots, Rule, RuleGrant};
+
+impl Index {
+    /// A grant is as given now; `None`: it is gone. Without effect while grants cannot be read.
+    pub fn set_grant(&mut self, name: &str, grant: Option<RuleGrant>) -> Effect {
+        let Some(known) = &mut self.grants.all else { return Effect::default() };
+        let same = known.get(name) == grant.as_ref();
+        match grant {
+            Some(grant) => drop(known.insert(name.to_owned(), grant)),
+            None => drop(known.remove(name)),
+        }
+        if same { Effect::default() } else { self.regrant(|_| true) }
+    }
+
+    /// These are all the grants there are; `None`: they cannot be read, and so nothing that needs one is sent or removed.
+    pub fn set_grants(&mut self, all: Option<BTreeMap<String, RuleGrant>>) -> Effect {
+        if self.grants.all == all {
+            return Effect::default();
+        }
+        self.grants.all = all;
+        self.regrant(|_| true)
+    }
+
+    /// A namespace of the hub has these labels; `None`: it is gone.
+    pub fn set_hub_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> Effect {
+        let Some(known) = &mut self.grants.namespaces else { return Effect::default() };
+        let same = known.get(name) == labels.as_ref();
+        match labels {
+            Some(labels) => drop(known.insert(name.to_owned(), labels)),
+            None => drop(known.remove(name)),
+        }
+        if same { Effect::default() } else { self.regrant(|rule| rule.terms.rule.namespace == name) }
+    }
+
+    /// These are the labels of all namespaces of the hub; `None`: they cannot be read.
+    pub fn set_hub_namespaces(&mut self, all: Option<BTreeMap<String, BTreeMap<String, String>>>) -> Effect {
+        if self.grants.namespaces == all {
+            return Effect::default();
+        }
+        self.grants.namespaces = all;
+        self.regrant(|_| true)
+    }
+
+    /// Whether grants can be read.
+    pub fn knows_grants(&self) -> bool {
+        self.grants.all.is_some()
+    }
+
+    /// Looks anew at what is granted to these rules.
+    fn regrant(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
+        let mut effect = Effect::default();
+        let concerned = |entry: &RuleEntry| !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule);
+        let uids: Vec<RuleUid> =
+            self.rules.iter().filter(|(_, entry)| concerned(entry)).map(|(uid, _)| uid.clone()).collect();
+        for uid in uids {
+            let Some(goes) = self.rules.get(&uid).map(|entry| self.goes(&entry.rule)) else { continue };
+            let Some(entry) = self.rules.get_mut(&uid).filter(|entry| entry.goes != goes) else { continue };
+            let former = std::mem::replace(&mut entry.goes, goes);
+            effect.clusters.extend(former.clusters.into_keys());
+            self.touch(&uid, &mut effect);
+        }
+        effect
+    }
+
+    /// The clusters that a rule chooses, by what is granted there.
+    pub(super) fn goes(&self, rule: &Rule) -> Goes {
+        let mut lots = Lots::new(rule, self.grants.of(rule));
+        let mut goes = Goes { unknown: lots.are_unknown(), ..Goes::default() };
+        for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(rule, name)) {
+            goes.set(rule, name, Some(lots.of(name, &cluster.labels)), cluster.cordoned);
+        }
+        goes
+    }
+}

@@ -1,0 +1,191 @@
+//! What is granted to a rule, cluster by cluster. A rule without a grant for a cluster sends nothing there; rules of the
+//! whole cluster need none.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
+
+use super::{ClusterChoice, NamedTerms, Rule};
+use crate::crd;
+use crate::crd::limits;
+
+/// A `DistributionGrant` as the planner sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuleGrant {
+    /// The hub's namespaces whose rules are meant; absent: every one.
+    pub rules: Option<NamespaceChoice>,
+    /// The clusters.
+    pub clusters: ClusterChoice,
+    /// What is granted there.
+    pub grant: Grant,
+}
+
+impl RuleGrant {
+    /// Reads a `DistributionGrant`.
+    pub fn read(object: &crd::DistributionGrant) -> Self {
+        let spec = &object.spec;
+        let mut resources: Vec<_> = spec.resources.clone();
+        resources.sort();
+        Self {
+            rules: spec.rules.namespaces.choice(),
+            clusters: ClusterChoice::from(&spec.clusters),
+            grant: Grant {
+                resources,
+                namespaces: spec.namespaces.choice(),
+                overwrite: spec.policies.overwrite,
+                create_namespaces: spec.policies.create_namespaces,
+            },
+        }
+    }
+
+    /// Whether the labels of the hub's namespaces matter to it.
+    pub fn asks_for_labels(&self) -> bool {
+        self.rules.as_ref().is_some_and(|choice| choice.selector.is_some())
+    }
+
+    /// Whether it is for the rules of a namespace. Without `labels` they are not known; then only its name counts.
+    fn is_for(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
+        self.rules.as_ref().is_none_or(|choice| choice.takes(namespace, labels, runnel_namespace))
+    }
+}
+
+/// What the hub knows about grants.
+#[derive(Default)]
+pub struct Grants {
+    /// Every grant by its name; absent while they cannot be read.
+    pub all: Option<BTreeMap<String, RuleGrant>>,
+    /// The labels of the hub's namespaces; absent while they cannot be read.
+    pub namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
+}
+
+/// What is granted to one rule.
+pub enum Granted<'a> {
+    /// Everything: it is a rule of the whole cluster.
+    All,
+    /// What these grants say.
+    These(Vec<&'a RuleGrant>),
+    /// The hub cannot tell.
+    Unknown,
+}
+
+/// On which terms a rule goes to a cluster that it chooses.
+#[derive(Clone, PartialEq)]
+pub enum Lot {
+    /// On these.
+    Terms(NamedTerms),
+    /// On none: nothing is granted there of what it sends.
+    NotGranted,
+    /// The hub cannot tell: nothing is sent and nothing removed.
+    Unknown,
+}
+
+impl Grants {
+    /// What is granted to a rule, wherever it goes.
+    pub fn of(&self, rule: &Rule) -> Granted<'_> {
+        if rule.terms.rule.is_cluster_scoped() {
+            return Granted::All;
+        }
+        let (Some(grants), namespace) = (&self.all, rule.terms.rule.namespace.as_str()) else {
+            return Granted::Unknown;
+        };
+        let labels = self.namespaces.as_ref().map(|known| known.get(namespace));
+        // A namespace whose labels have not been seen yet may have those that are asked for.
+        let unknown = labels.is_none_or(|labels| labels.is_none());
+        let labels = labels.flatten();
+        let is_for = |grant: &&RuleGrant| grant.is_for(namespace, labels, rule.runnel_namespace());
+        if unknown && grants.values().any(|grant| grant.asks_for_labels() && !is_for(&grant)) {
+            return Granted::Unknown;
+        }
+        Granted::These(grants.values().filter(is_for).collect())
+    }
+}
+
+/// The clusters that a rule chooses, by what is granted there.
+#[derive(Clone, Default, PartialEq)]
+pub struct Goes {
+    /// Where it goes, and the terms in each.
+    pub clusters: BTreeMap<ClusterName, NamedTerms>,
+    /// Where nothing is granted of what it sends.
+    pub not_granted: BTreeSet<ClusterName>,
+    /// Those of `clusters` that keep what they have and get nothing new.
+    pub cordoned: BTreeSet<ClusterName>,
+    /// Whether the hub cannot tell what is granted: then it goes to all that it chooses, and nothing is sent or removed.
+    pub unknown: bool,
+}
+
+impl Goes {
+    /// Puts a cluster where it belongs; `None`: the rule does not choose it. Returns whether that is news.
+    pub fn set(&mut self, rule: &Rule, name: &ClusterName, lot: Option<Lot>, cordoned: bool) -> bool {
+        let before = (self.clusters.remove(name), self.not_granted.remove(name), self.cordoned.remove(name));
+        let now = match lot {
+            None => (None, false, false),
+            Some(Lot::Terms(terms)) => (Some(terms), false, cordoned),
+            Some(Lot::Unknown) => (Some(rule.terms.clone()), false, cordoned),
+            Some(Lot::NotGranted) => (None, true, false),
+        };
+        let news = before != now;
+        if let Some(terms) = now.0 {
+            self.clusters.insert(name.clone(), terms);
+        }
+        if now.1 {
+            self.not_granted.insert(name.clone());
+        }
+        if now.2 {
+            self.cordoned.insert(name.clone());
+        }
+        news
+    }
+}
+
+/// Makes the lots of one rule. Clusters to which the same grants speak share their terms.
+pub struct Lots<'a> {
+    rule: &'a Rule,
+    granted: Granted<'a>,
+    made: BTreeMap<Vec<usize>, Lot>,
+}
+
+impl<'a> Lots<'a> {
+    /// For a rule to which this is granted.
+    pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
+        Self { rule, granted, made: BTreeMap::new() }
+    }
+
+    /// Whether the hub cannot tell what is granted.
+    pub fn are_unknown(&self) -> bool {
+        matches!(self.granted, Granted::Unknown)
+    }
+
+    /// The rule's lot in a cluster that it chooses.
+    pub fn of(&mut self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Lot {
+        let grants = match &self.granted {
+            Granted::All => return Lot::Terms(self.rule.terms.clone()),
+            Granted::Unknown => return Lot::Unknown,
+            Granted::These(grants) => grants,
+        };
+        let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
+        let speaking: Vec<_> = grants.iter().enumerate().filter(speaks).map(|(number, _)| number).collect();
+        if let Some(lot) = self.made.get(&speaking) {
+            return lot.clone();
+        }
+        let lot = lot(self.rule, speaking.iter().map(|number| &grants[*number].grant));
+        self.made.insert(speaking, lot.clone());
+        lot
+    }
+}
+
+/// What these grants make of a rule.
+fn lot<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> Lot {
+    let sent: Vec<_> = rule.resources().collect();
+    let mut counting: Vec<_> = grants.filter(|grant| sent.iter().any(|resource| grant.is_of_kind(resource))).collect();
+    counting.sort();
+    counting.dedup();
+    counting.truncate(limits::GRANTS);
+    if counting.is_empty() {
+        return Lot::NotGranted;
+    }
+    let whole = |grant: &&Grant| grant.namespaces.is_none() && grant.overwrite && grant.create_namespaces;
+    if sent.iter().all(|resource| counting.iter().copied().filter(whole).any(|grant| grant.is_of_kind(resource))) {
+        return Lot::Terms(rule.terms.clone());
+    }
+    let grants = counting.into_iter().cloned().collect();
+    Lot::Terms(NamedTerms::new(Terms { grants: Some(grants), ..Terms::clone(&rule.terms) }))
+}

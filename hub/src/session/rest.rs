@@ -1,0 +1,94 @@
+//! What is not said: to a cluster that is cordoned, about rules of which the hub cannot tell, and about those that it does
+//! not know. And how what was not sent yet is taken back.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{RuleUid, SourceRef};
+
+use super::held::Items;
+use super::{Change, Heading, Session};
+use crate::plan::Share;
+
+impl Session {
+    /// Nothing is sent about a rule, and what was not sent yet is not any more: the agent keeps what it has.
+    pub(super) fn rest(&mut self, uid: &RuleUid) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if self.removals.remove(uid).is_some() {
+            held.removing = None;
+        }
+        if self.headings.remove(uid).is_some() {
+            // It was never said.
+            held.terms = held.told;
+            held.told_unclaimed = false;
+        }
+        self.take_back(uid);
+    }
+
+    /// The agent gets nothing new of a rule: only what it should not have any more goes.
+    pub(super) fn cordoned(&mut self, uid: &RuleUid, share: &Share) {
+        if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.has_unsent(uid) {
+            self.rest(uid);
+        }
+        let Some(held) = self.rules.get_mut(uid).filter(|held| held.removing.is_none()) else { return };
+        if share.terms.suspend {
+            return;
+        }
+        match &held.items {
+            Items::Asked(_) => {}
+            Items::Digest { digest, .. } if *digest == share.digest() => {
+                held.items = Items::exactly(share.clone());
+                self.serve_wants(uid);
+            }
+            Items::Digest { .. } if share.is_growing() => {}
+            Items::Digest { .. } | Items::Uncertain => {
+                held.items = Items::Asked(BTreeMap::new());
+                self.ask.insert(uid.clone());
+            }
+            Items::Pairs(_) | Items::Share { .. } => {
+                let (kept, gone) = held.items.without_surplus(share);
+                held.items = Items::Pairs(kept);
+                for source in gone {
+                    self.changes.insert((uid.clone(), source), Change::Tombstone(share.terms.deletion_policy));
+                }
+            }
+        }
+    }
+
+    /// Whether anything about the sources of a rule waits to be sent.
+    fn has_unsent(&self, uid: &RuleUid) -> bool {
+        let from = (uid.clone(), SourceRef::new("", "", ""));
+        self.changes.range(from..).next().is_some_and(|((rule, _), _)| rule == uid)
+    }
+
+    pub(super) fn unclaimed(&mut self, uid: &RuleUid) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if self.removals.remove(uid).is_some() {
+            // An order that was not sent is not sent any more.
+            held.removing = None;
+        }
+        if held.removing.is_some() || held.told_unclaimed {
+            return;
+        }
+        held.told_unclaimed = true;
+        held.items = Items::Uncertain;
+        self.ask.remove(uid);
+        self.drop_changes(uid);
+        self.headings.insert(uid.clone(), Heading { terms: None, unclaimed: true });
+    }
+
+    /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
+    /// only by asking.
+    pub(super) fn take_back(&mut self, uid: &RuleUid) {
+        if self.drop_changes(uid)
+            && let Some(held) = self.rules.get_mut(uid)
+        {
+            held.items = Items::Asked(BTreeMap::new());
+            self.ask.insert(uid.clone());
+        }
+    }
+
+    pub(super) fn drop_changes(&mut self, uid: &RuleUid) -> bool {
+        let before = self.changes.len();
+        self.changes.retain(|(rule, _), _| rule != uid);
+        self.changes.len() != before
+    }
+}

@@ -1,0 +1,147 @@
+//! What a rule wants and is not granted, in the words of its condition `Granted`.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
+
+use super::View;
+use super::fold::Verdict;
+use crate::crd::conditions::{ConditionStatus, Reason};
+
+/// Names that a sentence lists, of those that it speaks of.
+const LISTED: usize = 5;
+
+/// What is not granted, each with the clusters where it is not.
+#[derive(Default)]
+struct Missing<'a> {
+    /// Nothing at all.
+    whole: BTreeSet<&'a ClusterName>,
+    kinds: BTreeMap<&'static str, BTreeSet<&'a ClusterName>>,
+    namespaces: BTreeMap<String, BTreeSet<&'a ClusterName>>,
+    overwrite: BTreeSet<&'a ClusterName>,
+    creation: BTreeSet<&'a ClusterName>,
+    /// Only some of the namespaces that a glob or label may choose are granted.
+    limited: bool,
+}
+
+/// The condition `Granted`; `None` where everything is granted that the rule wants.
+pub(super) fn granted(view: &View<'_>) -> Option<Verdict> {
+    if view.goes.unknown {
+        let message = "the hub cannot read what is granted (DistributionGrants, and the labels of namespaces where grants \
+                       choose by them): nothing is sent and nothing removed; check the hub's rights and its log";
+        return Some(Verdict::new(ConditionStatus::Unknown, Reason::GrantsUnknown, message));
+    }
+    let missing = missing(view);
+    let parts = parts(&missing);
+    let namespace = &view.rule.terms.rule.namespace;
+    if !parts.is_empty() {
+        let message = format!(
+            "not granted to the rules of {namespace}: {}; an administrator grants it by a DistributionGrant (see \
+             `kubectl get dgrant`)",
+            parts.join("; ")
+        );
+        return Some(Verdict::new(ConditionStatus::False, Reason::NotGranted, message));
+    }
+    let message = "of the namespaces that spec.namespaces chooses by glob or label, those get copies that a \
+                   DistributionGrant allows";
+    missing.limited.then(|| Verdict::new(ConditionStatus::True, Reason::GrantedInPart, message))
+}
+
+/// Whether copies that the rule wants are not made for want of a grant, wherever its clusters are.
+pub(super) fn lacks_copies(view: &View<'_>) -> bool {
+    let missing = missing(view);
+    !missing.whole.is_empty() || !missing.kinds.is_empty() || !missing.namespaces.is_empty()
+}
+
+fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
+    let mut missing = Missing { whole: view.goes.not_granted.iter().collect(), ..Missing::default() };
+    let mut alike: BTreeMap<[u8; 16], (&Terms, BTreeSet<&ClusterName>)> = BTreeMap::new();
+    for (cluster, terms) in view.goes.clusters.iter().filter(|(_, terms)| terms.grants.is_some()) {
+        alike.entry(terms.digest.0).or_insert_with(|| (&**terms, BTreeSet::new())).1.insert(cluster);
+    }
+    let named = if alike.is_empty() { BTreeSet::new() } else { wanted_names(view) };
+    for (terms, clusters) in alike.into_values() {
+        look_at(view, terms, &clusters, &named, &mut missing);
+    }
+    missing
+}
+
+fn look_at<'a>(
+    view: &View<'_>,
+    terms: &Terms,
+    clusters: &BTreeSet<&'a ClusterName>,
+    named: &BTreeSet<(&'static str, String)>,
+    missing: &mut Missing<'a>,
+) {
+    let grants = terms.grants.as_deref().unwrap_or_default();
+    let (granted, denied): (Vec<_>, Vec<_>) = view.rule.resources().partition(|resource| terms.grants_kind(resource));
+    for resource in denied {
+        missing.kinds.entry(resource).or_default().extend(clusters);
+    }
+    for (resource, namespace) in named.iter().filter(|(resource, _)| granted.contains(resource)) {
+        // The labels of the member's namespaces are not known here: what they may grant is not said to be missing.
+        let by_label = |grant: &Grant| grant.is_of_kind(resource) && grant.has_selector();
+        match terms.allowance(resource, namespace, None, view.rule.runnel_namespace()) {
+            None if grants.iter().any(by_label) => missing.limited = true,
+            None => missing.namespaces.entry(namespace.clone()).or_default().extend(clusters),
+            Some(allowance) if terms.create_namespaces && !allowance.create_namespaces => {
+                missing.creation.extend(clusters);
+            }
+            Some(_) => {}
+        }
+    }
+    if terms.conflict_policy == ConflictPolicy::Overwrite && grants.iter().any(|grant| !grant.overwrite) {
+        missing.overwrite.extend(clusters);
+    }
+    let broad = terms.namespaces.as_ref();
+    let broad = broad.is_some_and(|choice| choice.selector.is_some() || choice.names.iter().any(|n| !n.is_literal()));
+    missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
+}
+
+/// The namespaces that the rule wants copies in by name, kind by kind: literal ones, or those of its sources.
+fn wanted_names(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
+    match &view.rule.terms.namespaces {
+        Some(choice) => {
+            let of_kind = |resource| choice.wanted_literals().map(move |name| (resource, name.to_owned()));
+            view.rule.resources().flat_map(of_kind).collect()
+        }
+        None => {
+            let of_source = |resource: &str, namespace: &str| {
+                view.rule.resources().find(|known| *known == resource).map(|known| (known, namespace.to_owned()))
+            };
+            view.plan.intents.keys().filter_map(|source| of_source(&source.resource, &source.namespace)).collect()
+        }
+    }
+}
+
+fn parts(missing: &Missing<'_>) -> Vec<String> {
+    let mut parts = vec![];
+    if !missing.whole.is_empty() {
+        parts.push(format!("anything {}", within(&missing.whole)));
+    }
+    parts.extend(missing.kinds.iter().map(|(resource, clusters)| format!("{resource} {}", within(clusters))));
+    if !missing.namespaces.is_empty() {
+        let names: Vec<_> = missing.namespaces.keys().take(LISTED).map(String::as_str).collect();
+        let more = match missing.namespaces.len() - names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let clusters: BTreeSet<_> = missing.namespaces.values().flatten().copied().collect();
+        let noun = if missing.namespaces.len() == 1 { "the namespace" } else { "the namespaces" };
+        parts.push(format!("{noun} {}{more} {}", names.join(", "), within(&clusters)));
+    }
+    if !missing.overwrite.is_empty() {
+        parts.push(format!("conflictPolicy Overwrite {}, where Fail is used instead", within(&missing.overwrite)));
+    }
+    if !missing.creation.is_empty() {
+        parts.push(format!("createNamespaces {}, where missing namespaces stay missing", within(&missing.creation)));
+    }
+    parts
+}
+
+fn within(clusters: &BTreeSet<&ClusterName>) -> String {
+    let Some(first) = clusters.first() else { return String::new() };
+    match clusters.len() {
+        1 => format!("in {first}"),
+        more => format!("in {more} clusters, among them {first}"),
+    }
+}

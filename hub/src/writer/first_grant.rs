@@ -1,0 +1,58 @@
+//! The grant `everything`: a new hub begins with it, so that rules work before anybody has thought of grants. It is made
+//! once in a hub's life, and only where there is no grant; what an administrator makes of it afterwards stays.
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ListParams, PostParams};
+use kube::{Client, ResourceExt};
+use runnel_proto::model::KINDS;
+
+use super::{WriteError, describe, within};
+use crate::crd::{
+    Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
+};
+
+/// The name of the grant.
+const EVERYTHING: &str = "everything";
+/// On the hub's identity, once the grant has been made or was not needed: it is not made again.
+const DONE: &str = "runnel.dev/first-grant";
+const IDENTITY: &str = "runnel-hub-identity";
+
+/// Makes the grant, unless that was done before or there is any grant. Each replica may try: they make the same.
+///
+/// # Errors
+/// A sentence that says what the API server answered.
+pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), String> {
+    make(client, namespace).await.map_err(|error| describe(&error))
+}
+
+async fn make(client: &Client, namespace: &str) -> Result<(), WriteError> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let mut identity = within(secrets.get(IDENTITY)).await?;
+    if identity.annotations().contains_key(DONE) {
+        return Ok(());
+    }
+    let grants: Api<DistributionGrant> = Api::all(client.clone());
+    if within(grants.list(&ListParams::default().limit(1))).await?.items.is_empty() {
+        match within(grants.create(&PostParams::default(), &everything())).await {
+            Ok(_) => tracing::info!(
+                "made the DistributionGrant {EVERYTHING}: narrow it before you give tenants the right to write rules"
+            ),
+            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    identity.annotations_mut().insert(DONE.to_owned(), EVERYTHING.to_owned());
+    within(secrets.replace(IDENTITY, &PostParams::default(), &identity)).await.map(drop)
+}
+
+/// All that rules can ask for.
+fn everything() -> DistributionGrant {
+    let all = || GrantedNamespaces { all: true, ..GrantedNamespaces::default() };
+    let spec = DistributionGrantSpec {
+        rules: GrantedRules { namespaces: all() },
+        resources: KINDS.iter().map(|kind| kind.resource.to_owned()).collect(),
+        clusters: Clusters { all: true, ..Clusters::default() },
+        namespaces: all(),
+        policies: GrantedPolicies { overwrite: true, create_namespaces: true },
+    };
+    DistributionGrant::new(EVERYTHING, spec)
+}
