@@ -179,7 +179,13 @@ fn check_object(chart: &str, document: &Value) -> Result<()> {
     ensure!(labels["app.kubernetes.io/name"] == chart && labels["app.kubernetes.io/instance"] == chart, "name");
     ensure!(labels["app.kubernetes.io/managed-by"] == "Helm", "managed-by");
     ensure!(labels["app.kubernetes.io/version"].is_string() && labels["helm.sh/chart"].is_string(), "version");
-    let cluster_wide = ["ClusterRole", "ClusterRoleBinding", "PriorityClass"];
+    let cluster_wide = [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "PriorityClass",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
     let kind = document["kind"].as_str().unwrap_or_default();
     ensure!(document["metadata"]["namespace"].is_string() != cluster_wide.contains(&kind), "namespace");
     Ok(())

@@ -272,14 +272,54 @@ async fn rules_at_their_limits_are_within_the_budget() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_grant_says_what_is_granted_or_is_told_the_field_and_the_cure() -> Result<()> {
+    let smallest = json!({
+        "rules": {"namespaces": {"names": ["team-a"]}}, "resources": ["configmaps"],
+        "clusters": {"all": true}, "namespaces": {"names": ["team-a-*"]},
+    });
+    let stored = accepted("DistributionGrant", "the smallest", &smallest).await?;
+    ensure!(stored["policies"] == json!({"overwrite": false, "createNamespaces": false}), "{stored:#}");
+    let at_its_limits = json!({
+        "rules": {"namespaces": {"names": cases::names(128), "selector": {"matchLabels": {"a": "b"}}}},
+        "resources": ["configmaps", "secrets"],
+        "clusters": {"names": cases::names(512), "exclude": cases::names(512)},
+        "namespaces": {"names": cases::names(128), "all": true},
+        "policies": {"overwrite": true, "createNamespaces": true},
+    });
+    accepted("DistributionGrant", "at its limits", &at_its_limits).await?;
+    let nobody = json!({"rules": {"namespaces": {}}});
+    let cases = [
+        ("nobody's rules", nobody, &["spec.rules.namespaces", "chooses nothing", "all: true"][..]),
+        ("no namespaces", json!({"namespaces": {"all": false}}), &["spec.namespaces", "chooses nothing", "all: true"]),
+        (
+            "an empty selector",
+            json!({"namespaces": {"selector": {}}}),
+            &["spec.namespaces.selector", "is empty", "all: true"],
+        ),
+        ("no clusters", json!({"clusters": {"names": []}}), &["spec.clusters", "chooses nothing", "all: true"]),
+        ("no kinds", json!({"resources": []}), &["spec.resources", "resources is empty", "may be sent"]),
+        ("an unknown kind", json!({"resources": ["pods"]}), &["spec.resources[0]", "pods"]),
+        (
+            "a bad namespace",
+            json!({"namespaces": {"names": ["a.b"]}}),
+            &["spec.namespaces.names[0]", "write a namespace name"],
+        ),
+    ];
+    for (what, change, words) in cases {
+        refused("DistributionGrant", "example", what, &changed(smallest.clone(), &change), words).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result<()> {
     let stored = accepted("MemberCluster", "the smallest", &json!({})).await?;
-    ensure!(stored == json!({"accepted": true, "leaving": false}), "{stored:#}");
+    ensure!(stored == json!({"accepted": true, "cordoned": false, "leaving": false}), "{stored:#}");
     let read: MemberClusterSpec = serde_json::from_value(json!({}))?;
     ensure!(read == MemberClusterSpec::default() && read == serde_json::from_value(stored)?, "{read:?}");
 
     let spec = json!({
-        "accepted": false, "leaving": true,
+        "accepted": false, "cordoned": true, "leaving": true,
         "join": {"tokenHash": format!("sha256:{}", "0a".repeat(32)), "expiresAt": "2026-01-31T12:00:00Z"},
     });
     let stored = accepted("MemberCluster", "everything", &spec).await?;
