@@ -1,4 +1,5 @@
 //! The hub's end.
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -14,12 +15,13 @@ use rustls::version::TLS13;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::anonymous::{Anonymous, Stay};
 use super::choose::Choices;
 use super::verify::MemberVerifier;
 use super::{ALPN, TlsError, provider};
@@ -27,8 +29,14 @@ use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// More handshakes at once wait in the kernel's queue.
-const HANDSHAKES: usize = 256;
+/// Handshakes at once; more wait in the kernel's queue.
+const HANDSHAKES: usize = 1024;
+/// When there are so many, each may last so long before it makes room: peers that say nothing keep nobody else out.
+const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
+/// Connections without a client certificate at once; one more ends the oldest.
+const ANONYMOUS: usize = 1024;
+/// How long a connection without a client certificate may last.
+const ANONYMOUS_LIFE: Duration = Duration::from_secs(60);
 /// Pause after an accept error such as too many open files, doubled up to [`PAUSE_LIMIT`].
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
@@ -132,12 +140,19 @@ pub enum HandshakeError {
 pub struct Connection {
     stream: TlsStream<TcpStream>,
     peer: Peer,
+    /// For how long, where the peer is anonymous.
+    stay: Option<Stay>,
 }
 
 impl Connection {
     /// Who is at the other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Looked at before each read and each write, whichever the connection waits for.
+    fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.stay.as_mut().map_or(Ok(()), |stay| stay.go_on(context))
     }
 }
 
@@ -160,7 +175,7 @@ pub async fn handshake(
     if certificate.as_ref().is_some_and(|read| !is_member(read)) {
         return Err(HandshakeError::NotMember);
     }
-    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new) } })
+    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new) }, stay: None })
 }
 
 /// Where connections come from.
@@ -179,13 +194,39 @@ struct Incoming<A> {
     listener: A,
     tls: Arc<ServerTls>,
     handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
+    /// The handshakes, the oldest first.
+    begun: VecDeque<(Instant, AbortHandle)>,
+    anonymous: Anonymous,
+    limits: Limits,
     pause: Duration,
 }
+
+/// What peers of which nothing is known yet may take.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) handshakes: usize,
+    pub(super) turn: Duration,
+    pub(super) anonymous: usize,
+    pub(super) anonymous_life: Duration,
+}
+
+const LIMITS: Limits =
+    Limits { handshakes: HANDSHAKES, turn: HANDSHAKE_TURN, anonymous: ANONYMOUS, anonymous_life: ANONYMOUS_LIFE };
 
 /// The connections of a listener, for `serve_with_incoming_shutdown`. Never ends and never gives an error: failed
 /// handshakes are logged, failing accepts are tried again after a pause.
 pub fn incoming<A: Accept>(listener: A, tls: Arc<ServerTls>) -> impl Stream<Item = io::Result<Connection>> + Send {
-    let state = Incoming { listener, tls, handshakes: JoinSet::new(), pause: PAUSE };
+    incoming_within(listener, tls, LIMITS)
+}
+
+pub(super) fn incoming_within<A: Accept>(
+    listener: A,
+    tls: Arc<ServerTls>,
+    limits: Limits,
+) -> impl Stream<Item = io::Result<Connection>> + Send {
+    let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_life);
+    let (handshakes, begun) = (JoinSet::new(), VecDeque::new());
+    let state = Incoming { listener, tls, handshakes, begun, anonymous, limits, pause: PAUSE };
     futures::stream::unfold(state, |mut state| async move {
         let connection = state.next().await;
         Some((Ok(connection), state))
@@ -195,22 +236,39 @@ pub fn incoming<A: Accept>(listener: A, tls: Arc<ServerTls>) -> impl Stream<Item
 impl<A: Accept> Incoming<A> {
     async fn next(&mut self) -> Connection {
         loop {
+            let full_until = self.full_until();
             tokio::select! {
+                // What is done leaves before more comes in.
+                biased;
                 Some(done) = self.handshakes.join_next() => {
-                    if let Some(connection) = taken(done) {
+                    if let Some(mut connection) = taken(done) {
+                        connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter());
                         return connection;
                     }
                 }
-                accepted = self.listener.accept(), if self.handshakes.len() < HANDSHAKES => match accepted {
+                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => {
+                    if let Some((_, oldest)) = self.begun.pop_front() {
+                        oldest.abort();
+                    }
+                }
+                accepted = self.listener.accept(), if full_until.is_none() => match accepted {
                     Ok((tcp, address)) => {
                         self.pause = PAUSE;
                         let config = self.tls.current();
-                        self.handshakes.spawn(async move { (address, handshake(tcp, address, config).await) });
+                        let handshake = async move { (address, handshake(tcp, address, config).await) };
+                        self.begun.push_back((Instant::now(), self.handshakes.spawn(handshake)));
                     }
                     Err(error) => self.back_off(&error).await,
                 },
             }
         }
+    }
+
+    /// When the oldest handshake makes room; none, while there is room.
+    fn full_until(&mut self) -> Option<Instant> {
+        self.begun.retain(|(_, handshake)| !handshake.is_finished());
+        let (begun, _) = self.begun.front().filter(|_| self.begun.len() >= self.limits.handshakes)?;
+        Some(*begun + self.limits.turn)
     }
 
     async fn back_off(&mut self, error: &io::Error) {
@@ -238,6 +296,10 @@ fn taken(done: Handshake) -> Option<Connection> {
             tracing::info!(%peer, %error, "a connection was refused");
             None
         }
+        Err(error) if error.is_cancelled() => {
+            tracing::debug!("too many TLS handshakes at once: the oldest was given up");
+            None
+        }
         Err(error) => {
             tracing::warn!(%error, "a TLS handshake was abandoned");
             None
@@ -259,12 +321,14 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.go_on(context)?;
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.go_on(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -273,6 +337,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.go_on(context)?;
         Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
@@ -281,6 +346,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.go_on(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
+use super::server::{Limits, incoming_within};
 use super::*;
 use crate::identity::{Authority, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId};
 
@@ -220,4 +221,83 @@ async fn an_absent_hub_is_named() {
     assert!(matches!(error, ConnectError::Connect { .. }) && error.to_string().contains(&address));
     assert!(matches!(endpoint("no port"), Err(ConnectError::Address(_))));
     assert!(endpoint(&address).is_ok());
+}
+
+/// A hub that takes connections within these limits and answers each word with one.
+async fn hub_within(authority: &Authority, limits: Limits) -> (std::net::SocketAddr, impl Future<Output = ()>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = Arc::new(ServerTls::new(&[authority.certificate().clone()], serving(authority)).unwrap());
+    let serve = incoming_within(listener, tls, limits).for_each_concurrent(None, |connection| async move {
+        let (mut reader, mut writer) = tokio::io::split(connection.unwrap());
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+    });
+    (address, serve)
+}
+
+async fn open(client: &ClientConfig, address: std::net::SocketAddr) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
+    Connector::new(client.clone()).connect(&address.to_string()).await.unwrap()
+}
+
+/// Whether a word comes back.
+async fn echoes(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> bool {
+    let mut word = [0; 4];
+    let asked = stream.write_all(b"word").await.is_ok() && stream.flush().await.is_ok();
+    asked && stream.read_exact(&mut word).await.is_ok()
+}
+
+const ROOMY: Limits = Limits { handshakes: 100, turn: Duration::from_millis(100), anonymous: 100, anonymous_life: DAY };
+
+#[tokio::test]
+async fn peers_that_say_nothing_keep_nobody_out() {
+    let authority = authority();
+    let (key, signed) = member_of(&authority, SystemTime::now());
+    let client = session_of(&authority, &key, &signed);
+    let (address, hub) = hub_within(&authority, Limits { handshakes: 4, ..ROOMY }).await;
+    let test = async {
+        let mut silent = Vec::new();
+        for _ in 0..12 {
+            silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        let came = timeout(Duration::from_secs(5), async { echoes(&mut open(&client, address).await).await });
+        assert!(came.await.expect("a member that is let in"));
+        // The oldest has been given up.
+        let mut oldest = silent.remove(0);
+        assert_eq!(timeout(DEADLINE, oldest.read(&mut [0; 8])).await.unwrap().unwrap_or_default(), 0);
+    };
+    tokio::select! { () = hub => {}, () = test => {} }
+}
+
+#[tokio::test]
+async fn who_shows_no_certificate_stays_for_a_short_time_and_members_stay() {
+    let authority = authority();
+    let (key, signed) = member_of(&authority, SystemTime::now());
+    let (member, joining) = (session_of(&authority, &key, &signed), join_config(authority.pin(), HUB).unwrap());
+    let life = Duration::from_millis(500);
+    let (address, hub) = hub_within(&authority, Limits { anonymous_life: life, ..ROOMY }).await;
+    let test = async {
+        let (mut member, mut anonymous) = (open(&member, address).await, open(&joining, address).await);
+        assert!(echoes(&mut anonymous).await);
+        let began = std::time::Instant::now();
+        let end = timeout(DEADLINE, anonymous.read(&mut [0; 8])).await.expect("the end of the connection");
+        assert_eq!(end.unwrap_or_default(), 0);
+        assert!(began.elapsed() < 10 * life && echoes(&mut member).await);
+    };
+    tokio::select! { () = hub => {}, () = test => {} }
+}
+
+#[tokio::test]
+async fn too_many_without_a_certificate_end_the_oldest() {
+    let authority = authority();
+    let joining = join_config(authority.pin(), HUB).unwrap();
+    let (address, hub) = hub_within(&authority, Limits { anonymous: 2, ..ROOMY }).await;
+    let test = async {
+        let (mut first, mut second) = (open(&joining, address).await, open(&joining, address).await);
+        assert!(echoes(&mut first).await && echoes(&mut second).await);
+        let mut third = open(&joining, address).await;
+        assert!(echoes(&mut third).await);
+        assert!(!timeout(DEADLINE, echoes(&mut first)).await.expect("the end of the oldest"));
+        assert!(echoes(&mut second).await && echoes(&mut third).await);
+    };
+    tokio::select! { () = hub => {}, () = test => {} }
 }

@@ -1,0 +1,56 @@
+//! Connections without a client certificate. Anybody can open them, and a join is over within seconds: so each lives for a
+//! short time only, and when there are too many the oldest goes.
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+/// How many there are at most, and for how long each.
+pub(super) struct Anonymous {
+    most: usize,
+    life: Duration,
+    /// The oldest first. Who is dropped from here ends.
+    here: VecDeque<oneshot::Sender<()>>,
+}
+
+impl Anonymous {
+    pub(super) fn new(most: usize, life: Duration) -> Self {
+        Self { most, life, here: VecDeque::new() }
+    }
+
+    /// One more is there from now on.
+    pub(super) fn enter(&mut self) -> Stay {
+        self.here.retain(|stay| !stay.is_closed());
+        if self.here.len() >= self.most {
+            tracing::debug!("too many connections without a client certificate: the oldest is closed");
+            self.here.pop_front();
+        }
+        let (here, ended) = oneshot::channel();
+        self.here.push_back(here);
+        Stay { limit: Box::pin(sleep(self.life)), ended, over: false }
+    }
+}
+
+/// The time that one connection has.
+pub(super) struct Stay {
+    limit: Pin<Box<Sleep>>,
+    ended: oneshot::Receiver<()>,
+    over: bool,
+}
+
+impl Stay {
+    /// An error when the time is over; otherwise the task is woken then.
+    pub(super) fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.over = self.over
+            || self.limit.as_mut().poll(context) == Poll::Ready(())
+            || Pin::new(&mut self.ended).poll(context).is_ready();
+        match self.over {
+            true => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection showed no client certificate")),
+            false => Ok(()),
+        }
+    }
+}
