@@ -53,6 +53,24 @@ impl Index {
         here.for_each(|(_, sighting)| sighting.doubtful = true);
     }
 
+    /// The watch of this place was refused, so nothing takes its doubts away: what is known of a doubtful object may be
+    /// older than what the agents hold, and is unknown until the watch is back.
+    pub fn disbelieve(&mut self, place: &Place) -> Effect {
+        let here = self.sightings.iter().filter(|(source, sighting)| sighting.doubtful && place.holds(source));
+        let doubtful: Vec<_> = here.map(|(source, _)| source.clone()).collect();
+        let mut effect = Effect::default();
+        for source in doubtful {
+            let Some(known) = self.sources.get_mut(&source) else { continue };
+            if matches!(known.body, Body::Unread | Body::Unreadable) {
+                continue;
+            }
+            known.body = Body::Unread;
+            let labels = known.labels.clone();
+            effect.merge(self.set_source(source, labels, Some(Body::Unreadable)));
+        }
+        effect
+    }
+
     /// The content that is known is an older one than the agents may hold, so it is unknown until it has been read.
     fn forget_content(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
         if let Some(known) = self.sources.get_mut(source) {

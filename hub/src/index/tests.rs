@@ -419,3 +419,32 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
     index.saw(&source("a", "edited"), 13, labelled("x"));
     assert_eq!(wanted(&index, "r1", "one"), Some(2));
 }
+
+#[test]
+fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown() {
+    let mut index = known_index();
+    let (place, known) = (Place::everywhere("configmaps"), source("a", "known"));
+    index.set_cluster("one".into(), cluster("prod"));
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.saw(&known, 7, labelled("x"));
+    index.read(&known, 7, labelled("x"), body("old"));
+    let refuse = |index: &mut Index| {
+        let mut effect = index.set_place(place.clone(), PlaceState::Unreadable("forbidden".to_owned()));
+        effect.merge(index.disbelieve(&place));
+        effect
+    };
+    // While it leads, a watch that is refused takes nothing away.
+    refuse(&mut index);
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+    // Another one led meanwhile, and the agents may hold newer content.
+    index.doubt(&place);
+    assert!(refuse(&mut index).clusters.contains(&"one".into()));
+    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(share.plan.intents.is_empty() && share.is_unknown(&known) && !share.is_growing());
+    assert!(refuse(&mut index).clusters.is_empty());
+    // The watch is back.
+    index.set_place(place.clone(), PlaceState::Known);
+    assert_eq!(index.saw(&known, 7, labelled("x")).read, BTreeSet::from([known.clone()]));
+    index.read(&known, 7, labelled("x"), body("old"));
+    assert_eq!(wanted(&index, "r1", "one"), Some(1));
+}

@@ -163,7 +163,11 @@ impl SourceWatch {
                     "cannot watch {}: {why}; the rules that need it are stalled, their copies stay",
                     self.place
                 );
-                self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Unreadable(why)));
+                self.shared.change(|index| {
+                    let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
+                    effect.merge(index.disbelieve(&self.place));
+                    effect
+                });
                 self.heard_all();
                 Heard::Refusal
             }
