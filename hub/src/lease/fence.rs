@@ -3,14 +3,79 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use parking_lot::Mutex;
 use runnel_proto::tls::{Connection, Peer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tonic::transport::server::Connected;
 
 use super::Lead;
 use crate::shared::Shared;
+
+/// How often a connection looks whether its session is still allowed. The second look in a row that finds that it is not
+/// ends it, so the session's own last word has the time between the two.
+const LOOK: Duration = Duration::from_secs(1);
+
+type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// By which the sessions on a connection hold it. A stream whose peer gives it no window is not asked for frames, and so
+/// cannot end itself: the connection ends under it then, with all that was handed over and waits for the window.
+#[derive(Clone, Default)]
+pub struct Leash(Arc<Mutex<Option<Allowed>>>);
+
+impl Leash {
+    /// From now on the connection lasts only while this is so.
+    pub fn hold(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
+        *self.0.lock() = Some(Arc::new(allowed));
+    }
+
+    fn is_allowed(&self) -> bool {
+        let allowed = self.0.lock().clone();
+        allowed.is_none_or(|allowed| allowed())
+    }
+}
+
+/// Looks after a leash.
+struct Watch {
+    leash: Leash,
+    look: Interval,
+    /// What the last look found.
+    refused: bool,
+    over: bool,
+}
+
+impl Watch {
+    fn new(leash: Leash, every: Duration) -> Self {
+        let mut look = interval_at(Instant::now() + every, every);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { leash, look, refused: false, over: false }
+    }
+
+    /// An error when the connection is over. The task is woken for each look.
+    fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.look.poll_tick(context).is_ready() {
+            let refused = !self.leash.is_allowed();
+            self.over |= refused && self.refused;
+            self.refused = refused;
+        }
+        match self.over {
+            true => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session is not allowed any more")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Who is at the other end of a connection, and its leash. It is an extension of every request of the connection.
+#[derive(Clone)]
+pub struct Caller {
+    /// Who.
+    pub peer: Peer,
+    /// Ends the connection.
+    pub leash: Leash,
+}
 
 /// A connection that belongs to one right to lead and ends with it. The clock is looked at before each write, so what
 /// lay in buffers while the process was paused goes nowhere.
@@ -18,6 +83,7 @@ pub struct Fenced {
     connection: Connection,
     lead: Lead,
     shared: Arc<Shared>,
+    watch: Watch,
 }
 
 /// The connections that were made while this process leads.
@@ -27,7 +93,8 @@ pub fn fenced(
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
         let (shared, lead) = (shared.clone(), shared.current_lead());
-        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared })) }
+        let watch = Watch::new(Leash::default(), LOOK);
+        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, watch })) }
     })
 }
 
@@ -41,10 +108,10 @@ impl Fenced {
 }
 
 impl Connected for Fenced {
-    type ConnectInfo = Peer;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> Peer {
-        self.connection.connect_info()
+    fn connect_info(&self) -> Caller {
+        Caller { peer: self.connection.connect_info(), leash: self.watch.leash.clone() }
     }
 }
 
@@ -54,6 +121,7 @@ impl AsyncRead for Fenced {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.watch.go_on(context)?;
         Pin::new(&mut self.connection).poll_read(context, buffer)
     }
 }
@@ -61,6 +129,7 @@ impl AsyncRead for Fenced {
 impl AsyncWrite for Fenced {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
+        self.watch.go_on(context)?;
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }
 
@@ -70,6 +139,7 @@ impl AsyncWrite for Fenced {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check()?;
+        self.watch.go_on(context)?;
         Pin::new(&mut self.connection).poll_write_vectored(context, slices)
     }
 
@@ -79,11 +149,41 @@ impl AsyncWrite for Fenced {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
+        self.watch.go_on(context)?;
         Pin::new(&mut self.connection).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
         Pin::new(&mut self.connection).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_connection_ends_with_the_leave_of_its_session_though_nobody_asks_for_frames() {
+        let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
+        let leash = Leash::default();
+        let mut watch = Watch::new(leash.clone(), look);
+        let over = std::future::poll_fn(move |context| match watch.go_on(context) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(error),
+        });
+        let mut over = std::pin::pin!(over);
+        // Without a session, and with one that is allowed.
+        assert!(timeout(some_looks, &mut over).await.is_err());
+        let allowed = Arc::new(AtomicBool::new(true));
+        let asked = allowed.clone();
+        leash.hold(move || asked.load(Ordering::Relaxed));
+        assert!(timeout(some_looks, &mut over).await.is_err());
+        allowed.store(false, Ordering::Relaxed);
+        let began = Instant::now();
+        timeout(Duration::from_secs(20), over).await.expect("the end of the connection");
+        assert!(began.elapsed() >= look, "no time for a last word");
     }
 }

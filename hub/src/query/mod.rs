@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use futures::{Stream, stream};
 use runnel_proto::model::RuleName;
-use runnel_proto::tls::Peer;
 use runnel_proto::wire;
 use runnel_proto::wire::query_server::{Query, QueryServer};
 use tonic::{Request, Response, Status};
 
+use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
 use crate::writer::{Book, view};
@@ -57,8 +57,8 @@ impl Questions {
 
 /// The address of a caller, where it is known: who comes by way of another replica has none.
 fn address<T>(request: &Request<T>) -> Option<IpAddr> {
-    let peer = request.extensions().get::<Peer>()?;
-    Some(peer.address.ip()).filter(|address| !address.is_unspecified())
+    let caller = request.extensions().get::<Caller>()?;
+    Some(caller.peer.address.ip()).filter(|address| !address.is_unspecified())
 }
 
 fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {

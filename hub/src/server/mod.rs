@@ -9,7 +9,7 @@ mod session;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::Stream;
 use jiff::Timestamp;
@@ -17,7 +17,6 @@ use kube::{Api, Client};
 use runnel_proto::FRAME_LIMIT;
 use runnel_proto::identity::{PeerCertificate, SpiffeId, Token};
 use runnel_proto::model::ClusterName;
-use runnel_proto::tls::Peer;
 use runnel_proto::wire;
 use runnel_proto::wire::runnel_server::{Runnel, RunnelServer};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +26,7 @@ use crate::crd::MemberCluster;
 use crate::join::decide::{Refusal, admit};
 use crate::join::tokens::is_named;
 use crate::join::{Caller, Registrar, refused};
+use crate::lease;
 use crate::metrics::HubMetrics;
 use crate::shared::Shared;
 use crate::watch::take_in_member;
@@ -94,7 +94,8 @@ impl Server {
     }
 
     fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
-        let certificate = request.extensions().get::<Peer>().and_then(|peer| peer.certificate.clone());
+        let certificate =
+            request.extensions().get::<lease::Caller>().and_then(|caller| caller.peer.certificate.clone());
         let certificate = certificate
             .ok_or_else(|| Status::unauthenticated("this call needs the client certificate that a join gives"))?;
         match &certificate.id {
@@ -135,6 +136,14 @@ impl Server {
         }
         Err(refused(&refusal))
     }
+
+    /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
+    fn hold(&self, leash: &lease::Leash, identity: Identity) {
+        let (shared, book) = (self.shared.clone(), self.book.clone());
+        leash.hold(move || {
+            identity.certificate.not_after > SystemTime::now() && admission(&shared, &book, &identity).is_ok()
+        });
+    }
 }
 
 fn not_leading() -> Status {
@@ -153,7 +162,7 @@ impl Runnel for Server {
         // A join writes, which only the leader may.
         self.until_ready().await?;
         self.shared.current_lead().ok_or_else(not_leading)?;
-        let address = request.extensions().get::<Peer>().map(|peer| peer.address.ip());
+        let address = request.extensions().get::<lease::Caller>().map(|caller| caller.peer.address.ip());
         let address = address.filter(|address| !address.is_unspecified());
         let request = request.into_inner();
         let caller = Caller { address, known: self.knows_token(&request) };
@@ -181,6 +190,9 @@ impl Runnel for Server {
         let identity = self.identify(&request)?;
         self.admit(&identity).await?;
         let lead = self.shared.current_lead().ok_or_else(not_leading)?;
+        if let Some(caller) = request.extensions().get::<lease::Caller>() {
+            self.hold(&caller.leash, identity.clone());
+        }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let running = session::Running::new(
             self.shared.clone(),

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use kube::api::DeleteParams;
 use runnel_proto::model::{AgentFrame, HubFrame};
 use runnel_tests::simulated::{Credentials, Holdings, Line, SimulatedAgent, sketch};
+use runnel_tests::wait::eventually;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -75,6 +76,28 @@ async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> 
         // Nothing is made up for later, by the same connection or another.
         ensure!(Line::greeted(&credentials, Vec::new()).await.is_err(), "{cluster} was let in again");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_nothing_is_cut_all_the_same_and_what_waits_for_it_is_lost() -> Result<()> {
+    let stage = shared("withheld").await?;
+    big_rule(&stage).await?;
+    let credentials = planned(&stage, "withheld-a").await?;
+    let ended = async |count: usize| {
+        let log = std::fs::read_to_string(stage.fleet.hub_log())?;
+        let ends = log.lines().filter(|line| line.contains("session ended") && line.contains("withheld-a")).count();
+        Ok((ends >= count).then_some(()))
+    };
+    eventually("the end of the first session", 2 * GENEROUS, async || ended(1).await).await?;
+    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    first_batch(&mut line).await?;
+    // The rest of the snapshot waits for a window that does not open: nobody asks the session for frames.
+    revoke(&stage, "withheld-a", false).await?;
+    eventually("the end of the session", 4 * GENEROUS, async || ended(2).await).await?;
+    line.end(GENEROUS).await?;
+    let sent = line.record().upserts().len();
+    ensure!((1..SOURCES).contains(&sent), "{sent} of {SOURCES} sent");
     Ok(())
 }
 
