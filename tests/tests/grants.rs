@@ -1,5 +1,7 @@
 //! Who may send what where: grants, and who may write rules.
 
+#[path = "grants/live.rs"]
+mod live;
 #[path = "grants/matrix.rs"]
 mod matrix;
 #[path = "grants/oracle.rs"]

@@ -1,0 +1,284 @@
+//! Grants on real API servers: the whole set of copies of many rules, under grants that change; and who may write rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, MANAGED_BY, SOON, Scene, condition};
+use runnel_tests::wait::{eventually, steadily};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use super::oracle::{Choice, Grant, LABEL, Rule, Thing};
+
+static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+
+async fn fleet() -> Result<&'static Fleet> {
+    FLEET.get_or_try_init(|| Fleet::start(FleetOptions { members: 2, ..FleetOptions::default() })).await
+}
+
+const BOTH: &[&str] = &["configmaps", "secrets"];
+const HOMES: [Thing; 2] = [thing("grant-a", true), thing("grant-b", false)];
+const TARGETS: [Thing; 3] = [thing("to-1", true), thing("to-2", false), thing("to-3", false)];
+const CLUSTERS: [Thing; 2] = [thing("member-1", true), thing("member-2", false)];
+
+const fn thing(name: &'static str, labelled: bool) -> Thing {
+    Thing { name, labelled, exists: true }
+}
+
+const WIDE: Grant =
+    Grant { rules: Choice::All, kinds: BOTH, clusters: Choice::All, namespaces: Choice::All, creates: true };
+
+/// The rules: each takes one ConfigMap and one Secret of its own.
+fn rules() -> Vec<Rule> {
+    let mut rules = vec![];
+    for home in HOMES {
+        for namespaces in [Choice::Names(&["to-1", "to-2"]), Choice::Label, Choice::Names(&["to-*"])] {
+            let clusters = Choice::All;
+            rules.push(Rule {
+                cluster_scoped: false,
+                home,
+                kinds: BOTH,
+                clusters,
+                namespaces: Some(namespaces),
+                creates: false,
+            });
+        }
+    }
+    rules.push(Rule { cluster_scoped: true, ..rules[0] });
+    rules
+}
+
+/// The grants, one set after the other.
+fn phases() -> Vec<Vec<Grant>> {
+    let of_a = Grant { rules: Choice::Names(&["grant-a"]), ..WIDE };
+    let of_b = Grant { rules: Choice::Names(&["grant-b"]), kinds: &["configmaps"], ..WIDE };
+    vec![
+        vec![WIDE],
+        vec![Grant { namespaces: Choice::Names(&["to-1", "to-3"]), ..of_a }, of_b],
+        vec![Grant { namespaces: Choice::Label, clusters: Choice::Label, ..WIDE }],
+        vec![Grant { rules: Choice::Label, kinds: &["secrets"], clusters: Choice::Names(&["member-2"]), ..WIDE }],
+        vec![],
+        vec![of_a, Grant { namespaces: Choice::Names(&["to-2"]), ..of_b }],
+    ]
+}
+
+fn name(number: usize) -> String {
+    format!("grant-{number}")
+}
+
+/// A label on an object, where the oracle says that it has it.
+fn labelled(draft: Draft, thing: Thing) -> Value {
+    if thing.labelled { draft.label(LABEL.0, LABEL.1).json() } else { draft.json() }
+}
+
+async fn make(scene: &Scene) -> Result<()> {
+    for home in HOMES {
+        scene.hub.make(&labelled(Draft::namespace(home.name), home)).await?;
+    }
+    for (member, cluster) in scene.members.iter().zip(CLUSTERS) {
+        for target in TARGETS {
+            member.make(&labelled(Draft::namespace(target.name), target)).await?;
+        }
+        let label = cluster.labelled.then_some(LABEL.1);
+        scene.hub.change(&Id::member(cluster.name), json!({"metadata": {"labels": {LABEL.0: label}}})).await?;
+    }
+    for (number, rule) in rules().into_iter().enumerate() {
+        let item = format!("item-{number}");
+        scene.hub.make(&Draft::config_map(rule.home.name, &item).data("k", "v").json()).await?;
+        scene.hub.make(&Draft::secret(rule.home.name, &item).data("k", "v").json()).await?;
+        let mut manifest = rule.manifest(&name(number));
+        manifest["spec"]["sources"][0]["names"] = json!([item]);
+        scene.hub.make(&manifest).await?;
+    }
+    Ok(())
+}
+
+/// The grants are these and no others.
+async fn grant(scene: &Scene, grants: &[Grant], phase: usize) -> Result<()> {
+    let id = |number: usize| json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": format!("phase-{phase}-{number}")}});
+    let like = Id::of(&id(0))?;
+    let before = scene.hub.list(&like).await?;
+    // The new ones first: what stays granted must not go in between.
+    for (number, grant) in grants.iter().enumerate() {
+        let mut object = id(number);
+        object["spec"] = grant.spec();
+        scene.hub.make(&object).await?;
+    }
+    for former in before {
+        scene.hub.delete(&Id::of(&former)?).await?;
+    }
+    Ok(())
+}
+
+/// Every copy in the targets of every member.
+async fn copies(scene: &Scene) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for (member, cluster) in scene.members.iter().zip(CLUSTERS) {
+        for target in TARGETS {
+            for (kind, like) in
+                [("configmaps", Id::config_map(target.name, "")), ("secrets", Id::secret(target.name, ""))]
+            {
+                for object in member.list(&like).await? {
+                    if object["metadata"]["labels"][MANAGED_BY] == "runnel" {
+                        let item = object["metadata"]["name"].as_str().unwrap_or_default();
+                        found.insert(format!("{} {kind}/{}/{item}", cluster.name, target.name));
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What there should be, and how many combinations were looked at.
+fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
+    let (mut expected, mut cases) = (BTreeSet::new(), 0);
+    for (number, rule) in rules().into_iter().enumerate() {
+        for (kind, cluster) in BOTH.iter().flat_map(|kind| CLUSTERS.map(|cluster| (*kind, cluster))) {
+            for target in TARGETS {
+                cases += 1;
+                let granted = rule.is_granted(grants, kind, cluster, target, |_| true);
+                if rule.wants(kind, cluster, target) && granted {
+                    expected.insert(format!("{} {kind}/{}/item-{number}", cluster.name, target.name));
+                }
+            }
+        }
+    }
+    (expected, cases)
+}
+
+#[tokio::test]
+async fn copies_are_where_they_are_wanted_and_granted_whatever_becomes_of_the_grants() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let everything =
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
+    let first = scene.hub.get(&Id::of(&everything)?).await.context("a hub begins with the grant everything")?;
+    ensure!(first["spec"]["rules"]["namespaces"]["all"] == true, "{first}");
+    make(&scene).await?;
+    let mut cases = 0;
+    for (phase, grants) in phases().iter().enumerate() {
+        grant(&scene, grants, phase).await?;
+        let (wanted, looked) = expected(grants);
+        cases += looked;
+        let compare = async || {
+            let found = copies(&scene).await?;
+            let missing: Vec<_> = wanted.difference(&found).take(5).collect();
+            let surplus: Vec<_> = found.difference(&wanted).take(5).collect();
+            ensure!(
+                missing.is_empty() && surplus.is_empty(),
+                "phase {phase}: missing {missing:?}, surplus {surplus:?}"
+            );
+            Ok(())
+        };
+        eventually("the copies that are granted, and no others", SOON, async || compare().await.map(Some)).await?;
+        steadily("and they stay", std::time::Duration::from_secs(2), compare).await?;
+        let told = |number: usize, rule: &Rule| match rule.cluster_scoped {
+            true => Id::cluster_rule(&name(number)),
+            false => Id::rule(rule.home.name, &name(number)),
+        };
+        for (number, rule) in rules().iter().enumerate() {
+            let wide = rule.cluster_scoped || phase == 0;
+            scene
+                .hub
+                .sees("told what is granted", &told(number, rule), |object| {
+                    let known = condition(object, "Granted");
+                    match (wide, grants.is_empty()) {
+                        (true, _) => ensure!(known.is_err(), "{known:?}"),
+                        (false, true) => ensure!(known?["reason"] == "NotGranted", "{}", object["status"]),
+                        (false, false) => {}
+                    }
+                    Ok(())
+                })
+                .await?;
+        }
+    }
+    println!("{cases} cases");
+    ensure!(cases >= 50, "{cases}");
+    // Neither a restart nor an empty list brings the first grant back.
+    grant(&scene, &[], 99).await?;
+    let fleet = fleet().await?;
+    fleet.kill_hub()?;
+    fleet.start_hub().await?;
+    fleet.connected(1).await?;
+    ensure!(scene.hub.find(&Id::of(&everything)?).await?.is_none(), "the first grant came back");
+    Ok(())
+}
+
+/// Asks the hub's API server as somebody else.
+async fn as_person(person: &str, command: &[&str], input: &Value) -> Result<Result<String, String>> {
+    let arguments: Vec<_> = ["--as", person].into_iter().chain(command.iter().copied()).collect();
+    let said = fleet().await?.hub().kubectl_stdin(&arguments, &input.to_string()).await;
+    Ok(said.map_err(|error| format!("{error:#}")))
+}
+
+fn role(name: &str, verbs: &[&str], group: &str, resources: &[&str], people: &[&str]) -> [Value; 2] {
+    let metadata = json!({"name": name, "namespace": "authors"});
+    let subjects: Vec<_> = people
+        .iter()
+        .map(|person| json!({"kind": "User", "name": person, "apiGroup": "rbac.authorization.k8s.io"}))
+        .collect();
+    [
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata,
+            "rules": [{"apiGroups": [group], "resources": resources, "verbs": verbs}]}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}, "subjects": subjects}),
+    ]
+}
+
+#[tokio::test]
+async fn nobody_has_a_rule_read_what_he_may_not_read_himself() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    scene.hub_namespaces(&["authors"]).await?;
+    let verbs = ["create", "delete", "get", "list", "patch", "update", "watch"];
+    let all = [
+        role("writes-rules", &verbs, "runnel.dev", &["distributionrules"], &["ann", "eve"]),
+        role("gets-maps", &["get"], "", &["configmaps"], &["ann", "eve"]),
+        role("gets-secrets", &["get"], "", &["secrets"], &["ann"]),
+    ];
+    for object in all.iter().flatten() {
+        scene.hub.make(object).await?;
+    }
+    let rule = |name: &str, kinds: &[&str]| {
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": name, "namespace": "authors"},
+            "spec": {"sources": [{"resources": kinds, "names": ["none"]}], "clusters": {"all": true}}})
+    };
+    let create = ["create", "-f", "-"];
+    // The policy is in force a moment after it was made.
+    eventually("eve to be refused", SOON, async || {
+        let dry = ["create", "--dry-run=server", "-f", "-"];
+        let said = as_person("eve", &dry, &rule("eves", &["configmaps", "secrets"])).await?;
+        let said = said.err().context("eve may write a rule for secrets")?;
+        let whole = "secrets, which eve may not get in the namespace authors";
+        ensure!(said.contains(whole), "{said}");
+        Ok(Some(()))
+    })
+    .await?;
+    as_person("eve", &create, &rule("eves", &["configmaps"])).await?.map_err(anyhow::Error::msg)?;
+    as_person("ann", &create, &rule("anns", &["configmaps", "secrets"])).await?.map_err(anyhow::Error::msg)?;
+    // Neither an edit nor a copy of another's rule is a way around; what is not the spec passes.
+    let widen = r#"{"spec":{"sources":[{"resources":["secrets"],"names":["x"]}]}}"#;
+    for name in ["eves", "anns"] {
+        let patch = ["-n", "authors", "patch", "drule", name, "--type=merge", "-p", widen];
+        let refused = as_person("eve", &patch, &Value::Null).await?.err();
+        ensure!(refused.as_ref().is_some_and(|said| said.contains("may not get")), "{name}: {refused:?}");
+    }
+    let annotate = ["-n", "authors", "annotate", "drule", "anns", "note=x"];
+    as_person("eve", &annotate, &Value::Null).await?.map_err(anyhow::Error::msg)?;
+    // The hub's own finalizer, status and the end of both: its ServiceAccount writes no spec.
+    let names = BTreeMap::from([("anns", "ann"), ("eves", "eve")]);
+    for name in names.keys() {
+        let id = Id::rule("authors", name);
+        scene
+            .hub
+            .sees("looked after", &id, |object| {
+                ensure!(object["metadata"]["finalizers"][0] == "runnel.dev/copies", "{}", object["metadata"]);
+                condition(object, "Ready").map(drop)
+            })
+            .await?;
+        scene.hub.delete(&id).await?;
+        scene.hub.lacks(&id).await?;
+    }
+    Ok(())
+}
