@@ -22,8 +22,12 @@ const SETTINGS: &str = "app-settings";
 pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
 /// The copies in each of them.
 pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
-pub(super) const DEFINITIONS: [&str; 3] =
-    ["clusterdistributionrules.runnel.dev", "distributionrules.runnel.dev", "memberclusters.runnel.dev"];
+pub(super) const DEFINITIONS: [&str; 4] = [
+    "clusterdistributionrules.runnel.dev",
+    "distributiongrants.runnel.dev",
+    "distributionrules.runnel.dev",
+    "memberclusters.runnel.dev",
+];
 
 struct Story<'a> {
     stage: &'a Stage,

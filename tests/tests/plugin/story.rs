@@ -168,7 +168,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
     let said = stage.runnel("doctor").await?;
     ensure!(said.code == 1 && said.out.contains("fail  0 of 1 pods of the hub are ready"), "{said:?}");
     for fine in [
-        "ok    the definitions of 3 kinds are installed and served",
+        "ok    the definitions of 4 kinds are installed and served",
         "ok    you have the rights that this plugin needs",
         "ok    1 of 1 members are connected and well",
         "ok    one hub leads: ",
