@@ -32,6 +32,7 @@ fn hub_arguments(kubeconfig: &Path, address: &str) -> Vec<String> {
         format!("--kubeconfig={kubeconfig}"),
         format!("--listen={address}"),
         format!("--advertise={address}"),
+        "--grant-everything".to_owned(),
     ]
 }
 
