@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
-use crate::plan::{Place, Scope};
+use crate::plan::{Minter, Place, Scope};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 use crate::status::{Deliveries, Ledger};
@@ -138,7 +138,7 @@ impl Shared {
     /// A hub that knows nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
-            index: RwLock::new(Index::of(settings.scope.clone())),
+            index: RwLock::new(Index::of(settings.scope.clone()).minting(Minter::new(settings.revision_key.clone()))),
             settings,
             ledger: Mutex::default(),
             deliveries: Mutex::default(),

@@ -41,6 +41,9 @@ pub const AUTHORITIES_SINCE: u32 = 2;
 /// Since which protocol an agent knows what is granted to a rule, which fields it ignores, and that immutable copies are
 /// made anew.
 pub const TERMS_SINCE: u32 = 3;
+/// Since which protocol copies can have other names than their sources. A rule that renames says nothing to an older
+/// agent, and removes nothing there.
+pub const RENAMES_SINCE: u32 = 3;
 
 /// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
 pub const REASON_METADATA: &str = "runnel-reason";

@@ -54,7 +54,7 @@ fn body(number: usize) -> Body {
     let payload = Payload::encode(format!("{{\"data\":{{\"n\":\"{number}\"}}}}").into_bytes());
     let mut revision = [0; 16];
     revision[..8].copy_from_slice(&number.to_be_bytes());
-    Body::Read(Arc::new(SourceContent { revision: Revision(revision), payload }))
+    Body::Read(Arc::new(SourceContent::new(Revision(revision), payload)))
 }
 
 fn cluster(number: usize) -> (ClusterName, Cluster) {

@@ -2,6 +2,8 @@
 
 #[path = "crds/cases.rs"]
 mod cases;
+#[path = "crds/forms.rs"]
+mod forms;
 #[path = "crds/kubectl.rs"]
 mod kubectl;
 
@@ -207,7 +209,9 @@ async fn an_explicit_null_counts_as_absent() -> Result<()> {
 
 #[tokio::test]
 async fn a_refused_rule_is_told_the_field_and_the_cure() -> Result<()> {
-    for (what, change, words) in cases::selections().into_iter().chain(cases::selectors()).chain(cases::targets()) {
+    for (what, change, words) in
+        cases::selections().into_iter().chain(cases::selectors()).chain(cases::targets()).chain(forms::forms())
+    {
         let spec = changed(smallest(), &change);
         refused("DistributionRule", "example", what, &spec, words).await?;
         refused("ClusterDistributionRule", "example", what, &for_cluster_rule(spec), words).await?;

@@ -136,6 +136,14 @@ pub enum Reason {
     Cordoned,
     /// The spec cannot be carried out as it is written.
     InvalidSpec,
+    /// `spec.transform.name` gives what no object can be called.
+    InvalidName,
+    /// `spec.transform`, `spec.substitute` or `spec.overrides` does not fit a source.
+    TransformFailed,
+    /// A variable is unknown, or a cluster lacks a label that has no default.
+    VariableMissing,
+    /// Any API server would refuse what a source is made into.
+    InvalidCopy,
     /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
     Copy(model::Reason),
     /// Member: the hub talks to the cluster.
@@ -179,6 +187,10 @@ impl Reason {
             Reason::GrantsUnknown => "GrantsUnknown",
             Reason::Cordoned => "Cordoned",
             Reason::InvalidSpec => "InvalidSpec",
+            Reason::InvalidName => "InvalidName",
+            Reason::TransformFailed => "TransformFailed",
+            Reason::VariableMissing => "VariableMissing",
+            Reason::InvalidCopy => "InvalidCopy",
             Reason::Copy(reason) => reason.as_str(),
             Reason::Accepted => "Accepted",
             Reason::NotAccepted => "NotAccepted",

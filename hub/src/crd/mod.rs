@@ -11,6 +11,7 @@ mod rule;
 mod rule_status;
 mod schema;
 mod selector;
+mod shape;
 
 pub use generate::{chart_files, definitions, files, yaml};
 pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
@@ -24,6 +25,7 @@ pub use rule::{
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
+pub use shape::{Keys, Marks, Override, PatchStep, Substitute, Transform};
 
 /// The API group.
 pub const GROUP: &str = "runnel.dev";
@@ -50,6 +52,12 @@ pub mod limits {
     pub const IGNORED: usize = 32;
     /// Values in one `matchExpressions` entry.
     pub const VALUES: usize = 64;
+    /// Keys of data, labels or annotations in one list.
+    pub const KEYS_NAMED: usize = 64;
+    /// Labels or annotations that a rule adds.
+    pub const MARKS_ADDED: usize = 32;
+    /// Entries in a rule's `overrides`.
+    pub const OVERRIDES: usize = 16;
     /// Clusters that a rule's status lists, the worst first.
     pub const STATUS_CLUSTERS: usize = 20;
     /// Conditions in one status.

@@ -4,7 +4,7 @@ use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, RuleStatus, limits, schema, schema::Item};
+use super::{LabelSelector, Override, RuleStatus, Substitute, Transform, limits, schema, schema::Item};
 
 /// What is copied, to which clusters, and into which namespaces there.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -134,6 +134,19 @@ pub struct RuleTerms {
     /// a cluster. Delete: delete it. Retain: leave it where it is, without Runnel's marks.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
+    /// Makes copies other than their sources: their name, keys, labels, annotations and type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Transform")]
+    pub transform: Option<Transform>,
+    /// Fills variables in the values of some keys, after transform.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Substitute")]
+    pub substitute: Option<Substitute>,
+    /// Overrides the data of ConfigMaps in some clusters, entry by entry, after transform and substitute. For Secrets only
+    /// `remove`: a rule holds no values of Secrets. At most 16 entries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::OVERRIDES))]
+    pub overrides: Vec<Override>,
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
     #[serde(default)]
     pub suspend: bool,

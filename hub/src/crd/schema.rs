@@ -33,6 +33,12 @@ pub(super) enum Item {
     ClusterPattern,
     /// Values of labels.
     LabelValue,
+    /// Keys of data, and globs.
+    KeyPattern,
+    /// Keys of data.
+    Key,
+    /// Keys of labels or annotations, and globs.
+    MarkPattern,
     /// `plural[.group]` of the kinds that can be distributed.
     Resource,
     /// JSON pointers to one key of a map of a copy.
@@ -73,6 +79,17 @@ impl Item {
                 340,
                 "write /data/KEY, /binaryData/KEY, /metadata/labels/KEY or /metadata/annotations/KEY, with ~1 for each / \
                  in KEY",
+            ),
+            Item::KeyPattern => (
+                "^[-._a-zA-Z0-9*]+$",
+                253,
+                "write a key of data (letters, digits, '-', '_' and '.') or a glob of such characters and '*'",
+            ),
+            Item::Key => ("^[-._a-zA-Z0-9]+$", 253, "write a key of data (letters, digits, '-', '_' and '.')"),
+            Item::MarkPattern => (
+                "^[-._/a-zA-Z0-9*]+$",
+                317,
+                "write the key of a label or annotation, such as example.com/team, or a glob, such as example.com/*",
             ),
             Item::Resource => return None,
         })
@@ -211,6 +228,55 @@ pub(super) fn label_key(schema: &mut Schema) {
     )(schema);
 }
 
+/// The name of copies, with variables.
+pub(super) fn name_template(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(512));
+    schema.insert("minLength".into(), json!(1));
+    rule(
+        r"self.matches('^([^$]|[$][{](source[.]name|source[.]namespace|cluster[.]name|cluster[.]labels[.][^}]+)[}])*$')",
+        "transform.name: of variables there are ${source.name}, ${source.namespace}, ${cluster.name} and \
+         ${cluster.labels.KEY:-default}; write one of these",
+    )(schema);
+}
+
+/// The type of Secrets.
+pub(super) fn secret_type(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(253));
+    schema.insert("minLength".into(), json!(1));
+    rule(
+        "self != 'kubernetes.io/service-account-token' && self != 'bootstrap.kubernetes.io/token' && \
+         !self.startsWith('helm.sh/release')",
+        "transform.secretType: Secrets of this type are credentials of one cluster or belong to Helm and are never \
+         distributed; write another type",
+    )(schema);
+}
+
+/// A map of at most so many texts, each of at most so many characters.
+pub(super) fn texts(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxProperties".into(), json!(max));
+        if let Some(values) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+            values.insert("maxLength".into(), json!(longest));
+        }
+    }
+}
+
+/// What a step of a JSON patch does.
+pub(super) fn patch_operation(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(7));
+    schema.insert("enum".into(), json!(["add", "remove", "replace", "copy", "move", "test"]));
+}
+
+/// The path of one key of data.
+pub(super) fn data_path(field: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxLength".into(), json!(300));
+        rule("self.matches('^/data/[^/]+$')", format!("{field}: write /data/ and a key, such as /data/app.yaml"))(
+            schema,
+        );
+    }
+}
+
 /// An entry of `sources`.
 pub(super) fn source(schema: &mut Schema) {
     rule(
@@ -225,11 +291,22 @@ pub(super) fn source(schema: &mut Schema) {
 
 /// The spec of either kind of rule.
 pub(super) fn rule_spec(schema: &mut Schema) {
+    no_literal_secrets(schema);
     rule(
         "!self.createNamespaces || (has(self.namespaces) && has(self.namespaces.names) && \
          self.namespaces.names.exists(name, !name.contains('*')))",
         "createNamespaces creates only what is named literally: add a name without '*' to namespaces.names, or set \
          createNamespaces: false",
+    )(schema);
+}
+
+/// A rule is for everybody to read who may read rules: it holds nothing that goes into a Secret.
+fn no_literal_secrets(schema: &mut Schema) {
+    rule(
+        "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \
+         self.overrides.all(entry, !has(entry.data) && !has(entry.jsonPatch))",
+        "overrides: a rule that copies Secrets must not hold values (data, jsonPatch), as whoever reads the rule would \
+         read them; write a rule of its own for the ConfigMaps",
     )(schema);
 }
 

@@ -110,7 +110,9 @@ impl Index {
     fn choose(&mut self, uid: &RuleUid, name: &ClusterName, lot: Option<Lot>, always: bool, effect: &mut Effect) {
         let Some(entry) = self.rules.get_mut(uid) else { return };
         let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
-        if entry.goes.set(&entry.rule, name, lot, cordoned) || always {
+        let labels = self.clusters.get(name).filter(|_| lot.is_some()).map(|cluster| &cluster.labels);
+        let dealt = entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        if entry.goes.set(&entry.rule, name, lot, cordoned) || dealt || always {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
             let mut own = Effect::default();
             self.touch(uid, &mut own);

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Deal, Goes, Grants, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::plan::{Deal, Goes, Grants, Minter, Place, Rule, RulePlan, Scope, Share, Source};
 pub use clusters::Cluster;
 pub use places::PlaceState;
 pub use sightings::version_number;
@@ -82,7 +82,8 @@ pub struct RuleEntry {
 impl RuleEntry {
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
-        Some(Share { plan: self.deal.plan(&self.plan).clone(), terms: self.goes.clusters.get(cluster)?.clone() })
+        let plan = self.deal.plan(cluster, &self.plan)?.clone();
+        Some(Share { plan, terms: self.goes.clusters.get(cluster)?.clone() })
     }
 }
 
@@ -95,6 +96,8 @@ pub struct Index {
     sightings: BTreeMap<SourceRef, sightings::Sighting>,
     /// Sources that vanished, and when: they count as being there until the grace is over.
     vanished: BTreeMap<SourceRef, Instant>,
+    /// Names contents that are made out of those of sources.
+    minter: Minter,
     /// Where sources are looked for.
     scope: Scope,
     places: BTreeMap<Place, PlaceState>,
@@ -141,6 +144,11 @@ impl Index {
     /// An index of a hub that looks for sources in these namespaces.
     pub fn of(scope: Scope) -> Self {
         Self { scope, ..Self::default() }
+    }
+
+    /// Names the contents that it makes out of those of sources with this.
+    pub fn minting(self, minter: Minter) -> Self {
+        Self { minter, ..self }
     }
 
     /// Where the hub looks for sources.

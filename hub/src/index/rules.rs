@@ -15,7 +15,9 @@ impl Index {
         let former = self.unregister(&uid);
         let goes = self.goes(&rule);
         let plan = Arc::new(self.plan_of(&rule));
-        let deal = Deal::new(&rule, &plan);
+        let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
+        let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())));
+        let deal = Deal::new(&rule, &plan, chosen, &self.minter);
         if let Some(former) = &former {
             effect.clusters.extend(former.goes.clusters.keys().cloned());
         }
@@ -149,7 +151,7 @@ impl Index {
             return;
         }
         Arc::make_mut(&mut entry.plan).set(source, selected);
-        entry.deal.update(source, selected);
+        entry.deal.update(&entry.rule, &entry.plan, source, &self.minter);
         match selected {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());

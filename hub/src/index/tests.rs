@@ -37,7 +37,7 @@ fn body(text: &str) -> Body {
     let mut revision = [0; 16];
     revision[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
     let payload = Payload::encode(text.as_bytes().to_vec());
-    Body::Read(Arc::new(SourceContent { revision: Revision(revision), payload }))
+    Body::Read(Arc::new(SourceContent::new(Revision(revision), payload)))
 }
 
 fn labelled(value: &str) -> BTreeMap<String, String> {

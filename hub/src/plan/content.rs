@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RESERVED_PREFIX};
 use serde_json::Value;
 
-/// Annotations and labels that are never copied: they steer tools of the hub cluster, or repeat the whole object.
+/// What `kubectl apply` wrote: the whole object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Annotations and labels that are not copied unless a rule allows it: they steer tools of the hub cluster, or repeat the whole object.
 /// A trailing `*` stands for any rest. Argo CD's `secret-type` is not among them: people distribute it on purpose.
 const DENIED_METADATA: &[&str] = &[
-    "kubectl.kubernetes.io/last-applied-configuration",
+    LAST_APPLIED,
     "meta.helm.sh/*",
     "app.kubernetes.io/managed-by",
     "app.kubernetes.io/instance",
@@ -69,13 +72,26 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, Refused> {
     Ok(Content { labels: kept(object, "labels"), annotations: kept(object, "annotations"), fields: fields.collect() })
 }
 
+/// The labels and annotations of an object that are copied only where a rule allows it; `None` if it has none. What
+/// repeats the whole object and the marks of copies never are.
+pub fn denied_of(object: &Value) -> Option<Content> {
+    let never = |key: &str| key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED;
+    let denied = |place| picked(object, place, |key| is_denied(key) && !never(key));
+    let content = Content { labels: denied("labels"), annotations: denied("annotations"), ..Content::default() };
+    (content != Content::default()).then_some(content)
+}
+
 fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
 fn kept(object: &Value, place: &str) -> BTreeMap<String, String> {
+    picked(object, place, |key| !is_denied(key))
+}
+
+fn picked(object: &Value, place: &str, picks: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
     let entries = object.get("metadata").and_then(|meta| meta.get(place)).and_then(Value::as_object);
-    let entries = entries.into_iter().flatten().filter(|(key, _)| !is_denied(key));
+    let entries = entries.into_iter().flatten().filter(|(key, _)| picks(key));
     entries.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
 }
 
@@ -114,6 +130,9 @@ mod tests {
             "fields": {"type": "Opaque", "data": {"k": "dg=="}},
         });
         assert_eq!(serde_json::to_value(&content).unwrap(), expected);
+        let denied = json!({"annotations": {"meta.helm.sh/release-name": "r", "cert-manager.io/issuer": "i"}});
+        assert_eq!(serde_json::to_value(denied_of(&object)).unwrap(), denied);
+        assert!(denied_of(&json!({"metadata": {"labels": {"a": "b"}}})).is_none());
     }
 
     #[test]

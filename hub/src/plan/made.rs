@@ -11,6 +11,14 @@ use super::{Body, RulePlan, SourceContent};
 pub enum Why {
     /// Another source of the rule wants the same copy.
     Ambiguous,
+    /// The name is none for an object.
+    Name,
+    /// The rule asks for something that does not fit the source.
+    Transform,
+    /// A variable is unknown, or a label is missing.
+    Variable,
+    /// Any API server would refuse the object.
+    Object,
 }
 
 /// That a selected source is not sent. What stands of it stays as it is.
@@ -24,37 +32,63 @@ pub struct Withheld {
 
 /// What a source becomes.
 #[derive(Clone)]
-pub(super) struct Outcome {
-    /// The name of its copies.
-    pub(super) name: Arc<str>,
-    /// Absent while it is not known.
-    pub(super) content: Option<Arc<SourceContent>>,
+pub(super) enum Outcome {
+    /// Copies of this name; the content is absent while it is not known.
+    Copy(Arc<str>, Option<Arc<SourceContent>>),
+    /// Nothing, for this reason; the name is absent where it is the name that cannot be.
+    Withheld(Option<Arc<str>>, Withheld),
 }
 
-/// What is sent, and what it was made of.
+impl Outcome {
+    fn name(&self) -> Option<&Arc<str>> {
+        match self {
+            Outcome::Copy(name, _) => Some(name),
+            Outcome::Withheld(name, _) => name.as_ref(),
+        }
+    }
+
+    /// Whether two are the same.
+    pub(super) fn is(&self, other: &Outcome) -> bool {
+        let revision = |content: &Option<Arc<SourceContent>>| content.as_ref().map(|content| content.revision);
+        match (self, other) {
+            (Outcome::Copy(name, one), Outcome::Copy(other, two)) => name == other && revision(one) == revision(two),
+            (Outcome::Withheld(name, one), Outcome::Withheld(other, two)) => name == other && one == two,
+            _ => false,
+        }
+    }
+}
+
+/// What is sent to clusters for which it is the same, and what it was made of.
 #[derive(Clone)]
 pub struct Made {
     pub(super) plan: Arc<RulePlan>,
     outcomes: BTreeMap<SourceRef, Outcome>,
     /// Who wants which copy.
     wanted: BTreeMap<SourceRef, BTreeSet<SourceRef>>,
+    /// Whether the copies of all sources meet in the same namespaces.
+    meet: bool,
 }
 
 impl Made {
     /// Nothing yet, of what this selects.
-    pub(super) fn nothing(selection: &RulePlan) -> Self {
+    pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let plan = RulePlan { unknown: selection.unknown.clone(), ..RulePlan::of(&selection.uid, &selection.scope) };
-        Self { plan: plan.into(), outcomes: BTreeMap::new(), wanted: BTreeMap::new() }
+        Self { plan: plan.into(), outcomes: BTreeMap::new(), wanted: BTreeMap::new(), meet }
+    }
+
+    /// Whether two are the same, whatever comes next.
+    pub(super) fn says_the_same(&self, other: &Made) -> bool {
+        self.plan.says_the_same(&other.plan) && self.wanted == other.wanted
     }
 
     /// Takes in what a source is and becomes.
     pub(super) fn set(&mut self, source: &SourceRef, body: Option<&Body>, outcome: Option<Outcome>) {
-        let Self { plan, outcomes, wanted } = self;
+        let Self { plan, outcomes, wanted, meet } = self;
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
         let (mut touched, mut copies) = (BTreeSet::new(), BTreeSet::new());
-        if let Some(former) = outcomes.remove(source) {
-            let (copy, intent) = (copy(source, &former.name), source.as_copy(&former.name));
+        if let Some(name) = outcomes.remove(source).as_ref().and_then(Outcome::name) {
+            let (copy, intent) = (copy(source, name, *meet), source.as_copy(name));
             if let Some(others) = wanted.get_mut(&copy) {
                 others.remove(source);
             }
@@ -65,9 +99,13 @@ impl Made {
         plan.withheld.remove(source);
         plan.note(source, body);
         if let Some(outcome) = outcome {
-            let copy = copy(source, &outcome.name);
-            wanted.entry(copy.clone()).or_default().insert(source.clone());
-            copies.insert(copy);
+            if let Some(name) = outcome.name() {
+                let copy = copy(source, name, *meet);
+                wanted.entry(copy.clone()).or_default().insert(source.clone());
+                copies.insert(copy);
+            } else if let Outcome::Withheld(_, why) = &outcome {
+                plan.withheld.insert(source.clone(), why.clone());
+            }
             outcomes.insert(source.clone(), outcome);
         }
         for copy in copies {
@@ -88,13 +126,17 @@ fn settle(
     let Some(sources) = wanted.get(copy) else { return };
     for source in sources {
         let Some(outcome) = outcomes.get(source) else { continue };
-        let intent = source.as_copy(&outcome.name);
+        let Some(name) = outcome.name() else { continue };
+        let intent = source.as_copy(name);
         plan.take_out(&intent);
         plan.withheld.remove(source);
-        match (sources.iter().find(|other| *other != source), &outcome.content) {
-            (Some(other), _) => drop(plan.withheld.insert(source.clone(), ambiguous(source, other, &outcome.name))),
-            (None, Some(content)) => plan.put_in(intent.clone(), content.clone()),
-            (None, None) => {}
+        match (outcome, sources.iter().find(|other| *other != source)) {
+            (Outcome::Withheld(_, why), _) => drop(plan.withheld.insert(source.clone(), why.clone())),
+            (Outcome::Copy(..), Some(other)) => {
+                plan.withheld.insert(source.clone(), ambiguous(source, other, name));
+            }
+            (Outcome::Copy(_, Some(content)), None) => plan.put_in(intent.clone(), content.clone()),
+            (Outcome::Copy(_, None), None) => {}
         }
         touched.insert(intent);
     }
@@ -103,16 +145,17 @@ fn settle(
     }
 }
 
-/// What stands for a copy in all the namespaces that it goes to.
-fn copy(source: &SourceRef, name: &str) -> SourceRef {
-    source.as_copy(name).copy_in(&Arc::from(""))
+/// What stands for a copy among those of the rule.
+fn copy(source: &SourceRef, name: &str, meet: bool) -> SourceRef {
+    let namespace = if meet { Arc::from("") } else { source.namespace.clone() };
+    source.as_copy(name).copy_in(&namespace)
 }
 
 fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> Withheld {
     let (one, two) = (source.min(other), source.max(other));
     let message = format!(
         "{one} and {two} both want the copy {name} in the same namespaces, so neither is sent; narrow spec.sources, or \
-         use a rule for each"
+         tell them apart by spec.transform.name"
     );
     Withheld { why: Why::Ambiguous, message: message.into() }
 }

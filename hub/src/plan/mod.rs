@@ -6,7 +6,7 @@
 //! done in the member cluster, where they live.
 //!
 //! Where copies are shaped, or two sources may want one copy, what is selected is not what is sent: the [`Deal`] of the
-//! rule makes the one of the other.
+//! rule makes the one of the other, and clusters for which the outcome is equal share it.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
@@ -15,19 +15,22 @@ mod grants;
 mod made;
 mod place;
 mod rule;
+mod shape;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
+use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
-pub use content::{Refused, content_of, is_never_a_source};
-pub use deal::Deal;
+pub use content::{Refused, content_of, denied_of, is_never_a_source};
+pub use deal::{Deal, Minter};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
+pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
@@ -36,6 +39,20 @@ pub struct SourceContent {
     pub revision: Revision,
     /// The content, compressed.
     pub payload: Payload,
+    /// The labels and annotations that are copied only by rules that allow it, if there are any, compressed. They are not
+    /// part of the revision.
+    pub denied: Option<Payload>,
+}
+
+impl SourceContent {
+    /// Content of this revision.
+    pub fn new(revision: Revision, payload: Payload) -> Self {
+        Self { revision, payload, denied: None }
+    }
+
+    fn is(&self, other: &SourceContent) -> bool {
+        self.revision == other.revision && self.denied == other.denied
+    }
 }
 
 /// What the hub knows of the content of a source.
@@ -90,6 +107,8 @@ pub struct RulePlan {
     /// The digest before the last change, and the intents that it touched: a session that holds the former plan finds
     /// its delta without comparing whole sets.
     pub change: Option<(SetDigest, BTreeSet<SourceRef>)>,
+    /// How many of the intents have another name than their source.
+    renamed: usize,
 }
 
 impl RulePlan {
@@ -111,7 +130,13 @@ impl RulePlan {
             unknown: BTreeSet::new(),
             scope: scope.clone(),
             change: None,
+            renamed: 0,
         }
+    }
+
+    /// The oldest protocol in which this can be said: an older agent does not know that copies can have other names.
+    pub fn protocol(&self) -> u32 {
+        if self.renamed > 0 { RENAMES_SINCE } else { PROTOCOL_MIN }
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed anywhere, and stays as it is,
@@ -159,6 +184,7 @@ impl RulePlan {
     fn put_in(&mut self, intent: SourceRef, content: Arc<SourceContent>) {
         self.digest.insert(&intent, &content.revision);
         self.digests.entry(intent.resource.clone()).or_default().insert(&intent, &content.revision);
+        self.renamed += usize::from(intent.is_renamed());
         self.intents.insert(intent, content);
     }
 
@@ -166,6 +192,7 @@ impl RulePlan {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
             self.digests.entry(intent.resource.clone()).or_default().remove(intent, &content.revision);
+            self.renamed -= usize::from(intent.is_renamed());
         }
     }
 
@@ -188,15 +215,16 @@ impl RulePlan {
 
     /// Whether [`RulePlan::set`] with this would change nothing.
     pub fn already_says(&self, source: &SourceRef, selected: Option<&Body>) -> bool {
-        let intent = self.intents.get(source).map(|content| content.revision);
-        let now = (intent, self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
+        let intent = self.intents.get(source);
+        let flags = (self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
+        let holds = |content: &SourceContent| intent.is_some_and(|held| held.is(content));
         match selected {
-            None => now == (None, false, false, None),
-            Some(Body::Refused(refused)) => now == (None, false, false, Some(refused)),
-            Some(Body::Read(content)) => now == (Some(content.revision), false, false, None),
-            Some(Body::Stale(content)) => now == (Some(content.revision), false, true, None),
-            Some(Body::Unread) => now == (None, true, false, None),
-            Some(Body::Unreadable) => now == (None, false, true, None),
+            None => intent.is_none() && flags == (false, false, None),
+            Some(Body::Refused(refused)) => intent.is_none() && flags == (false, false, Some(refused)),
+            Some(Body::Read(content)) => holds(content) && flags == (false, false, None),
+            Some(Body::Stale(content)) => holds(content) && flags == (false, true, None),
+            Some(Body::Unread) => intent.is_none() && flags == (true, false, None),
+            Some(Body::Unreadable) => intent.is_none() && flags == (false, true, None),
         }
     }
 

@@ -7,7 +7,7 @@ use runnel_proto::model::{
     ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
-use super::{NamedTerms, Place, Scope};
+use super::{NamedTerms, Place, Scope, Shape};
 use crate::crd;
 
 /// One entry of a rule's `sources`.
@@ -53,6 +53,8 @@ pub struct Rule {
     pub clusters: ClusterChoice,
     /// What it says about all its intents.
     pub terms: NamedTerms,
+    /// How its copies differ from their sources.
+    pub shape: Arc<Shape>,
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -106,9 +108,14 @@ impl Rule {
         self.sources.iter().any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
-    /// Whether two of its sources can want one copy: those of several namespaces do, where all copies go to the same
+    /// Whether what it sends is just what it selects: copies are not shaped, and no two sources can want the same one.
+    pub fn sends_as_selected(&self) -> bool {
+        self.shape.is_plain() && !self.may_collide()
+    }
+
+    /// Whether two of its sources can want one copy, without any renaming: those of several namespaces do, where all copies go to the same
     /// ones.
-    pub fn may_collide(&self) -> bool {
+    fn may_collide(&self) -> bool {
         let one = self.literal_namespaces().is_some_and(|names| names.windows(2).all(|pair| pair[0] == pair[1]));
         self.terms.namespaces.is_some() && !one
     }
@@ -219,6 +226,7 @@ fn build(
         sources,
         clusters: ClusterChoice::from(&said.clusters),
         terms: NamedTerms::new(terms),
+        shape: Shape::new(said).into(),
         runnel_namespace: runnel_namespace.into(),
     })
 }

@@ -109,6 +109,18 @@ impl Share {
         (former.plan.digest == *before && former.terms.grants == self.terms.grants).then_some(touched)
     }
 
+    /// Whether the source of an intent is sent under whatever name.
+    pub fn has_source(&self, intent: &SourceRef) -> bool {
+        let plain = intent.plain();
+        let mut named = self.plan.intents.range(plain.clone()..).map(|(other, _)| other);
+        named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
+    }
+
+    /// The oldest protocol in which this can be said.
+    pub fn protocol(&self) -> u32 {
+        self.plan.protocol().max(self.terms.protocol())
+    }
+
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &Share) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan) && self.terms.grants == other.terms.grants

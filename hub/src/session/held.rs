@@ -116,7 +116,8 @@ impl Items {
         let (mut kept, mut gone) = (BTreeMap::new(), vec![]);
         for source in self.sources() {
             let Some(revision) = self.revision(source) else { continue };
-            if share.content(source).is_some() || share.is_unknown(source) {
+            // What has another name now stays until the copy with that name can be made.
+            if share.has_source(source) || share.is_unknown(source) {
                 kept.insert(source.clone(), revision);
             } else {
                 gone.push(source.clone());

@@ -276,7 +276,11 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         let claim = match claim {
             // An agent that could not keep to the terms is not told of them.
-            Claim::Wanted(share) | Claim::Held(share) if share.terms.protocol() > self.protocol.0 => Claim::Unknown,
+            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Held(share)
+                if share.protocol() > self.protocol.0 =>
+            {
+                Claim::Unknown
+            }
             other => other,
         };
         match &claim {

@@ -105,7 +105,7 @@ fn source(name: u8) -> SourceRef {
 }
 
 fn content(text: u8) -> Body {
-    Body::Read(Arc::new(SourceContent { revision: Revision([text; 16]), payload: Payload::encode(vec![text]) }))
+    Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(vec![text]))))
 }
 
 fn rule(uid: &str, suspend: bool) -> Rule {
@@ -252,7 +252,7 @@ fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             noise.push((state >> 33) as u8);
         }
-        Body::Read(Arc::new(SourceContent { revision: Revision([text; 16]), payload: Payload::encode(noise) }))
+        Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(noise))))
     };
     session.update([wanted("old", &[(1, big(1)), (2, big(2))]), wanted("new", &[])]);
     agent.drain(&mut session);

@@ -75,7 +75,7 @@ mod tests {
         .unwrap();
         let rule = Rule::namespaced(&object, "runnel-system").unwrap();
         let mut plan = RulePlan::empty(&rule);
-        let content = SourceContent { revision: Revision([revision; 16]), payload: Payload::encode(vec![]) };
+        let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
         Share { plan: Arc::new(plan), terms: rule.terms }
     }

@@ -7,12 +7,13 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::standing::{Standing, is_awaited, is_reading, standing};
+use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::plan::{Goes, Place, Refused, Rule, RulePlan, Why};
+use crate::plan::{Deal, Goes, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -21,7 +22,7 @@ pub struct View<'a> {
     /// What it selects.
     pub plan: &'a RulePlan,
     /// What of that is sent.
-    pub sent: &'a RulePlan,
+    pub deal: &'a Deal,
     /// The clusters that it chooses, by what is granted there.
     pub goes: &'a Goes,
     /// The places that it needs and that cannot be read, and why.
@@ -32,6 +33,13 @@ pub struct View<'a> {
     pub hub_started: Instant,
     /// Whether something has been under way for so long that a person should hear of it.
     pub overdue: bool,
+}
+
+impl<'a> View<'a> {
+    /// What is sent to a cluster.
+    pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
+        self.deal.made(cluster).map_or(self.plan, |made| made)
+    }
 }
 
 /// What a condition says.
@@ -97,7 +105,12 @@ fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant)
 /// Names plan and terms together; changes when either does.
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
-    context.update(&view.sent.digest.to_bytes());
+    context.update(&view.plan.digest.to_bytes());
+    let sent = view.goes.clusters.keys().map(|cluster| (cluster, view.sent(cluster).digest));
+    for (cluster, digest) in sent.filter(|(_, digest)| *digest != view.plan.digest) {
+        context.update(cluster.as_str().as_bytes());
+        context.update(&digest.to_bytes());
+    }
     let digests: BTreeSet<_> = view.goes.clusters.values().map(|terms| terms.digest.0).collect();
     for digest in digests {
         context.update(&digest);
@@ -173,13 +186,7 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
 
 /// What is selected and cannot be sent: a person must say it otherwise.
 fn withheld(view: &View<'_>) -> Option<Verdict> {
-    let (_, withheld) = view.sent.withheld.first_key_value()?;
-    let reason = match withheld.why {
-        Why::Ambiguous => model::Reason::AmbiguousSource,
-    };
-    let all = i64::try_from(view.sent.withheld.len()).unwrap_or(i64::MAX);
-    let sources = counted(all, "source is", "sources are");
-    let message = format!("{}; {sources} not sent, and what stands of them stays as it is", withheld.message);
+    let (reason, message) = from_any(view)?;
     Some(Verdict::new(ConditionStatus::True, reason, message))
 }
 

@@ -14,6 +14,7 @@ mod pace;
 mod standing;
 #[cfg(test)]
 mod tests;
+mod withheld;
 
 use std::time::{Duration, Instant};
 

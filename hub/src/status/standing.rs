@@ -4,6 +4,7 @@ use std::time::Instant;
 use runnel_proto::model::{self, ClusterName, Failure};
 
 use super::ledger::Account;
+use super::withheld::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
@@ -62,6 +63,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
         () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
+        () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
         () if is_reading(view) || !holds_the_plan(view, cluster, account) || !counts.is_settled() => {
             ClusterState::Progressing
@@ -82,7 +84,9 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
             let message = "the agent is too old for what this rule says, or is granted; upgrade it";
             (model::Reason::Unsupported.into(), message.to_owned())
         }
-        ClusterState::Failed | ClusterState::Drifted => worst(account),
+        ClusterState::Failed | ClusterState::Drifted => {
+            worst(account).or_else(|| from_cluster(view, cluster)).unwrap_or_else(failed)
+        }
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting if account.is_none_or(|account| is_behind(view, cluster, account)) => {
             (Reason::Cordoned, "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned())
@@ -143,16 +147,19 @@ fn silent(was_connected: bool) -> (Reason, String) {
     }
 }
 
-fn worst(account: Option<&Account>) -> (Reason, String) {
-    match account.and_then(|account| account.failures.first()) {
-        Some(worst) => (worst.reason.into(), format!("{}: {}", worst.copy, worst.message)),
-        None => (Reason::CopiesFailed, "copies failed".to_owned()),
-    }
+fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
+    let worst = account?.failures.first()?;
+    Some((worst.reason.into(), format!("{}: {}", worst.copy, worst.message)))
+}
+
+fn failed() -> (Reason, String) {
+    (Reason::CopiesFailed, "copies failed".to_owned())
 }
 
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
 fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
-    let needed = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
+    let terms = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
+    let needed = terms.max(view.sent(cluster).protocol());
     ledger.session(cluster, now).is_some_and(|session| session.protocol < needed)
 }
 
@@ -164,7 +171,7 @@ fn is_behind(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool 
 /// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
 /// cannot be compared; such a rule is stalled, whatever its clusters say.
 fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
-    let plan = view.sent;
+    let plan = view.sent(cluster);
     let Some(terms) = view.goes.clusters.get(cluster) else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
     let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty();

@@ -11,13 +11,14 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, Goes, Place, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, Deal, Goes, Place, Rule, RulePlan, SourceContent};
 
 mod snapshots;
 
 struct World {
     rule: Rule,
     plan: RulePlan,
+    deal: Deal,
     goes: Goes,
     ledger: Ledger,
     status: RuleStatus,
@@ -54,7 +55,7 @@ impl World {
     fn new(clusters: &[&str]) -> Self {
         let rule = rule(json!({}));
         let mut plan = RulePlan::empty(&rule);
-        let content = SourceContent { revision: Revision([1; 16]), payload: Payload::encode(vec![]) };
+        let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
         let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
         let goes = Goes { clusters, ..Goes::default() };
@@ -63,7 +64,8 @@ impl World {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
-        Self { rule, plan, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
+        let deal = Deal::default();
+        Self { rule, plan, deal, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
     }
 
     /// The rule is edited.
@@ -81,7 +83,7 @@ impl World {
         View {
             rule: &self.rule,
             plan: &self.plan,
-            sent: &self.plan,
+            deal: &self.deal,
             goes: &self.goes,
             unreadable: BTreeMap::new(),
             previous,
@@ -157,7 +159,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
     world.applied("one");
     world.fold();
     let before = world.status.revision.clone();
-    let content = SourceContent { revision: Revision([2; 16]), payload: Payload::encode(vec![]) };
+    let content = SourceContent::new(Revision([2; 16]), Payload::encode(vec![]));
     world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
     assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
     world.applied("one");

@@ -12,7 +12,7 @@ use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
 use super::READ_LIMIT;
 use super::sources::api_resource;
 use crate::index::version_number;
-use crate::plan::{Body, Refused, SourceContent, content_of, is_never_a_source};
+use crate::plan::{Body, Refused, SourceContent, content_of, denied_of, is_never_a_source};
 use crate::shared::{Shared, until};
 
 /// Reads at a time.
@@ -106,7 +106,8 @@ fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body
                 return Body::Refused(Refused::TooLarge);
             }
             let revision = shared.settings.revision_key.revision(kind.resource, &canonical);
-            Body::Read(Arc::new(SourceContent { revision, payload: Payload::encode(canonical) }))
+            let denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
+            Body::Read(Arc::new(SourceContent { denied, ..SourceContent::new(revision, Payload::encode(canonical)) }))
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn view<'a>(
     Some(View {
         rule: &entry.rule,
         plan: &entry.plan,
-        sent: entry.deal.plan(&entry.plan),
+        deal: &entry.deal,
         goes: &entry.goes,
         unreadable: index.unreadable_places(&entry.rule),
         previous,

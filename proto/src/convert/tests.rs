@@ -12,7 +12,11 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn source() -> impl Strategy<Value = SourceRef> {
-    (name(), name(), name()).prop_map(|(r, ns, n)| SourceRef::new(&r, &ns, &n))
+    let copy_name = prop::option::of(name());
+    (name(), name(), name(), copy_name).prop_map(|(resource, namespace, name, copy_name)| {
+        let source = SourceRef::new(&resource, &namespace, &name);
+        copy_name.map_or(source.clone(), |copy_name| source.as_copy(&copy_name))
+    })
 }
 
 fn uid() -> impl Strategy<Value = RuleUid> {
@@ -28,8 +32,11 @@ fn reason() -> impl Strategy<Value = Reason> {
 }
 
 fn state() -> impl Strategy<Value = RuleState> {
-    let failure =
-        (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure { reason, copy, message });
+    let failure = (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure {
+        reason,
+        copy: copy.plain(),
+        message,
+    });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
         RuleState {

@@ -127,7 +127,7 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
         index.set_place(Source::everywhere(kind), PlaceState::Known);
         for home in HOMES {
             let payload = Payload::encode(Content::default().to_bytes());
-            let content = SourceContent { revision: Revision([1; 16]), payload };
+            let content = SourceContent::new(Revision([1; 16]), payload);
             let source = SourceRef::new(kind, home.name, "item-1");
             index.set_source(source, BTreeMap::new(), Some(Body::Read(Arc::new(content))));
         }

@@ -1,0 +1,140 @@
+//! How copies differ from their sources.
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Clusters, limits, schema, schema::Item};
+
+/// Makes copies other than their sources. What cannot be made is not sent, and what stands of it stays as it is; the
+/// status says which field and which source it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Transform {
+    /// The name of the copies; without it that of the source. `${source.name}`, `${source.namespace}`, `${cluster.name}`
+    /// and `${cluster.labels.KEY:-default}` are filled. When it changes, a copy goes when the one with the new name
+    /// stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::name_template)]
+    pub name: Option<String>,
+    /// Which keys of data and binaryData are copied, and how they are called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Keys")]
+    pub keys: Option<Keys>,
+    /// Which labels copies have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Marks")]
+    pub labels: Option<Marks>,
+    /// Which annotations copies have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Marks")]
+    pub annotations: Option<Marks>,
+    /// The type of the copies of Secrets; without it that of the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::secret_type)]
+    pub secret_type: Option<String>,
+}
+
+/// Chooses keys of data and binaryData.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Keys {
+    /// Names and globs of the keys that are copied; without it all. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("transform.keys.include", limits::KEYS_NAMED, Item::KeyPattern))]
+    pub include: Vec<String>,
+    /// Names and globs of keys that are subtracted. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("transform.keys.exclude", limits::KEYS_NAMED, Item::KeyPattern))]
+    pub exclude: Vec<String>,
+    /// New names of keys, by their old ones. A key that the source does not have is passed over; two keys that would get
+    /// one name are an error. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = schema::texts(limits::KEYS_NAMED, 253))]
+    pub rename: BTreeMap<String, String>,
+}
+
+/// Which labels or annotations copies have, beside Runnel's own marks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Marks {
+    /// What every copy has, with these values. At most 32.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = schema::texts(limits::MARKS_ADDED, 4096))]
+    pub add: BTreeMap<String, String>,
+    /// Keys and globs of what is not copied. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("drop", limits::KEYS_NAMED, Item::MarkPattern))]
+    pub drop: Vec<String>,
+    /// Keys and globs of what is copied although it steers tools of the hub's cluster, such as `cert-manager.io/*`. Marks
+    /// of Runnel, `app.kubernetes.io/managed-by` and `kubectl.kubernetes.io/last-applied-configuration` are never
+    /// copied. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("allow", limits::KEYS_NAMED, Item::MarkPattern))]
+    pub allow: Vec<String>,
+}
+
+/// Fills variables in the values of some keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Substitute {
+    /// Names and globs of the keys of data, as the copies call them, in whose values `${cluster.name}`,
+    /// `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` are filled. `$${` stands for `${`. An
+    /// unknown variable, and a label that the cluster lacks and that has no default, is an error in the status. Values
+    /// in binaryData are left alone. 1 to 64.
+    #[schemars(transform = schema::filled_set("substitute.keys", limits::KEYS_NAMED, Item::KeyPattern, "name the keys to fill, such as [app.yaml]"))]
+    pub keys: Vec<String>,
+}
+
+/// Overrides the data of ConfigMaps in some clusters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "(has(self.data) && size(self.data) > 0) || (has(self.remove) && size(self.remove) > 0) || \
+     (has(self.jsonPatch) && size(self.jsonPatch) > 0)",
+    "this entry of overrides changes nothing: set data, remove or jsonPatch",
+))]
+pub struct Override {
+    /// Where it holds, of the clusters that the rule chooses.
+    pub clusters: Clusters,
+    /// Values that are set, by key. They are taken as they are: variables are not filled. At most 64.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(transform = schema::texts(limits::KEYS_NAMED, 262_144))]
+    pub data: BTreeMap<String, String>,
+    /// Keys that are taken away. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("overrides.remove", limits::KEYS_NAMED, Item::Key))]
+    pub remove: Vec<String>,
+    /// Steps of a JSON patch (RFC 6902), after data and remove. Every path is /data/KEY. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::KEYS_NAMED))]
+    pub json_patch: Vec<PatchStep>,
+}
+
+/// One step of a JSON patch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "self.op in ['add', 'replace', 'test'] ? has(self.value) : true",
+    "overrides.jsonPatch: the operations add, replace and test need a value",
+))]
+#[schemars(transform = schema::rule(
+    "self.op in ['copy', 'move'] ? has(self.from) : true",
+    "overrides.jsonPatch: the operations copy and move need from",
+))]
+pub struct PatchStep {
+    /// add, remove, replace, copy, move or test.
+    #[schemars(transform = schema::patch_operation)]
+    pub op: String,
+    /// The key: /data/KEY, in which ~1 stands for / and ~0 for ~.
+    #[schemars(transform = schema::data_path("overrides.jsonPatch.path"))]
+    pub path: String,
+    /// The key to copy or move from: /data/KEY.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::data_path("overrides.jsonPatch.from"))]
+    pub from: Option<String>,
+    /// The value, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", transform = schema::text(65_536))]
+    pub value: Option<String>,
+}

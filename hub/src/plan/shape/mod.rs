@@ -1,0 +1,221 @@
+//! How the copies of a rule differ from their sources, for one cluster: their name, keys, labels, annotations and type,
+//! variables that are filled, and what is overridden there. Pure.
+//!
+//! Every step says what it cannot do, with the field and the source; a value of an object is never said.
+mod overrides;
+mod template;
+#[cfg(test)]
+mod tests;
+mod valid;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use data_encoding::BASE64;
+use runnel_proto::model::{Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, SourceRef, matches_any};
+use serde_json::{Map, Value};
+
+use super::{Why, Withheld};
+use crate::crd;
+use overrides::Override;
+pub use template::About;
+
+/// What a rule says about the form of its copies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shape {
+    name: Option<String>,
+    include: Vec<Pattern>,
+    exclude: Vec<Pattern>,
+    rename: BTreeMap<String, String>,
+    labels: Marks,
+    annotations: Marks,
+    secret_type: Option<String>,
+    substitute: Vec<Pattern>,
+    overrides: Vec<Override>,
+}
+
+/// What becomes of labels, or of annotations.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Marks {
+    add: BTreeMap<String, String>,
+    drop: Vec<Pattern>,
+    allow: Vec<Pattern>,
+}
+
+impl From<&crd::Marks> for Marks {
+    fn from(said: &crd::Marks) -> Self {
+        Self { add: said.add.clone(), drop: patterns(&said.drop), allow: patterns(&said.allow) }
+    }
+}
+
+fn patterns(texts: &[String]) -> Vec<Pattern> {
+    texts.iter().map(Pattern::new).collect()
+}
+
+fn withheld(why: Why, message: impl Into<Arc<str>>) -> Withheld {
+    Withheld { why, message: message.into() }
+}
+
+impl Shape {
+    /// What a rule says.
+    pub fn new(said: &crd::RuleTerms) -> Self {
+        let transform = said.transform.clone().unwrap_or_default();
+        let keys = transform.keys.unwrap_or_default();
+        let marks = |said: &Option<crd::Marks>| said.as_ref().map(Into::into).unwrap_or_default();
+        Self {
+            name: transform.name,
+            include: patterns(&keys.include),
+            exclude: patterns(&keys.exclude),
+            rename: keys.rename,
+            labels: marks(&transform.labels),
+            annotations: marks(&transform.annotations),
+            secret_type: transform.secret_type,
+            substitute: said.substitute.as_ref().map(|substitute| patterns(&substitute.keys)).unwrap_or_default(),
+            overrides: said.overrides.iter().map(Into::into).collect(),
+        }
+    }
+
+    /// Whether copies are what their sources are, in name and content.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether only the name of copies may be another one.
+    pub fn leaves_content(&self) -> bool {
+        Self { name: None, ..self.clone() }.is_plain()
+    }
+
+    /// Whether copies in one cluster may differ from those in another.
+    pub fn differs_by_cluster(&self) -> bool {
+        let names = self.name.as_deref().is_some_and(template::speaks_of_cluster);
+        names || !self.substitute.is_empty() || !self.overrides.is_empty()
+    }
+
+    /// The name of the copies.
+    ///
+    /// # Errors
+    /// When it cannot be made, or is none for an object.
+    pub fn name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
+        let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
+        let field = format!("spec.transform.name for {}", about.source);
+        let name = template::fill(template, about)
+            .map_err(|unfilled| withheld(Why::Variable, format!("{field}: {}", unfilled.describe(true))))?;
+        if !valid::is_object_name(&name) {
+            let message = format!(
+                "{field} gives {:?}, and an object cannot be called so: a name has up to 253 lowercase letters, digits, \
+                 '-' and '.', with a letter or digit at both ends",
+                cut(&name)
+            );
+            return Err(withheld(Why::Name, message));
+        }
+        if Kind::by_resource(&about.source.resource).is_some_and(|kind| kind.refuses_name(&name)) {
+            let message = format!("{field} gives {name:?}, which every cluster makes itself");
+            return Err(withheld(Why::Name, message));
+        }
+        Ok(name.into())
+    }
+
+    /// The content of the copies. `denied` are the labels and annotations of the source that are not copied unless
+    /// they are allowed.
+    ///
+    /// # Errors
+    /// When it cannot be made, or an API server would refuse it.
+    pub fn content(&self, mut content: Content, denied: &Content, about: About<'_>) -> Result<Content, Withheld> {
+        let Some(kind) = Kind::by_resource(&about.source.resource) else { return Ok(content) };
+        self.labels.apply("labels", &mut content.labels, &denied.labels)?;
+        self.annotations.apply("annotations", &mut content.annotations, &denied.annotations)?;
+        self.choose_keys(kind, &mut content, about.source)?;
+        if let Some(secret_type) = self.secret_type.as_ref().filter(|_| kind.fields.contains(&"type")) {
+            content.fields.insert("type".to_owned(), Value::String(secret_type.clone()));
+        }
+        self.substitute(kind, &mut content, about)?;
+        for (number, change) in self.overrides.iter().enumerate() {
+            change.apply(number, kind, &mut content, about)?;
+        }
+        match valid::flaw(kind, &content) {
+            None => Ok(content),
+            Some(flaw) => {
+                let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
+                Err(withheld(Why::Object, message))
+            }
+        }
+    }
+
+    fn choose_keys(&self, kind: &Kind, content: &mut Content, source: &SourceRef) -> Result<(), Withheld> {
+        if self.include.is_empty() && self.exclude.is_empty() && self.rename.is_empty() {
+            return Ok(());
+        }
+        let mut taken = BTreeMap::new();
+        for field in kind.exact_maps {
+            let Some(Value::Object(map)) = content.fields.remove(*field) else { continue };
+            let mut kept = Map::new();
+            let chosen = |key: &str| {
+                (self.include.is_empty() || matches_any(&self.include, key)) && !matches_any(&self.exclude, key)
+            };
+            for (key, value) in map.into_iter().filter(|(key, _)| chosen(key)) {
+                let name = self.rename.get(&key).unwrap_or(&key).clone();
+                if let Some(other) = taken.insert(name.clone(), key.clone()) {
+                    let message = format!(
+                        "spec.transform.keys.rename for {source}: {other} and {key} would both be called {name}; exclude \
+                         or rename one"
+                    );
+                    return Err(withheld(Why::Transform, message));
+                }
+                kept.insert(name, value);
+            }
+            if !kept.is_empty() {
+                content.fields.insert((*field).to_owned(), Value::Object(kept));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the variables in the chosen keys of `data`; what is in `binaryData` is left alone.
+    fn substitute(&self, kind: &Kind, content: &mut Content, about: About<'_>) -> Result<(), Withheld> {
+        if self.substitute.is_empty() {
+            return Ok(());
+        }
+        let Some(data) = content.fields.get_mut("data").and_then(Value::as_object_mut) else { return Ok(()) };
+        for (key, value) in data.iter_mut().filter(|(key, _)| matches_any(&self.substitute, key)) {
+            let field = || format!("spec.substitute for {key} of {}", about.source);
+            let text = value.as_str().unwrap_or_default();
+            let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
+            let text = text.ok_or_else(|| withheld(Why::Transform, format!("{}: the value is no text", field())))?;
+            let filled = template::fill(&text, about).map_err(|unfilled| {
+                withheld(Why::Variable, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
+            })?;
+            *value = Value::String(if kind.sensitive { BASE64.encode(filled.as_bytes()) } else { filled });
+        }
+        Ok(())
+    }
+}
+
+impl Marks {
+    fn apply(
+        &self,
+        field: &str,
+        marks: &mut BTreeMap<String, String>,
+        denied: &BTreeMap<String, String>,
+    ) -> Result<(), Withheld> {
+        let own = |key: &&String| key.starts_with(RESERVED_PREFIX) || *key == MANAGED_BY_LABEL;
+        if let Some(key) = self.add.keys().find(own) {
+            let message = format!("spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key");
+            return Err(withheld(Why::Transform, message));
+        }
+        let allowed = denied.iter().filter(|(key, _)| matches_any(&self.allow, key));
+        marks.extend(allowed.map(|(key, value)| (key.clone(), value.clone())));
+        marks.retain(|key, _| !matches_any(&self.drop, key));
+        marks.extend(self.add.iter().map(|(key, value)| (key.clone(), value.clone())));
+        Ok(())
+    }
+}
+
+/// The text of a value in base64.
+fn decoded(value: &str) -> Option<String> {
+    String::from_utf8(BASE64.decode(value.as_bytes()).ok()?).ok()
+}
+
+/// So much of a name as a person needs to know it again.
+fn cut(name: &str) -> String {
+    name.chars().take(80).collect()
+}

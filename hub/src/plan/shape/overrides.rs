@@ -1,0 +1,92 @@
+//! What is overridden in some clusters.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Content, Kind};
+use serde_json::{Map, Value, json};
+
+use super::super::{ClusterChoice, Why, Withheld};
+use super::{About, withheld};
+use crate::crd;
+
+/// What is overridden in the clusters that it chooses.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Override {
+    clusters: ClusterChoice,
+    data: BTreeMap<String, String>,
+    remove: Vec<String>,
+    patch: Vec<crd::PatchStep>,
+}
+
+impl From<&crd::Override> for Override {
+    fn from(said: &crd::Override) -> Self {
+        Self {
+            clusters: ClusterChoice::from(&said.clusters),
+            data: said.data.clone(),
+            remove: said.remove.clone(),
+            patch: said.json_patch.clone(),
+        }
+    }
+}
+
+impl Override {
+    /// Changes the content, if it speaks of this cluster. What a rule says is for everybody to read: nothing of it goes
+    /// into a Secret.
+    pub(super) fn apply(
+        &self,
+        number: usize,
+        kind: &Kind,
+        content: &mut Content,
+        about: About<'_>,
+    ) -> Result<(), Withheld> {
+        if !self.clusters.chooses(about.cluster, about.labels) {
+            return Ok(());
+        }
+        let field = format!("spec.overrides[{number}]");
+        if kind.sensitive && !(self.data.is_empty() && self.patch.is_empty()) {
+            let message = format!(
+                "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
+                about.source
+            );
+            return Err(withheld(Why::Transform, message));
+        }
+        let mut data = match content.fields.remove("data") {
+            Some(Value::Object(data)) => data,
+            _ => Map::new(),
+        };
+        data.extend(self.data.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))));
+        for key in &self.remove {
+            data.remove(key);
+            if let Some(binary) = content.fields.get_mut("binaryData").and_then(Value::as_object_mut) {
+                binary.remove(key);
+            }
+        }
+        if !self.patch.is_empty() {
+            data = self.patched(data).map_err(|why| {
+                withheld(Why::Transform, format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source))
+            })?;
+        }
+        if !data.is_empty() {
+            content.fields.insert("data".to_owned(), Value::Object(data));
+        }
+        Ok(())
+    }
+
+    fn patched(&self, data: Map<String, Value>) -> Result<Map<String, Value>, String> {
+        let mut document = json!({"data": data});
+        for (number, step) in self.patch.iter().enumerate() {
+            let path =
+                |text: &str| text.strip_prefix("/data/").is_some_and(|key| !key.is_empty() && !key.contains('/'));
+            if !path(&step.path) || step.from.as_deref().is_some_and(|from| !path(from)) {
+                return Err(format!("step {number} is not about /data/KEY"));
+            }
+            let operation = serde_json::to_value(step).and_then(serde_json::from_value::<json_patch::PatchOperation>);
+            let operation = operation.map_err(|_| format!("step {number} lacks what {} needs", step.op))?;
+            json_patch::patch(&mut document, &[operation])
+                .map_err(|_| format!("step {number} ({} {}) fails", step.op, step.path))?;
+        }
+        match document["data"].take() {
+            Value::Object(data) => Ok(data),
+            _ => Ok(Map::new()),
+        }
+    }
+}

@@ -1,0 +1,296 @@
+use proptest::prelude::*;
+use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
+use serde_json::json;
+
+use super::super::{Body, Deal, Minter, Rule, RulePlan, SourceContent};
+use super::*;
+
+fn rule(spec: Value) -> Rule {
+    let mut spec = spec;
+    spec["sources"] = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);
+    spec["clusters"] = json!({"all": true});
+    let object: crd::DistributionRule = serde_json::from_value(json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r", "namespace": "team", "uid": "r", "generation": 1}, "spec": spec,
+    }))
+    .unwrap();
+    Rule::namespaced(&object, "runnel-system").unwrap()
+}
+
+fn content(data: Value) -> Content {
+    Content { fields: [("data".to_owned(), data)].into(), ..Content::default() }
+}
+
+fn secret(object_type: &str, data: Value) -> Content {
+    let fields = [("data".to_owned(), data), ("type".to_owned(), json!(object_type))];
+    Content { fields: fields.into(), ..Content::default() }
+}
+
+/// What a rule makes of an object in a cluster: the name, and the content as JSON.
+fn shape(spec: Value, resource: &str, content: Content, labels: &[(&str, &str)]) -> Result<(String, Value), Withheld> {
+    let (source, cluster) = (SourceRef::new(resource, "team", "app"), ClusterName::from("eu-1"));
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let about = About { source: &source, cluster: &cluster, labels: &labels };
+    let denied = Content {
+        labels: [("app.kubernetes.io/instance".to_owned(), "i".to_owned())].into(),
+        annotations: [("cert-manager.io/issuer".to_owned(), "ca".to_owned())].into(),
+        ..Content::default()
+    };
+    let shape = rule(spec).shape.clone();
+    let name = shape.name(about)?.to_string();
+    Ok((name, serde_json::to_value(shape.content(content, &denied, about)?).unwrap()))
+}
+
+fn config_map(spec: Value, data: Value) -> Value {
+    shape(spec, "configmaps", content(data), &[("tier", "gold")]).unwrap().1["fields"]["data"].clone()
+}
+
+fn refused(spec: Value, resource: &str, content: Content) -> (Why, String) {
+    let Err(withheld) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
+    assert!(withheld.message.contains("team/app") || withheld.why == Why::Transform, "{}", withheld.message);
+    (withheld.why, withheld.message.to_string())
+}
+
+#[test]
+fn copies_are_called_as_the_rule_says_or_not_sent() {
+    let named = |name: &str| shape(json!({"transform": {"name": name}}), "configmaps", content(json!({})), &[]);
+    assert_eq!(named("${source.name}-${cluster.name}").unwrap().0, "app-eu-1");
+    assert_eq!(named("${source.namespace}.${cluster.labels.tier:-none}").unwrap().0, "team.none");
+    assert_eq!(named("${cluster.labels.tier}").err().unwrap().why, Why::Variable);
+    for bad in ["${source.name}_x", "A", "-x", "kube-root-ca.crt"] {
+        assert_eq!(named(bad).err().unwrap().why, Why::Name, "{bad}");
+    }
+}
+
+#[test]
+fn keys_are_chosen_renamed_and_never_lost_by_a_collision() {
+    let keys = |keys: Value| json!({"transform": {"keys": keys}});
+    let data = json!({"a.yaml": "1", "b.yaml": "2", "secret.key": "3"});
+    assert_eq!(config_map(keys(json!({"include": ["*.yaml"]})), data.clone()), json!({"a.yaml": "1", "b.yaml": "2"}));
+    let renamed = keys(json!({"exclude": ["secret.*"], "rename": {"a.yaml": "app.yaml", "absent": "x"}}));
+    assert_eq!(config_map(renamed, data.clone()), json!({"app.yaml": "1", "b.yaml": "2"}));
+    let swapped = keys(json!({"rename": {"a.yaml": "b.yaml", "b.yaml": "a.yaml"}}));
+    assert_eq!(config_map(swapped, data.clone())["a.yaml"], "2");
+    let (why, message) = refused(keys(json!({"rename": {"a.yaml": "b.yaml"}})), "configmaps", content(data));
+    assert!(
+        why == Why::Transform && message.contains("b.yaml") && message.contains("configmaps/team/app"),
+        "{message}"
+    );
+    let mut both = content(json!({"a": "1"}));
+    both.fields.insert("binaryData".to_owned(), json!({"b": "eA=="}));
+    assert_eq!(refused(keys(json!({"rename": {"b": "a"}})), "configmaps", both).0, Why::Transform);
+}
+
+#[test]
+fn labels_and_annotations_are_added_dropped_and_allowed() {
+    let spec = json!({"transform": {
+        "labels": {"add": {"team": "x"}, "drop": ["internal/*"], "allow": ["app.kubernetes.io/*"]},
+        "annotations": {"allow": ["cert-manager.io/*"], "drop": ["note"]},
+    }});
+    let mut object = content(json!({}));
+    object.labels = [("internal/a".to_owned(), "1".to_owned()), ("kept".to_owned(), "1".to_owned())].into();
+    object.annotations = [("note".to_owned(), "1".to_owned())].into();
+    let (_, made) = shape(spec, "configmaps", object, &[]).unwrap();
+    assert_eq!(made["labels"], json!({"kept": "1", "team": "x", "app.kubernetes.io/instance": "i"}));
+    assert_eq!(made["annotations"], json!({"cert-manager.io/issuer": "ca"}));
+    for bad in [json!({"runnel.dev/hub": "x"}), json!({"app.kubernetes.io/managed-by": "x"})] {
+        let spec = json!({"transform": {"labels": {"add": bad}}});
+        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, Why::Transform);
+    }
+    for bad in [json!({"a/b/c": "x"}), json!({"a": "no value!"})] {
+        let spec = json!({"transform": {"labels": {"add": bad}}});
+        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, Why::Object);
+    }
+}
+
+#[test]
+fn variables_are_filled_in_the_named_keys_only_and_values_are_never_told() {
+    let spec = json!({"substitute": {"keys": ["app.*"]}});
+    let text = "${cluster.name} ${cluster.labels.tier} ${cluster.labels.zone:-a} ${source.namespace} $${x}";
+    let data = config_map(spec.clone(), json!({"app.yaml": text, "other": text}));
+    assert_eq!(data, json!({"app.yaml": "eu-1 gold a team ${x}", "other": text}));
+    let (why, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${HOME}"})));
+    assert!(why == Why::Variable && message.contains("app.yaml") && message.contains("${HOME}"), "{message}");
+    let (_, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${cluster.labels.tier}"})));
+    assert!(message.contains("no label tier"), "{message}");
+
+    let encode = |text: &str| json!({"app.key": BASE64.encode(text.as_bytes())});
+    let (_, made) = shape(spec.clone(), "secrets", secret("Opaque", encode("at ${cluster.name}")), &[]).unwrap();
+    assert_eq!(made["fields"]["data"], encode("at eu-1"));
+    for text in ["${s3cret}", "${cluster.labels.s3cret}", "${s3cret"] {
+        let (_, message) = refused(spec.clone(), "secrets", secret("Opaque", encode(text)));
+        assert!(!message.contains("s3cret"), "{message}");
+    }
+    let binary = secret("Opaque", json!({"app.key": BASE64.encode(&[0xff, 0xfe])}));
+    assert_eq!(refused(spec, "secrets", binary).0, Why::Transform);
+}
+
+#[test]
+fn overrides_hold_in_order_in_the_clusters_that_they_name() {
+    let spec = |overrides: Value| json!({"overrides": overrides});
+    let gold = json!({"selector": {"matchLabels": {"tier": "gold"}}});
+    let all = spec(json!([
+        {"clusters": {"all": true}, "data": {"level": "info", "new": "1"}},
+        {"clusters": gold, "data": {"level": "debug"}, "remove": ["old"]},
+        {"clusters": {"names": ["other"]}, "data": {"level": "none"}},
+        {"clusters": gold, "jsonPatch": [
+            {"op": "test", "path": "/data/level", "value": "debug"},
+            {"op": "move", "from": "/data/new", "path": "/data/moved"},
+        ]},
+    ]));
+    let data = json!({"level": "warn", "old": "x", "same": "y"});
+    assert_eq!(config_map(all, data.clone()), json!({"level": "debug", "same": "y", "moved": "1"}));
+    let fails = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "remove", "path": "/data/absent"}]}]));
+    let (why, message) = refused(fails, "configmaps", content(data.clone()));
+    assert!(why == Why::Transform && message.contains("overrides[0]") && message.contains("step 0"), "{message}");
+    for path in ["/metadata/name", "/data", "/data/a/b"] {
+        let spec = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "add", "path": path, "value": "x"}]}]));
+        assert_eq!(refused(spec, "configmaps", content(data.clone())).0, Why::Transform, "{path}");
+    }
+    let literal = spec(json!([{"clusters": {"all": true}, "data": {"password": "s3cret"}}]));
+    let (_, message) = refused(literal, "secrets", secret("Opaque", json!({})));
+    assert!(!message.contains("s3cret"), "{message}");
+}
+
+#[test]
+fn what_a_member_would_refuse_is_not_sent() {
+    let tls = secret("kubernetes.io/tls", json!({"tls.crt": "eA==", "tls.key": "eA=="}));
+    let spec = json!({"transform": {"keys": {"exclude": ["tls.key"]}}});
+    let (why, message) = refused(spec, "secrets", tls.clone());
+    assert!(why == Why::Object && message.contains("tls.key") && message.contains("secrets/team/app"), "{message}");
+    let opaque = json!({"transform": {"keys": {"include": ["tls.crt"]}, "secretType": "Opaque"}});
+    assert_eq!(shape(opaque, "secrets", tls, &[]).unwrap().1["fields"]["type"], "Opaque");
+    let typed = json!({"transform": {"secretType": "kubernetes.io/basic-auth"}});
+    assert_eq!(refused(typed.clone(), "secrets", secret("Opaque", json!({"x": "eA=="}))).0, Why::Object);
+    // A type is for Secrets only.
+    assert!(shape(typed, "configmaps", content(json!({"x": "1"})), &[]).is_ok());
+}
+
+fn body(text: &str) -> Body {
+    let content = content(json!({"app.yaml": text, "other": "x"}));
+    let canonical = content.to_bytes();
+    let mut revision = [0; 16];
+    revision[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
+    Body::Read(SourceContent::new(Revision(revision), Payload::encode(canonical)).into())
+}
+
+fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)> {
+    let labels = |tier: &Option<&str>| tier.iter().map(|tier| ("tier".to_owned(), (*tier).to_owned())).collect();
+    tiers.iter().enumerate().map(|(at, tier)| (format!("c{at}").as_str().into(), labels(tier))).collect()
+}
+
+fn deal(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTreeMap<String, String>)]) -> Deal {
+    let clusters = fleet.iter().map(|(name, labels)| (name.clone(), Arc::new(labels.clone())));
+    Deal::new(rule, selection, clusters, &Minter::default())
+}
+
+#[test]
+fn clusters_with_the_same_outcome_share_a_plan_and_all_share_what_is_equal() {
+    let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
+    let mut selection = RulePlan::empty(&rule);
+    let (varying, fixed) = (SourceRef::new("configmaps", "team", "v"), SourceRef::new("configmaps", "team", "f"));
+    selection.set(&varying, Some(&body("${cluster.labels.tier:-none}")));
+    selection.set(&fixed, Some(&body("always")));
+    let mut fleet = fleet(&[Some("gold"), Some("gold"), None, Some("none"), Some("iron")]);
+    let mut deal = deal(&rule, &selection, &fleet);
+    assert_eq!(deal.outcomes(), 3);
+    let plan = |deal: &Deal, at: usize| deal.made(&format!("c{at}").as_str().into()).unwrap().clone();
+    assert!(Arc::ptr_eq(&plan(&deal, 0), &plan(&deal, 1)) && Arc::ptr_eq(&plan(&deal, 2), &plan(&deal, 3)));
+    assert!(Arc::ptr_eq(&plan(&deal, 0).intents[&fixed], &plan(&deal, 4).intents[&fixed]));
+    assert!(plan(&deal, 0).intents[&varying].revision != plan(&deal, 4).intents[&varying].revision);
+    // A cluster that gets another label gets what the others with that label have.
+    fleet[4].1.insert("tier".to_owned(), "gold".to_owned());
+    let labels = Some(&fleet[4].1);
+    assert!(deal.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    assert!(Arc::ptr_eq(&plan(&deal, 0), &plan(&deal, 4)) && deal.outcomes() == 2);
+    assert!(!deal.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    // Where nothing varies any more, all share one plan.
+    selection.set(&varying, Some(&body("the same")));
+    deal.update(&rule, &selection, &varying, &Minter::default());
+    assert_eq!(deal.outcomes(), 1);
+}
+
+#[test]
+fn what_fails_for_one_cluster_is_sent_to_the_others() {
+    let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
+    let mut selection = RulePlan::empty(&rule);
+    let (good, bad) = (SourceRef::new("configmaps", "team", "good"), SourceRef::new("configmaps", "team", "bad"));
+    selection.set(&good, Some(&body("fixed")));
+    selection.set(&bad, Some(&body("${cluster.labels.tier}")));
+    let deal = deal(&rule, &selection, &fleet(&[Some("gold"), None]));
+    let (with, without) = (deal.made(&"c0".into()).unwrap(), deal.made(&"c1".into()).unwrap());
+    assert_eq!((with.intents.len(), with.withheld.len()), (2, 0));
+    assert_eq!((without.intents.len(), without.withheld.len()), (1, 1));
+    // Whatever an agent holds of it stays, under any name.
+    assert!(without.is_unknown(&bad) && without.is_unknown(&bad.as_copy("else")) && !without.is_unknown(&good));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Edits and label changes, one by one, end where planning afresh does.
+    #[test]
+    fn after_any_changes_every_cluster_gets_what_it_would_get_afresh(
+        steps in proptest::collection::vec((any::<bool>(), 0..4usize, 0..5usize), 0..30)
+    ) {
+        let rule = rule(json!({
+            "transform": {"name": "${source.name}-${cluster.labels.tier:-none}"}, "substitute": {"keys": ["app.yaml"]},
+        }));
+        let texts = ["${cluster.labels.tier}", "${cluster.name}", "fixed", "${cluster.labels.tier:-x}"];
+        let tiers = [None, Some("gold"), Some("iron"), Some("BAD"), Some("gold")];
+        let mut selection = RulePlan::empty(&rule);
+        let mut fleet = fleet(&[None, Some("gold"), None, Some("iron")]);
+        let mut dealt = deal(&rule, &selection, &fleet);
+        for (edit, at, what) in steps {
+            if edit {
+                let source = SourceRef::new("configmaps", "team", &format!("s{at}"));
+                let body = texts.get(what).map(|text| body(text));
+                selection.set(&source, body.as_ref());
+                dealt.update(&rule, &selection, &source, &Minter::default());
+            } else {
+                let labels = tiers[what].map(|tier| ("tier".to_owned(), tier.to_owned()));
+                fleet[at].1 = labels.into_iter().collect();
+                let labels = fleet[at].1.clone();
+                dealt.set_cluster(&rule, &selection, &fleet[at].0, Some(&labels), &Minter::default());
+            }
+        }
+        let expected = deal(&rule, &selection, &fleet);
+        prop_assert!(dealt.says_the_same(&expected));
+        prop_assert_eq!(dealt.outcomes(), expected.outcomes());
+        for (name, _) in &fleet {
+            let (one, two) = (dealt.made(name).unwrap(), expected.made(name).unwrap());
+            prop_assert_eq!(one.intents.keys().collect::<Vec<_>>(), two.intents.keys().collect::<Vec<_>>());
+            // Every selected source is sent, or is said not to be.
+            for source in selection.selected() {
+                let sent = one.intents.keys().filter(|intent| intent.plain() == *source).count();
+                prop_assert_eq!(sent + usize::from(one.withheld.contains_key(source)), 1);
+            }
+        }
+    }
+
+    /// No key is lost and none is added unless the rule says so, and their values are those of the source.
+    #[test]
+    fn the_keys_of_a_copy_are_those_of_its_source_but_for_what_the_rule_says(
+        keys in proptest::collection::btree_map("[a-c]{1,2}", "[x-z]{0,3}", 0..6),
+        renames in proptest::collection::btree_map("[a-c]{1,2}", "[a-d]{1,2}", 0..4),
+        exclude in proptest::collection::vec("[a-c*]{1,2}", 0..2),
+    ) {
+        let spec = json!({"transform": {"keys": {"rename": renames, "exclude": exclude}}});
+        let excluded = |key: &str| exclude.iter().any(|pattern| Pattern::new(pattern.as_str()).matches(key));
+        let renamed: Vec<_> = keys.iter().filter(|(key, _)| !excluded(key)).collect();
+        let mut expected = Map::new();
+        let mut collides = false;
+        for (key, value) in renamed {
+            let name = renames.get(key).unwrap_or(key);
+            collides |= expected.insert(name.clone(), json!(value)).is_some();
+        }
+        match shape(spec, "configmaps", content(json!(keys)), &[]) {
+            Ok((_, made)) => {
+                prop_assert!(!collides);
+                let data = made["fields"]["data"].as_object().cloned().unwrap_or_default();
+                prop_assert_eq!(data, expected);
+            }
+            Err(withheld) => prop_assert!(collides && withheld.why == Why::Transform),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What the API server of a member would refuse, found out on the hub, before it is sent.
+use std::collections::BTreeSet;
+
+use data_encoding::BASE64;
+use runnel_proto::model::{Content, Kind};
+use serde_json::{Map, Value};
+
+/// The most bytes that the values of an object may have together.
+const SIZE_LIMIT: usize = 1024 * 1024;
+/// The most bytes that the annotations of an object may have together.
+const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+/// The longest key of an object.
+const KEY_LIMIT: usize = 253;
+
+/// Whether this can be the name of an object.
+pub fn is_object_name(name: &str) -> bool {
+    let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let label =
+        |label: &str| label.starts_with(edge) && label.ends_with(edge) && label.chars().all(|c| edge(c) || c == '-');
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+/// Why an object of this kind and content would be refused; says no value.
+pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
+    if let Some(flaw) = mark_flaw(content) {
+        return Some(flaw);
+    }
+    let maps = || kind.exact_maps.iter().filter_map(|field| map(content, field));
+    let mut seen = BTreeSet::new();
+    for (key, value) in maps().flatten() {
+        if !is_key(key) {
+            return Some(format!(
+                "the key {key:?} is not one that Kubernetes takes: up to {KEY_LIMIT} letters, digits, '-', '_' and '.', \
+                 not . or beginning with .."
+            ));
+        }
+        if !seen.insert(key) {
+            return Some(format!("the key {key} would be in data and in binaryData"));
+        }
+        if !value.is_string() {
+            return Some(format!("the value of {key} is no text"));
+        }
+    }
+    let size: usize = maps().flatten().map(|(_, value)| size(kind, value)).sum();
+    if size > SIZE_LIMIT {
+        return Some(format!("its values have {size} bytes together, and {SIZE_LIMIT} are the most"));
+    }
+    if !kind.sensitive {
+        return None;
+    }
+    let object_type = content.fields.get("type").and_then(Value::as_str);
+    if kind.refuses_type(object_type) {
+        return Some(format!("Secrets of the type {} are never distributed", object_type.unwrap_or_default()));
+    }
+    type_flaw(object_type.unwrap_or("Opaque"), map(content, "data"))
+}
+
+/// What is wrong with labels and annotations.
+fn mark_flaw(content: &Content) -> Option<String> {
+    let keys = content.labels.keys().map(|key| ("label", key));
+    let mut keys = keys.chain(content.annotations.keys().map(|key| ("annotation", key)));
+    if let Some((what, key)) = keys.find(|(_, key)| !is_qualified_name(key)) {
+        return Some(format!(
+            "{key:?} is no key of a {what}: write up to 63 letters, digits, '-', '_' and '.', after a DNS name and '/' if you like"
+        ));
+    }
+    if let Some((key, _)) = content.labels.iter().find(|(_, value)| !value.is_empty() && !is_name_part(value)) {
+        return Some(format!("the label {key} has a value that is none: up to 63 letters, digits, '-', '_' and '.'"));
+    }
+    let size: usize = content.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    (size > ANNOTATIONS_LIMIT)
+        .then(|| format!("its annotations have {size} bytes together, and {ANNOTATIONS_LIMIT} are the most"))
+}
+
+fn is_qualified_name(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => is_object_name(prefix) && is_name_part(name),
+        None => is_name_part(key),
+    }
+}
+
+fn is_name_part(text: &str) -> bool {
+    let edge = |c: char| c.is_ascii_alphanumeric();
+    let legal = |c: char| edge(c) || matches!(c, '-' | '_' | '.');
+    text.len() <= 63 && text.starts_with(edge) && text.ends_with(edge) && text.chars().all(legal)
+}
+
+/// What the type of a Secret asks for.
+fn type_flaw(object_type: &str, data: Option<&Map<String, Value>>) -> Option<String> {
+    let value = |key: &str| data.and_then(|data| data.get(key)).and_then(Value::as_str);
+    let lacks =
+        |key: &str| value(key).is_none().then(|| format!("a Secret of the type {object_type} needs the key {key}"));
+    let no_json = |key: &str| {
+        let json = value(key).and_then(|text| BASE64.decode(text.as_bytes()).ok());
+        let reads = json.is_some_and(|json| serde_json::from_slice::<serde::de::IgnoredAny>(&json).is_ok());
+        (!reads).then(|| format!("{key} of a Secret of the type {object_type} must be JSON"))
+    };
+    match object_type {
+        "kubernetes.io/tls" => lacks("tls.crt").or_else(|| lacks("tls.key")),
+        "kubernetes.io/dockerconfigjson" => lacks(".dockerconfigjson").or_else(|| no_json(".dockerconfigjson")),
+        "kubernetes.io/dockercfg" => lacks(".dockercfg").or_else(|| no_json(".dockercfg")),
+        "kubernetes.io/ssh-auth" => value("ssh-privatekey")
+            .is_none_or(str::is_empty)
+            .then(|| format!("a Secret of the type {object_type} needs the key ssh-privatekey, not empty")),
+        "kubernetes.io/basic-auth" => (value("username").is_none() && value("password").is_none())
+            .then(|| format!("a Secret of the type {object_type} needs the key username or password")),
+        _ => None,
+    }
+}
+
+fn map<'a>(content: &'a Content, field: &str) -> Option<&'a Map<String, Value>> {
+    content.fields.get(field).and_then(Value::as_object)
+}
+
+fn is_key(key: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !key.is_empty() && key.len() <= KEY_LIMIT && key != "." && !key.starts_with("..") && key.chars().all(legal)
+}
+
+/// The bytes of a value; those of Secrets travel in base64.
+fn size(kind: &Kind, value: &Value) -> usize {
+    let text = value.as_str().unwrap_or_default();
+    let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
+    if kind.sensitive { (text.len() / 4 * 3).saturating_sub(padding) } else { text.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn secret(object_type: &str, data: Value) -> Option<String> {
+        let fields = [("type".to_owned(), json!(object_type)), ("data".to_owned(), data)];
+        flaw(Kind::by_resource("secrets").unwrap(), &Content { fields: fields.into(), ..Content::default() })
+    }
+
+    fn config_map(fields: Value) -> Option<String> {
+        let fields = fields.as_object().unwrap().clone().into_iter().collect();
+        flaw(Kind::by_resource("configmaps").unwrap(), &Content { fields, ..Content::default() })
+    }
+
+    #[test]
+    fn secrets_have_what_their_type_asks_for() {
+        let json_text = BASE64.encode(b"{\"auths\":{}}");
+        let no_json = BASE64.encode(b"s3cret");
+        for (object_type, good, bad, key) in [
+            ("kubernetes.io/tls", json!({"tls.crt": "", "tls.key": ""}), json!({"tls.crt": ""}), "tls.key"),
+            ("kubernetes.io/tls", json!({"tls.crt": "", "tls.key": ""}), json!({"tls.key": ""}), "tls.crt"),
+            (
+                "kubernetes.io/dockerconfigjson",
+                json!({".dockerconfigjson": json_text}),
+                json!({".dockerconfigjson": no_json}),
+                ".dockerconfigjson",
+            ),
+            ("kubernetes.io/dockerconfigjson", json!({".dockerconfigjson": json_text}), json!({}), ".dockerconfigjson"),
+            ("kubernetes.io/dockercfg", json!({".dockercfg": json_text}), json!({".dockercfg": no_json}), ".dockercfg"),
+            (
+                "kubernetes.io/ssh-auth",
+                json!({"ssh-privatekey": "eA=="}),
+                json!({"ssh-privatekey": ""}),
+                "ssh-privatekey",
+            ),
+            ("kubernetes.io/basic-auth", json!({"password": "eA=="}), json!({"pass": "eA=="}), "username"),
+        ] {
+            assert_eq!(secret(object_type, good), None, "{object_type}");
+            let flaw = secret(object_type, bad).unwrap();
+            assert!(flaw.contains(key) && !flaw.contains("s3cret") && !flaw.contains(&no_json), "{flaw}");
+        }
+        assert!(secret("kubernetes.io/service-account-token", json!({})).is_some());
+        assert_eq!(secret("example.com/any", json!({})), None);
+    }
+
+    #[test]
+    fn keys_and_sizes_are_those_that_kubernetes_takes() {
+        for (key, fits) in
+            [("a.b_c-D", true), ("..data", false), (".", false), (".x", true), ("a/b", false), ("", false)]
+        {
+            assert_eq!(config_map(json!({"data": {key: "v"}})).is_none(), fits, "{key:?}");
+        }
+        assert!(config_map(json!({"data": {"k": ""}, "binaryData": {"k": ""}})).unwrap().contains("binaryData"));
+        assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT)}})).is_none());
+        assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT), "l": "x"}})).is_some());
+    }
+
+    #[test]
+    fn names_are_those_of_objects() {
+        for (name, fits) in
+            [("a", true), ("a.b-c", true), ("A", false), ("a..b", false), ("-a", false), ("a-.b", false), ("", false)]
+        {
+            assert_eq!(is_object_name(name), fits, "{name:?}");
+        }
+        assert!(!is_object_name(&"a".repeat(254)));
+    }
+}

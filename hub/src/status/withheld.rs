@@ -1,0 +1,57 @@
+//! What is selected and not sent, as a person reads it.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{self, ClusterName, SourceRef};
+
+use super::View;
+use crate::crd::conditions::Reason;
+use crate::plan::{RulePlan, Why, Withheld};
+
+/// The word for it.
+fn reason(why: Why) -> Reason {
+    match why {
+        Why::Ambiguous => Reason::Copy(model::Reason::AmbiguousSource),
+        Why::Name => Reason::InvalidName,
+        Why::Transform => Reason::TransformFailed,
+        Why::Variable => Reason::VariableMissing,
+        Why::Object => Reason::InvalidCopy,
+    }
+}
+
+/// What is withheld from a cluster: the first of it.
+pub(super) fn from_cluster(view: &View<'_>, cluster: &ClusterName) -> Option<(Reason, String)> {
+    let withheld = &view.sent(cluster).withheld;
+    let (_, first) = withheld.first_key_value()?;
+    let more = match withheld.len() {
+        1 => String::new(),
+        all => format!(" (and {} more of the sources)", all - 1),
+    };
+    Some((reason(first.why), format!("{}{more}", first.message)))
+}
+
+/// What is withheld anywhere: the first of it, and how much it is.
+pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
+    let mut first: Option<(&ClusterName, &Withheld)> = None;
+    let mut clusters = 0;
+    let mut sources: BTreeMap<&SourceRef, ()> = BTreeMap::new();
+    // Clusters to which the same is sent share it: each of these is looked into once.
+    let mut seen: BTreeMap<*const RulePlan, bool> = BTreeMap::new();
+    for cluster in view.goes.clusters.keys() {
+        let sent = view.sent(cluster);
+        let lacks = *seen.entry(std::ptr::from_ref(sent)).or_insert_with(|| {
+            sources.extend(sent.withheld.keys().map(|source| (source, ())));
+            !sent.withheld.is_empty()
+        });
+        clusters += usize::from(lacks);
+        first = first.or_else(|| Some((cluster, sent.withheld.first_key_value()?.1)));
+    }
+    let (cluster, withheld) = first?;
+    let place = match clusters {
+        all if all == view.goes.clusters.len() && !view.deal.differs_by_cluster() => String::new(),
+        1 => format!(" to {cluster}"),
+        all => format!(" to {all} clusters, among them {cluster}"),
+    };
+    let what = if sources.len() == 1 { "1 source is".to_owned() } else { format!("{} sources are", sources.len()) };
+    let message = format!("{what} not sent{place}, and what stands of it stays as it is: {}", withheld.message);
+    Some((reason(withheld.why), message))
+}

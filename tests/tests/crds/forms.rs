@@ -1,0 +1,37 @@
+//! Forms of copies that are refused. A case is one line: it is read as a table.
+
+use serde_json::{Value, json};
+
+use super::cases::{Case, names};
+
+/// How copies differ from their sources.
+#[rustfmt::skip]
+pub fn forms() -> Vec<Case> {
+    let transform = |change: Value| json!({"transform": change});
+    let overrides = |entry: Value| json!({"overrides": [entry]});
+    let all = json!({"all": true});
+    let secrets = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);
+    let step = |step: Value| json!({"overrides": [{"clusters": {"all": true}, "jsonPatch": [step]}]});
+    let many: serde_json::Map<String, Value> = names(65).into_iter().map(|name| (name, json!("x"))).collect();
+    let one = json!({"clusters": all, "data": {"k": "v"}});
+    vec![
+        ("an unknown variable in a name", transform(json!({"name": "${source.uid}"})), &["spec.transform.name", "of variables there are", "${cluster.name}"]),
+        ("a lone dollar in a name", transform(json!({"name": "a$b"})), &["spec.transform.name", "of variables there are"]),
+        ("an empty name", transform(json!({"name": ""})), &["spec.transform.name", "at least 1"]),
+        ("a bad key to include", transform(json!({"keys": {"include": ["a/b"]}})), &["spec.transform.keys.include[0]", "write a key of data"]),
+        ("too many keys to exclude", transform(json!({"keys": {"exclude": names(65)}})), &["spec.transform.keys.exclude", "at most 64"]),
+        ("too many renames", transform(json!({"keys": {"rename": many}})), &["spec.transform.keys.rename", "at most 64"]),
+        ("a bad label to drop", transform(json!({"labels": {"drop": ["a b"]}})), &["spec.transform.labels.drop[0]", "example.com/*"]),
+        ("a type that is never distributed", transform(json!({"secretType": "kubernetes.io/service-account-token"})), &["spec.transform.secretType", "never distributed"]),
+        ("nothing to substitute", json!({"substitute": {"keys": []}}), &["spec.substitute.keys", "is empty", "[app.yaml]"]),
+        ("an override of nothing", overrides(json!({"clusters": all})), &["spec.overrides[0]", "changes nothing", "data, remove or jsonPatch"]),
+        ("an override nowhere", overrides(json!({"clusters": {}, "data": {"k": "v"}})), &["spec.overrides[0].clusters", "chooses nothing"]),
+        ("too many overrides", json!({"overrides": vec![one.clone(); 17]}), &["spec.overrides", "at most 16"]),
+        ("an unknown step", step(json!({"op": "set", "path": "/data/a"})), &["jsonPatch[0].op", "\"set\"", "\"replace\""]),
+        ("a step without value", step(json!({"op": "add", "path": "/data/a"})), &["jsonPatch[0]", "need a value"]),
+        ("a step without from", step(json!({"op": "move", "path": "/data/a"})), &["jsonPatch[0]", "need from"]),
+        ("a step about metadata", step(json!({"op": "remove", "path": "/metadata/labels"})), &["jsonPatch[0].path", "/data/app.yaml"]),
+        ("a value for a Secret", json!({"sources": secrets, "overrides": [one]}), &["spec", "must not hold values", "a rule of its own"]),
+        ("a patch for a Secret", json!({"sources": secrets, "overrides": [{"clusters": all, "jsonPatch": [{"op": "add", "path": "/data/a", "value": "x"}]}]}), &["spec", "must not hold values"]),
+    ]
+}

@@ -1,0 +1,219 @@
+//! Copies that are not just their sources: other names, keys, labels, filled variables, overrides; and what cannot be made.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Change, Draft, Id, Place, Recorder, RuleDraft, SOURCE, Scene, condition};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+
+/// Two members, both with the label `env=prod`.
+async fn scene(home: &str) -> Result<Scene> {
+    let options = FleetOptions { members: 2, ..FleetOptions::default() };
+    let scene = Scene::of(FLEET.get_or_try_init(|| Fleet::start(options)).await?).await?;
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    Ok(scene)
+}
+
+/// Waits until a copy has these data, and names this source.
+async fn holds(member: &Place, copy: &Id, source: &str, data: Value) -> Result<Value> {
+    let what = format!("a copy of {source} with {data}");
+    member
+        .sees(&what, copy, |object| {
+            ensure!(object["metadata"]["annotations"][SOURCE] == source, "it is of another source");
+            ensure!(object["data"] == data, "its data are {}", object["data"]);
+            Ok(())
+        })
+        .await
+}
+
+/// Waits until the rule cannot be carried out for this reason, and its message has these words.
+async fn is_refused(hub: &Place, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
+    let told = |object: &Value| {
+        ensure!(object["status"]["observedGeneration"] == object["metadata"]["generation"], "not looked at");
+        let ready = condition(object, "Ready")?;
+        ensure!(ready["status"] == "False" && ready["reason"] == reason, "it is {ready}");
+        let message = ready["message"].as_str().unwrap_or_default();
+        for word in words {
+            ensure!(message.contains(word), "{word:?} is not in {message:?}");
+        }
+        ensure!(condition(object, "Stalled")?["reason"] == reason, "a person must see to it");
+        Ok(())
+    };
+    hub.sees(&format!("refused, {reason}"), rule, told).await.map(|_| ())
+}
+
+/// Checks that at any time since the recorder began one of these objects was there.
+fn one_was_always_there(recorder: &Recorder, namespace: &str, names: &[&str]) -> Result<()> {
+    let mut there: BTreeMap<String, bool> = names.iter().map(|name| ((*name).to_owned(), false)).collect();
+    there.insert(names[0].to_owned(), true);
+    for record in recorder.so_far()? {
+        let metadata = &record.object["metadata"];
+        let name = metadata["name"].as_str().unwrap_or_default();
+        if metadata["namespace"] == namespace && there.contains_key(name) {
+            there.insert(name.to_owned(), record.change != Change::Deleted);
+            ensure!(there.values().any(|there| *there), "none of {names:?} was there");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn copies_are_renamed_without_a_gap_and_named_by_cluster() -> Result<()> {
+    let home = "renames";
+    let scene = scene(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let of = format!("configmaps/{home}/app");
+    hub.make(&Draft::config_map(home, "app").data("k", "v").json()).await?;
+    let rule = Id::rule(home, "all");
+    hub.make(&RuleDraft::new(home, "all").named(&["app"]).everywhere().json()).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    let recorder = Recorder::start(member, &Id::config_map(home, "app")).await?;
+    let name = |name: &str| json!({"spec": {"transform": {"name": name}}});
+    hub.change(&rule, name("${source.name}-${cluster.name}")).await?;
+    for number in [1, 2] {
+        let copy = Id::config_map(home, &format!("app-member-{number}"));
+        holds(scene.member(number), &copy, &of, json!({"k": "v"})).await?;
+        scene.member(number).lacks(&Id::config_map(home, "app")).await?;
+    }
+    hub.all_applied(&rule, 2).await?;
+    // An edit follows under the new name, and so does the next one.
+    hub.change(&Id::config_map(home, "app"), json!({"data": {"k": "w"}})).await?;
+    holds(member, &Id::config_map(home, "app-member-1"), &of, json!({"k": "w"})).await?;
+    hub.change(&rule, name("${source.name}-next")).await?;
+    holds(member, &Id::config_map(home, "app-next"), &of, json!({"k": "w"})).await?;
+    member.lacks(&Id::config_map(home, "app-member-1")).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    // A name that cannot be: nothing is sent, and what is there stays.
+    let copy = member.get(&Id::config_map(home, "app-next")).await?;
+    hub.change(&rule, name("App-${source.name}")).await?;
+    let words = ["spec.transform.name", &of, "App-app", "stays as it is"];
+    is_refused(hub, &rule, "InvalidName", &words).await?;
+    member.is_untouched(&copy).await?;
+    // Two sources that would get one name.
+    hub.make(&Draft::config_map(home, "app-too").json()).await?;
+    let names = json!({"sources": [{"resources": ["configmaps"], "names": ["app*"]}], "transform": {"name": "one"}});
+    hub.change(&rule, json!({"spec": names})).await?;
+    is_refused(hub, &rule, "AmbiguousSource", &[&of, "app-too"]).await?;
+    member.is_untouched(&copy).await?;
+
+    hub.change(&rule, json!({"spec": {"transform": null}})).await?;
+    holds(member, &Id::config_map(home, "app"), &of, json!({"k": "w"})).await?;
+    member.lacks(&Id::config_map(home, "app-next")).await?;
+    hub.all_applied(&rule, 4).await?;
+    one_was_always_there(&recorder, home, &["app", "app-member-1", "app-next"])?;
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    scene.vanishes(&Draft::config_map(home, "app").json(), &[home]).await
+}
+
+#[tokio::test]
+async fn keys_labels_and_types_are_what_the_rule_says_or_nothing_is_sent() -> Result<()> {
+    let home = "forms";
+    let scene = scene(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let draft = Draft::config_map(home, "app").data("a.yaml", "1").data("b.yaml", "2").data("notes", "3");
+    let draft = draft.label("internal/x", "1").label("team", "a").annotation("cert-manager.io/issuer", "ca");
+    hub.make(&draft.json()).await?;
+    let rule = Id::rule(home, "all");
+    let transform = json!({
+        "keys": {"exclude": ["notes"], "rename": {"a.yaml": "app.yaml"}},
+        "labels": {"add": {"from": "hub"}, "drop": ["internal/*"]},
+        "annotations": {"allow": ["cert-manager.io/*"]},
+    });
+    hub.make(&RuleDraft::new(home, "all").named(&["app"]).to(&["member-1"]).with("transform", transform).json())
+        .await?;
+    let id = Id::config_map(home, "app");
+    let copy = holds(member, &id, &format!("configmaps/{home}/app"), json!({"app.yaml": "1", "b.yaml": "2"})).await?;
+    let (labels, annotations) = (&copy["metadata"]["labels"], &copy["metadata"]["annotations"]);
+    ensure!(labels["from"] == "hub" && labels["team"] == "a" && labels.get("internal/x").is_none(), "{labels}");
+    ensure!(annotations["cert-manager.io/issuer"] == "ca", "{annotations}");
+    // What is allowed follows its source, though it is no content.
+    hub.change(&id, json!({"metadata": {"annotations": {"cert-manager.io/issuer": "other"}}})).await?;
+    member
+        .sees("a copy with the other issuer", &id, |object| {
+            ensure!(object["metadata"]["annotations"]["cert-manager.io/issuer"] == "other", "not yet");
+            Ok(())
+        })
+        .await?;
+    hub.all_applied(&rule, 1).await?;
+    let rename = json!({"spec": {"transform": {"keys": {"rename": {"a.yaml": "b.yaml"}}}}});
+    let copy = member.get(&id).await?;
+    hub.change(&rule, rename).await?;
+    is_refused(hub, &rule, "TransformFailed", &["keys.rename", "configmaps/forms/app", "b.yaml"]).await?;
+    member.is_untouched(&copy).await?;
+
+    let tls = Draft::secret(home, "tls").data("tls.crt", "s3cret-1").data("tls.key", "s3cret-2");
+    hub.make(&tls.with("type", json!("kubernetes.io/tls")).json()).await?;
+    let certificate = RuleDraft::new(home, "certificate").named(&["tls"]).to(&["member-1"]);
+    let only = json!({"keys": {"include": ["tls.crt"]}});
+    hub.make(&certificate.with("transform", only).json()).await?;
+    let rule = Id::rule(home, "certificate");
+    is_refused(hub, &rule, "InvalidCopy", &["secrets/forms/tls", "needs the key tls.key"]).await?;
+    ensure!(member.find(&Id::secret(home, "tls")).await?.is_none(), "it was sent");
+    hub.change(&rule, json!({"spec": {"transform": {"secretType": "Opaque"}}})).await?;
+    hub.all_applied(&rule, 1).await?;
+    let copy = member.get(&Id::secret(home, "tls")).await?;
+    ensure!(
+        copy["type"] == "Opaque" && copy["data"].as_object().is_some_and(|data| data.len() == 1),
+        "{}",
+        copy["type"]
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_cluster_is_called_and_labelled_goes_into_its_copies_and_follows_its_labels() -> Result<()> {
+    let home = "variables";
+    let scene = scene(home).await?;
+    let hub = &scene.hub;
+    let text = "${cluster.name} ${cluster.labels.zone:-nowhere} ${source.namespace}/${source.name} $${cluster.name}";
+    hub.make(&Draft::config_map(home, "app").data("app.yaml", text).data("raw", text).data("level", "info").json())
+        .await?;
+    let rule = Id::rule(home, "all");
+    let draft = RuleDraft::new(home, "all").source(json!({"resources": ["configmaps"], "names": ["app"]})).everywhere();
+    let overrides = json!([
+        {"clusters": {"selector": {"matchLabels": {"zone": "west"}}}, "data": {"level": "debug"}, "remove": ["raw"]},
+        {"clusters": {"names": ["member-1"]}, "jsonPatch": [{"op": "copy", "from": "/data/level", "path": "/data/was"}]},
+    ]);
+    let draft = draft.with("substitute", json!({"keys": ["app.yaml"]})).with("overrides", overrides);
+    hub.make(&draft.json()).await?;
+    let (id, of) = (Id::config_map(home, "app"), format!("configmaps/{home}/app"));
+    let filled = |cluster: &str, zone: &str| format!("{cluster} {zone} variables/app ${{cluster.name}}");
+    let plain = json!({"app.yaml": filled("member-2", "nowhere"), "raw": text, "level": "info"});
+    holds(scene.member(2), &id, &of, plain).await?;
+    let one = json!({"app.yaml": filled("member-1", "nowhere"), "raw": text, "level": "info", "was": "info"});
+    let untouched = holds(scene.member(1), &id, &of, one).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    // A label of one cluster: its copy follows, the other's is not touched.
+    hub.change(&Id::member("member-2"), json!({"metadata": {"labels": {"zone": "west"}}})).await?;
+    holds(scene.member(2), &id, &of, json!({"app.yaml": filled("member-2", "west"), "level": "debug"})).await?;
+    scene.member(1).is_untouched(&untouched).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    // A label without default: the cluster that has it gets the copy, the other keeps what it has.
+    hub.change(&id, json!({"data": {"app.yaml": "in ${cluster.labels.zone}"}})).await?;
+    holds(scene.member(2), &id, &of, json!({"app.yaml": "in west", "level": "debug"})).await?;
+    is_refused(hub, &rule, "VariableMissing", &["to member-1", "app.yaml", &of, "no label zone"]).await?;
+    hub.says_of(&rule, "member-1", "Failed", "VariableMissing").await?;
+    hub.says_of(&rule, "member-2", "Ready", "AllApplied").await?;
+    scene.member(1).is_untouched(&untouched).await?;
+    hub.change(&id, json!({"data": {"app.yaml": "in ${HOME}"}})).await?;
+    is_refused(hub, &rule, "VariableMissing", &["2 clusters", "${HOME}", "$${"]).await?;
+    hub.change(&id, json!({"data": {"app.yaml": "in $${HOME}"}})).await?;
+    holds(scene.member(2), &id, &of, json!({"app.yaml": "in ${HOME}", "level": "debug"})).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    // A rule says no values of Secrets.
+    let secrets = json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["app"]}]}});
+    let refused = hub.change(&rule, secrets).await.expect_err("a literal value for a Secret");
+    ensure!(format!("{refused:#}").contains("must not hold values"), "{refused:#}");
+    Ok(())
+}
