@@ -4,11 +4,27 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use runnel_proto::model::{Kind, SourceRef};
+use runnel_proto::closed_list;
+use runnel_proto::model::{Kind, Reason, SourceRef};
 use tokio::sync::mpsc;
 
 use crate::core::Notice;
 use crate::live::FIELD_MANAGER;
+
+closed_list! {
+    /// The reason of an Event that the agent writes beside a copy.
+    pub enum EventReason {
+        /// Somebody changed or deleted the copy, and it has been put back.
+        DriftCorrected,
+        /// An object that was not ours has been overwritten, as the rule says.
+        Overwritten,
+        /// The copy could not be changed, and has been deleted and created anew, as the rule says.
+        Recreated,
+        ..
+        /// Why the copy is not as it should be.
+        Copy(Reason),
+    }
+}
 
 /// So many Events at once; then one in each [`REFILL`].
 const BURST: u32 = 25;
@@ -40,9 +56,9 @@ pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
 }
 
 fn event(notice: Notice) -> (SourceRef, Event) {
-    let event = |type_, reason: &str, action: &str, note: &str| Event {
+    let event = |type_, reason: EventReason, action: &str, note: &str| Event {
         type_,
-        reason: reason.to_owned(),
+        reason: reason.as_str().to_owned(),
         note: Some(note.to_owned()),
         action: action.to_owned(),
         secondary: None,
@@ -51,20 +67,20 @@ fn event(notice: Notice) -> (SourceRef, Event) {
         Notice::DriftCorrected(copy) => {
             let note =
                 "this copy was changed or deleted here and has been put back; change its source on the hub instead";
-            (copy, event(EventType::Normal, "DriftCorrected", "Correct", note))
+            (copy, event(EventType::Normal, EventReason::DriftCorrected, "Correct", note))
         }
         Notice::Overwritten(copy, rule, others) => {
             let who = others.map(|who| format!(", written by {who},")).unwrap_or_default();
             let note = format!("the object that stood here{who} has been overwritten: {rule} says so (conflictPolicy)");
-            (copy, event(EventType::Warning, "Overwritten", "Overwrite", &note))
+            (copy, event(EventType::Warning, EventReason::Overwritten, "Overwrite", &note))
         }
         Notice::Recreated(copy) => {
             let note = "this copy could not be changed and has been deleted and created anew (immutablePolicy: \
                         Recreate); restart what has it mounted, as nodes may serve the old values";
-            (copy, event(EventType::Normal, "Recreated", "Recreate", note))
+            (copy, event(EventType::Normal, EventReason::Recreated, "Recreate", note))
         }
         Notice::Failed(copy, trouble) => {
-            let failed = event(EventType::Warning, trouble.reason.as_str(), "Apply", &trouble.message);
+            let failed = event(EventType::Warning, trouble.reason.into(), "Apply", &trouble.message);
             (copy, failed)
         }
     }

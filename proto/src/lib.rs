@@ -13,6 +13,7 @@ pub mod identity;
 pub mod model;
 pub mod ops;
 pub mod tls;
+pub mod words;
 
 /// Types generated from `sync.proto` and `query.proto`.
 #[allow(missing_docs, clippy::all)]

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+#[path = "house/words.rs"]
+mod words;
+
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
 const DECIDE: [&str; 53] = [

@@ -20,7 +20,7 @@ use super::{AUTHORITIES, AUTHORITIES_ENTRY, ApiError, IDENTITY, IDENTITY_SECRET,
 use super::{within, write};
 use crate::join::Lives;
 use crate::shared::Shared;
-use crate::status::Notice;
+use crate::status::{EventReason, Notice};
 use crate::writer::Book;
 
 /// How long the hub's serving certificate lives; it is made anew at half of it.
@@ -286,14 +286,17 @@ impl Keeper {
         match &wrong {
             Some(why) => {
                 tracing::error!(why, "the Secret {IDENTITY_SECRET} cannot be used: the hub goes on with what it had");
-                self.event("IdentityUnusable", format!("the hub goes on with the authority that it had: {why}"));
+                self.event(
+                    EventReason::IdentityUnusable,
+                    format!("the hub goes on with the authority that it had: {why}"),
+                );
             }
             None => tracing::info!("the Secret {IDENTITY_SECRET} can be used again"),
         }
         self.told = wrong;
     }
 
-    fn event(&self, reason: &str, message: String) {
+    fn event(&self, reason: EventReason, message: String) {
         if !self.parts.shared.leads() {
             return;
         }
@@ -305,7 +308,7 @@ impl Keeper {
             ..ObjectReference::default()
         };
         // Where too many wait, the log has it.
-        let _ = self.parts.events.try_send((reference, Notice { warning: true, reason: reason.to_owned(), message }));
+        let _ = self.parts.events.try_send((reference, Notice { warning: true, reason, message }));
     }
 }
 

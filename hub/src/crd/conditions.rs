@@ -1,77 +1,40 @@
 //! The closed list of condition types and reasons, and how a condition changes.
-use std::fmt;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use runnel_proto::model;
+use runnel_proto::{closed_list, model};
 
 use super::limits;
 
-/// Every condition type that the hub writes. The order is that of a status: what a person asks first stands first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ConditionType {
-    /// Rule: True when every copy is applied and every chosen cluster is fresh. False when something failed, or nothing is
-    /// selected or chosen. Unknown when the only thing wrong is silence.
-    Ready,
-    /// Rule: what Ready says, of the connected clusters alone, so that one offline site does not hide the rest.
-    Applied,
-    /// Rule: the hub or the agents are at work on it. Present only while true.
-    Reconciling,
-    /// Rule: it cannot go on without a person. Present only while true.
-    Stalled,
-    /// Rule: it rests, because `spec.suspend` is true. Present only while true.
-    Suspended,
-    /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
-    /// the namespaces that it chooses by glob or label may not be. Absent where everything is granted.
-    Granted,
-    /// Member: True when the hub talks to the cluster, False when `spec.accepted` is false or the cluster leaves.
-    Accepted,
-    /// Member: True while the cluster's agent is connected.
-    Connected,
-    /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
-    Cordoned,
-    /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
-    Left,
-    /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
-    Unclaimed,
-    /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
-    /// true: until the cluster joins anew.
-    PossibleKeyTheft,
-}
-
-impl ConditionType {
-    /// Every type, in the order of a status.
-    pub const ALL: [ConditionType; 12] = [
-        ConditionType::Ready,
-        ConditionType::Applied,
-        ConditionType::Reconciling,
-        ConditionType::Stalled,
-        ConditionType::Suspended,
-        ConditionType::Granted,
-        ConditionType::Accepted,
-        ConditionType::Connected,
-        ConditionType::Cordoned,
-        ConditionType::Left,
-        ConditionType::Unclaimed,
-        ConditionType::PossibleKeyTheft,
-    ];
-
-    /// The word in the condition's `type`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ConditionType::Ready => "Ready",
-            ConditionType::Applied => "Applied",
-            ConditionType::Reconciling => "Reconciling",
-            ConditionType::Stalled => "Stalled",
-            ConditionType::Suspended => "Suspended",
-            ConditionType::Granted => "Granted",
-            ConditionType::Cordoned => "Cordoned",
-            ConditionType::Accepted => "Accepted",
-            ConditionType::Connected => "Connected",
-            ConditionType::Left => "Left",
-            ConditionType::Unclaimed => "Unclaimed",
-            ConditionType::PossibleKeyTheft => "PossibleKeyTheft",
-        }
+closed_list! {
+    /// Every condition type that the hub writes. The order is that of a status: what a person asks first stands first.
+    pub enum ConditionType {
+        /// Rule: True when every copy is applied and every chosen cluster is fresh. False when something failed, or nothing is
+        /// selected or chosen. Unknown when the only thing wrong is silence.
+        Ready,
+        /// Rule: what Ready says, of the connected clusters alone, so that one offline site does not hide the rest.
+        Applied,
+        /// Rule: the hub or the agents are at work on it. Present only while true.
+        Reconciling,
+        /// Rule: it cannot go on without a person. Present only while true.
+        Stalled,
+        /// Rule: it rests, because `spec.suspend` is true. Present only while true.
+        Suspended,
+        /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
+        /// the namespaces that it chooses by glob or label may not be. Absent where everything is granted.
+        Granted,
+        /// Member: True when the hub talks to the cluster, False when `spec.accepted` is false or the cluster leaves.
+        Accepted,
+        /// Member: True while the cluster's agent is connected.
+        Connected,
+        /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
+        Cordoned,
+        /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
+        Left,
+        /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
+        Unclaimed,
+        /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
+        /// true: until the cluster joins anew.
+        PossibleKeyTheft,
     }
 }
 
@@ -103,124 +66,68 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// Every reason that the hub writes into a condition or beside a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// Every copy is applied.
-    AllApplied,
-    /// The rule selects no object.
-    NoSources,
-    /// The rule chooses no cluster.
-    NoClusters,
-    /// Nothing failed, but clusters are silent, so their copies are as they last said.
-    ClustersUnreachable,
-    /// Copies failed.
-    CopiesFailed,
-    /// Copies wait for namespaces that do not exist yet.
-    CopiesWaiting,
-    /// The hub may not read what the rule selects, or cannot; its copies stay as they are.
-    SourceUnreadable,
-    /// Changes are on their way.
-    Progressing,
-    /// The rule is being deleted and its copies are being seen to.
-    Deleting,
-    /// The rule rests.
-    Suspended,
-    /// Something that the rule wants is not granted to the rules of its namespace.
-    NotGranted,
-    /// Some of the namespaces that the rule chooses by glob or label may not be granted.
-    GrantedInPart,
-    /// The hub cannot read what is granted; nothing is sent and nothing removed.
-    GrantsUnknown,
-    /// The cluster is cordoned: it keeps what it has and gets nothing new.
-    Cordoned,
-    /// The spec cannot be carried out as it is written.
-    InvalidSpec,
-    /// `spec.transform.name` gives what no object can be called.
-    InvalidName,
-    /// `spec.transform`, `spec.substitute` or `spec.overrides` does not fit a source.
-    TransformFailed,
-    /// A variable is unknown, or a cluster lacks a label that has no default.
-    VariableMissing,
-    /// Any API server would refuse what a source is made into.
-    InvalidCopy,
-    /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
-    Copy(model::Reason),
-    /// Member: the hub talks to the cluster.
-    Accepted,
-    /// Member: `spec.accepted` is false.
-    NotAccepted,
-    /// Member: the cluster leaves, and its copies are being seen to.
-    Leaving,
-    /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
-    Left,
-    /// Member: the agent's session is open.
-    SessionOpen,
-    /// Member: the agent's session ended and has not come back.
-    SessionLost,
-    /// Member: no agent has connected yet.
-    NeverConnected,
-    /// Member: the agent's certificate has expired.
-    CertificateExpired,
-    /// Member: the cluster holds copies of rules that the hub does not know.
-    RulesUnknown,
-    /// Member: somebody came with a key that had been given up.
-    RetiredKeySeen,
-}
-
-impl Reason {
-    /// The CamelCase word in the condition's `reason`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::AllApplied => "AllApplied",
-            Reason::NoSources => "NoSources",
-            Reason::NoClusters => "NoClusters",
-            Reason::ClustersUnreachable => "ClustersUnreachable",
-            Reason::CopiesFailed => "CopiesFailed",
-            Reason::CopiesWaiting => "CopiesWaiting",
-            Reason::SourceUnreadable => "SourceUnreadable",
-            Reason::Progressing => "Progressing",
-            Reason::Deleting => "Deleting",
-            Reason::Suspended => "Suspended",
-            Reason::NotGranted => "NotGranted",
-            Reason::GrantedInPart => "GrantedInPart",
-            Reason::GrantsUnknown => "GrantsUnknown",
-            Reason::Cordoned => "Cordoned",
-            Reason::InvalidSpec => "InvalidSpec",
-            Reason::InvalidName => "InvalidName",
-            Reason::TransformFailed => "TransformFailed",
-            Reason::VariableMissing => "VariableMissing",
-            Reason::InvalidCopy => "InvalidCopy",
-            Reason::Copy(reason) => reason.as_str(),
-            Reason::Accepted => "Accepted",
-            Reason::NotAccepted => "NotAccepted",
-            Reason::Leaving => "Leaving",
-            Reason::Left => "Left",
-            Reason::SessionOpen => "SessionOpen",
-            Reason::SessionLost => "SessionLost",
-            Reason::NeverConnected => "NeverConnected",
-            Reason::CertificateExpired => "CertificateExpired",
-            Reason::RulesUnknown => "RulesUnknown",
-            Reason::RetiredKeySeen => "RetiredKeySeen",
-        }
-    }
-}
-
-impl From<model::Reason> for Reason {
-    fn from(reason: model::Reason) -> Self {
-        Reason::Copy(reason)
-    }
-}
-
-impl fmt::Display for ConditionType {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.as_str())
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.as_str())
+closed_list! {
+    /// Every reason that the hub writes into a condition or beside a cluster.
+    pub enum Reason {
+        /// Every copy is applied.
+        AllApplied,
+        /// The rule selects no object.
+        NoSources,
+        /// The rule chooses no cluster.
+        NoClusters,
+        /// Nothing failed, but clusters are silent, so their copies are as they last said.
+        ClustersUnreachable,
+        /// Copies failed.
+        CopiesFailed,
+        /// Copies wait for namespaces that do not exist yet.
+        CopiesWaiting,
+        /// The hub may not read what the rule selects, or cannot; its copies stay as they are.
+        SourceUnreadable,
+        /// Changes are on their way.
+        Progressing,
+        /// The rule is being deleted and its copies are being seen to.
+        Deleting,
+        /// The rule rests.
+        Suspended,
+        /// Something that the rule wants is not granted to the rules of its namespace.
+        NotGranted,
+        /// Some of the namespaces that the rule chooses by glob or label may not be granted.
+        GrantedInPart,
+        /// The hub cannot read what is granted; nothing is sent and nothing removed.
+        GrantsUnknown,
+        /// The cluster is cordoned: it keeps what it has and gets nothing new.
+        Cordoned,
+        /// `spec.transform.name` gives what no object can be called.
+        InvalidName,
+        /// `spec.transform`, `spec.substitute` or `spec.overrides` does not fit a source.
+        TransformFailed,
+        /// A variable is unknown, or a cluster lacks a label that has no default.
+        VariableMissing,
+        /// Any API server would refuse what a source is made into.
+        InvalidCopy,
+        /// Member: the hub talks to the cluster.
+        Accepted,
+        /// Member: `spec.accepted` is false.
+        NotAccepted,
+        /// Member: the cluster leaves, and its copies are being seen to.
+        Leaving,
+        /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
+        Left,
+        /// Member: the agent's session is open.
+        SessionOpen,
+        /// Member: the agent's session ended and has not come back.
+        SessionLost,
+        /// Member: no agent has connected yet.
+        NeverConnected,
+        /// Member: the agent's certificate has expired.
+        CertificateExpired,
+        /// Member: the cluster holds copies of rules that the hub does not know.
+        RulesUnknown,
+        /// Member: somebody came with a key that had been given up.
+        RetiredKeySeen,
+        ..
+        /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
+        Copy(model::Reason),
     }
 }
 

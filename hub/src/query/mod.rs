@@ -68,7 +68,7 @@ fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
         applied: detail.applied,
         failed: detail.failed,
         waiting: detail.waiting,
-        reason: detail.reason.clone(),
+        reason: detail.reason.as_str().to_owned(),
         message: detail.message.clone(),
         failures: detail.failures.iter().map(failure).collect(),
     });
@@ -78,7 +78,7 @@ fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
 fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
     wire::RuleFailure {
         copy: failure.copy.to_string(),
-        reason: crate::crd::conditions::Reason::from(failure.reason).as_str().to_owned(),
+        reason: failure.reason.as_str().to_owned(),
         message: failure.message.clone(),
     }
 }

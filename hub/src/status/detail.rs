@@ -6,6 +6,7 @@ use runnel_proto::model::{ClusterName, Failure};
 use super::standing::standing;
 use super::{Ledger, View};
 use crate::crd::ClusterState;
+use crate::crd::conditions::Reason;
 
 /// How a rule stands in one cluster. Never holds content of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub struct ClusterDetail {
     pub failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub waiting: i64,
-    /// One CamelCase word.
-    pub reason: String,
+    /// As in the rule's status.
+    pub reason: Reason,
     /// A sentence for a person.
     pub message: String,
     /// What the agent said of copies that failed, the worst first.
@@ -39,7 +40,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             applied: standing.applied,
             failed: standing.failed,
             waiting: standing.waiting,
-            reason: standing.reason.as_str().to_owned(),
+            reason: standing.reason,
             message: standing.message,
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
         }

@@ -25,7 +25,7 @@ pub use detail::{ClusterDetail, details};
 pub use fold::{View, fold};
 pub use ledger::{Ledger, SessionFacts};
 pub use member::{MemberView, fold_member};
-pub use notices::{Notice, notices};
+pub use notices::{EventReason, Notice, notices};
 pub use pace::Pace;
 pub use standing::is_settled;
 

@@ -1,16 +1,35 @@
 //! What is worth an Event on a rule.
 use std::collections::BTreeSet;
 
+use runnel_proto::closed_list;
+
 use crate::crd::conditions::{ConditionType, Reason, condition};
 use crate::crd::{ClusterState, RuleStatus};
+
+closed_list! {
+    /// The reason of an Event that the hub writes.
+    pub enum EventReason {
+        /// On a rule: a cluster of it is not connected any more.
+        ClusterLost,
+        /// On a rule: the cluster is connected again.
+        ClusterBack,
+        /// On the identity's Secret: it cannot be used, and the hub goes on with what it had.
+        IdentityUnusable,
+        ..
+        /// A condition that appeared.
+        Condition(ConditionType),
+        /// Why a condition is what it has become.
+        Reason(Reason),
+    }
+}
 
 /// An Event on a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Whether a person should act.
     pub warning: bool,
-    /// One CamelCase word.
-    pub reason: String,
+    /// One word.
+    pub reason: EventReason,
     /// A sentence for a person.
     pub message: String,
 }
@@ -23,8 +42,9 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let ready = |status: &RuleStatus| condition(&status.conditions, ConditionType::Ready).cloned();
     if let Some(now) = ready(next).filter(|_| failing(next)) {
         let reason_before = ready(previous).map(|before| before.reason);
-        if !failing(previous) || reason_before.as_ref() != Some(&now.reason) {
-            notices.push(Notice { warning: true, reason: now.reason, message: now.message });
+        let reason = Reason::all().find(|reason| reason.as_str() == now.reason);
+        if let Some(reason) = reason.filter(|_| !failing(previous) || reason_before.as_ref() != Some(&now.reason)) {
+            notices.push(Notice { warning: true, reason: reason.into(), message: now.message });
         }
     }
     let (before, after) = (unreachable(previous), unreachable(next));
@@ -33,11 +53,11 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let known: BTreeSet<_> = previous.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
     for lost in after.difference(&before).filter(|name| known.contains(**name) || !previous.truncated) {
         let message = format!("cluster {lost} is not connected: its copies are as it last said");
-        notices.push(Notice { warning: true, reason: "ClusterLost".to_owned(), message });
+        notices.push(Notice { warning: true, reason: EventReason::ClusterLost, message });
     }
     for back in before.difference(&after).filter(|name| present.contains(**name)) {
         let message = format!("cluster {back} is connected again");
-        notices.push(Notice { warning: false, reason: "ClusterBack".to_owned(), message });
+        notices.push(Notice { warning: false, reason: EventReason::ClusterBack, message });
     }
     notices
 }

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -218,13 +218,13 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
     assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
     assert_eq!(world.says(ConditionType::Applied), pair("True", "AllApplied"));
     let lost = notices(&RuleStatus::default(), &world.status);
-    assert_eq!(lost[0].reason, "ClusterLost");
+    assert_eq!(lost[0].reason, EventReason::ClusterLost);
     let before = world.status.clone();
     world.ledger.connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
-    assert_eq!(notices(&before, &world.status)[0].reason, "ClusterBack");
+    assert_eq!(notices(&before, &world.status)[0].reason, EventReason::ClusterBack);
 }
 
 #[test]
@@ -415,6 +415,8 @@ proptest! {
         prop_assert!(serde_json::to_vec(&world.status).unwrap().len() < 64 * 1024);
         prop_assert!(world.status.clusters.len() <= 20);
         prop_assert_eq!(world.status.truncated, clusters > 20);
+        let words: BTreeSet<&str> = crd::conditions::Reason::all().map(crd::conditions::Reason::as_str).collect();
+        prop_assert!(world.status.clusters.iter().all(|cluster| words.contains(&*cluster.reason)));
         let worst_first = world.status.clusters.is_sorted_by_key(|cluster| cluster.state);
         prop_assert!(worst_first);
         prop_assert!(!world.fold(), "folding again changes nothing");

@@ -17,7 +17,7 @@ pub async fn publish_events(client: Client, instance: String, mut events: mpsc::
     while let Some((reference, notice)) = events.recv().await {
         let event = Event {
             type_: if notice.warning { EventType::Warning } else { EventType::Normal },
-            reason: notice.reason,
+            reason: notice.reason.as_str().to_owned(),
             note: Some(notice.message),
             action: "Distribute".to_owned(),
             secondary: None,

@@ -75,7 +75,8 @@ impl Writer {
             condition(&status.conditions, ConditionType::PossibleKeyTheft).cloned()
         };
         if let (None, Some(theft)) = (theft(before), theft(after)) {
-            let notice = Notice { warning: true, reason: theft.type_, message: theft.message };
+            let notice =
+                Notice { warning: true, reason: ConditionType::PossibleKeyTheft.into(), message: theft.message };
             let _ = self.events.try_send((after.object_ref(&()), notice));
         }
     }

@@ -1,4 +1,6 @@
 //! An agent's account of its copies.
+use crate::closed_list;
+
 use super::{RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
 /// The most failures that one rule's state carries.
@@ -6,81 +8,44 @@ pub const FAILURES_LIMIT: usize = 5;
 /// The longest message of a failure, in bytes.
 pub const MESSAGE_LIMIT: usize = 512;
 
-/// Why a copy is not as it should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// An object that is not ours stands where the copy should.
-    Conflict,
-    /// The member's API server refused the object.
-    Invalid,
-    /// The agent lacks a right.
-    Forbidden,
-    /// The target namespace is being deleted.
-    NamespaceTerminating,
-    /// The change is not possible on an immutable object or field.
-    Immutable,
-    /// The member's API server did not answer, or answered with a passing error.
-    Unavailable,
-    /// Another rule with precedence wants the same copy.
-    Superseded,
-    /// The content is needed and only the hub has it.
-    WaitingForHub,
-    /// The agent does not know this kind or cannot read the item.
-    Unsupported,
-    /// The object is larger than the agent takes.
-    TooLarge,
-    /// Two sources of one rule want one copy.
-    AmbiguousSource,
-    /// A quota or an admission rule of the member refused it.
-    Denied,
-    /// Somebody changed or deleted the copy, and the rule leaves it so.
-    Drifted,
-    /// Somebody keeps changing the copy; it is put back ever more slowly.
-    Fight,
+closed_list! {
+    /// Why a copy is not as it should be: the worst first, as what a person must act on precedes what passes by itself.
+    pub enum Reason {
+        /// An object that is not ours stands where the copy should.
+        Conflict,
+        /// The member's API server refused the object.
+        Invalid,
+        /// The agent lacks a right.
+        Forbidden,
+        /// A quota or an admission rule of the member refused it.
+        Denied,
+        /// The change is not possible on an immutable object or field.
+        Immutable,
+        /// Somebody keeps changing the copy; it is put back ever more slowly.
+        Fight,
+        /// The object is larger than the agent takes.
+        TooLarge,
+        /// The agent does not know this kind or cannot read the item.
+        Unsupported,
+        /// Two sources of one rule want one copy.
+        AmbiguousSource,
+        /// Another rule with precedence wants the same copy.
+        Superseded,
+        /// Somebody changed or deleted the copy, and the rule leaves it so.
+        Drifted,
+        /// The target namespace is being deleted.
+        NamespaceTerminating,
+        /// The content is needed and only the hub has it.
+        WaitingForHub,
+        /// The member's API server did not answer, or answered with a passing error.
+        Unavailable,
+    }
 }
 
 impl Reason {
-    /// Every reason, the worst first: what a person must act on precedes what passes by itself.
-    pub const ALL: [Reason; 14] = [
-        Reason::Conflict,
-        Reason::Invalid,
-        Reason::Forbidden,
-        Reason::Denied,
-        Reason::Immutable,
-        Reason::Fight,
-        Reason::TooLarge,
-        Reason::Unsupported,
-        Reason::AmbiguousSource,
-        Reason::Superseded,
-        Reason::Drifted,
-        Reason::NamespaceTerminating,
-        Reason::WaitingForHub,
-        Reason::Unavailable,
-    ];
-
-    /// The CamelCase word in statuses and Events.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::Conflict => "Conflict",
-            Reason::Invalid => "Invalid",
-            Reason::Forbidden => "Forbidden",
-            Reason::NamespaceTerminating => "NamespaceTerminating",
-            Reason::Immutable => "Immutable",
-            Reason::Unavailable => "Unavailable",
-            Reason::Superseded => "Superseded",
-            Reason::WaitingForHub => "WaitingForHub",
-            Reason::Unsupported => "Unsupported",
-            Reason::TooLarge => "TooLarge",
-            Reason::AmbiguousSource => "AmbiguousSource",
-            Reason::Denied => "Denied",
-            Reason::Drifted => "Drifted",
-            Reason::Fight => "Fight",
-        }
-    }
-
     /// Rank among reasons, 0 is the worst.
-    pub fn rank(self) -> usize {
-        Self::ALL.iter().position(|reason| *reason == self).unwrap_or(Self::ALL.len())
+    pub const fn rank(self) -> usize {
+        self as usize
     }
 }
 
