@@ -11,8 +11,8 @@ use runnel_proto::tls::{Connector, Route, endpoint, join_config};
 use runnel_proto::wire;
 use runnel_proto::wire::query_client::QueryClient;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
@@ -133,6 +133,8 @@ async fn own_token(hub: &Cluster, namespace: &str) -> anyhow::Result<String> {
 struct Forward {
     address: String,
     _child: Child,
+    /// Held open: `kubectl` says each connection there, and a closed pipe would end it.
+    _says: (Lines<BufReader<ChildStdout>>, ChildStderr),
 }
 
 impl Forward {
@@ -153,7 +155,7 @@ impl Forward {
         let said =
             said.map_err(|_| anyhow!("kubectl port-forward did not begin within {} seconds", LIMIT.as_secs()))?;
         if let Some(port) = said?.as_deref().and_then(super::detail::forwarded_port) {
-            return Ok(Self { address: format!("127.0.0.1:{port}"), _child: child });
+            return Ok(Self { address: format!("127.0.0.1:{port}"), _child: child, _says: (lines, err) });
         }
         let mut why = String::new();
         // It has ended, or is about to.
