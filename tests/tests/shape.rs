@@ -217,3 +217,63 @@ async fn what_a_cluster_is_called_and_labelled_goes_into_its_copies_and_follows_
     ensure!(format!("{refused:#}").contains("must not hold values"), "{refused:#}");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_value_of_another_secret_goes_into_the_copies_of_some_clusters_and_follows() -> Result<()> {
+    let home = "lent";
+    let scene = scene(home).await?;
+    let (hub, one, two) = (&scene.hub, scene.member(1), scene.member(2));
+    hub.make(&Draft::secret(home, "login").data("user", "app").data("password", "for-most").json()).await?;
+    // It has no label and no rule selects it.
+    let lent = Draft::secret(home, "login-one").data("pw", "s3cret-one");
+    let overrides = json!([{
+        "clusters": {"names": ["member-1"]},
+        "secretData": [{"key": "password", "valueFrom": {"secretKeyRef": {"name": "login-one", "key": "pw"}}}],
+    }]);
+    let (rule, id, of) = (Id::rule(home, "all"), Id::secret(home, "login"), format!("secrets/{home}/login"));
+    let draft = RuleDraft::new(home, "all").source(json!({"resources": ["secrets"], "names": ["login"]})).everywhere();
+    hub.make(&draft.with("overrides", overrides.clone()).json()).await?;
+    // It is missing: the cluster that needs it gets nothing, the other does.
+    let base64 = |text: &str| data_encoding::BASE64.encode(text.as_bytes());
+    let with = |password: &str| json!({"user": base64("app"), "password": base64(password)});
+    holds(two, &id, &of, with("for-most")).await?;
+    is_refused(hub, &rule, "ValueMissing", &["to member-1", "secretData[password]", "secrets/lent/login-one"]).await?;
+    ensure!(one.find(&id).await?.is_none(), "a copy without its value");
+    hub.make(&lent.json()).await?;
+    let untouched = holds(two, &id, &of, with("for-most")).await?;
+    holds(one, &id, &of, with("s3cret-one")).await?;
+    hub.all_applied(&rule, 2).await?;
+    // An edit of it, and one of the source.
+    let secret = Id::secret(home, "login-one");
+    hub.change(&secret, json!({"stringData": {"pw": "s3cret-two"}})).await?;
+    holds(one, &id, &of, with("s3cret-two")).await?;
+    two.is_untouched(&untouched).await?;
+    hub.change(&id, json!({"stringData": {"user": "next"}})).await?;
+    let next = |password: &str| json!({"user": base64("next"), "password": base64(password)});
+    holds(one, &id, &of, next("s3cret-two")).await?;
+    holds(two, &id, &of, next("for-most")).await?;
+    ensure!(one.find(&secret).await?.is_none(), "what is lent was sent");
+
+    // The key goes, its owner takes it back, it goes: the copy stays, and no value is told.
+    let copy = one.get(&id).await?;
+    hub.change(&secret, json!({"data": {"pw": null, "other": base64("s3cret-two")}})).await?;
+    is_refused(hub, &rule, "ValueMissing", &["has no key pw"]).await?;
+    let refuses =
+        json!({"metadata": {"annotations": {"runnel.dev/distribute": "false"}}, "stringData": {"pw": "s3cret-two"}});
+    hub.change(&secret, refuses).await?;
+    is_refused(hub, &rule, "ValueMissing", &["secrets/lent/login-one is never distributed"]).await?;
+    hub.delete(&secret).await?;
+    is_refused(hub, &rule, "ValueMissing", &["there is no secrets/lent/login-one"]).await?;
+    one.is_untouched(&copy).await?;
+    let told = hub.get(&rule).await?.to_string();
+    ensure!(!told.contains("s3cret") && !told.contains(&base64("s3cret-two")), "a value is in the rule's status");
+    hub.make(&lent.json()).await?;
+    holds(one, &id, &of, next("s3cret-one")).await?;
+    hub.all_applied(&rule, 2).await?;
+
+    // What is in a Secret goes into no ConfigMap.
+    let both = json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["login"]}]}});
+    let refused = hub.change(&rule, both).await.expect_err("a value of a Secret in a ConfigMap");
+    ensure!(format!("{refused:#}").contains("go into copies of Secrets only"), "{refused:#}");
+    Ok(())
+}

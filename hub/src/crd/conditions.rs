@@ -103,6 +103,8 @@ closed_list! {
         TransformFailed,
         /// A variable is unknown, or a cluster lacks a label that has no default.
         VariableMissing,
+        /// A Secret named in `spec.overrides`, or its key, is missing or cannot be read.
+        ValueMissing,
         /// Any API server would refuse what a source is made into.
         InvalidCopy,
         /// Member: the hub talks to the cluster.

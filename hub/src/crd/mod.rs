@@ -25,7 +25,7 @@ pub use rule::{
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
-pub use shape::{Keys, Marks, Override, PatchStep, Substitute, Transform};
+pub use shape::{Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom};
 
 /// The API group.
 pub const GROUP: &str = "runnel.dev";

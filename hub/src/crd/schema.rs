@@ -25,6 +25,8 @@ const LABEL_VALUE_CURE: &str =
 pub(super) enum Item {
     /// Object names and globs.
     ObjectPattern,
+    /// Object names.
+    ObjectName,
     /// Namespace names and globs.
     NamespacePattern,
     /// Names of `MemberCluster`s.
@@ -54,6 +56,11 @@ impl Item {
                 253,
                 "write an object name (lowercase letters, digits, '-' and '.', with a letter or digit at both ends) or a \
                  glob of such characters and '*', such as tls-*",
+            ),
+            Item::ObjectName => (
+                SUBDOMAIN,
+                253,
+                "write an object name (lowercase letters, digits, '-' and '.', with a letter or digit at both ends)",
             ),
             Item::NamespacePattern => (
                 LABEL_GLOB,
@@ -267,6 +274,24 @@ pub(super) fn patch_operation(schema: &mut Schema) {
     schema.insert("enum".into(), json!(["add", "remove", "replace", "copy", "move", "test"]));
 }
 
+/// One key of data.
+pub(super) fn data_key(field: &'static str) -> impl FnMut(&mut Schema) {
+    one(field, Item::Key)
+}
+
+/// The name of an object.
+pub(super) fn object_name(field: &'static str) -> impl FnMut(&mut Schema) {
+    one(field, Item::ObjectName)
+}
+
+fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        let Some((regex, longest, cure)) = item.pattern() else { return };
+        schema.insert("maxLength".into(), json!(longest));
+        add(schema.ensure_object(), &format!("self.matches('{regex}')"), &format!("{field}: {cure}"));
+    }
+}
+
 /// The path of one key of data.
 pub(super) fn data_path(field: &'static str) -> impl FnMut(&mut Schema) {
     move |schema| {
@@ -306,7 +331,13 @@ fn no_literal_secrets(schema: &mut Schema) {
         "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \
          self.overrides.all(entry, !has(entry.data) && !has(entry.jsonPatch))",
         "overrides: a rule that copies Secrets must not hold values (data, jsonPatch), as whoever reads the rule would \
-         read them; write a rule of its own for the ConfigMaps",
+         read them; take them from other Secrets (secretData), or write a rule of its own for the ConfigMaps",
+    )(schema);
+    rule(
+        "!has(self.overrides) || self.sources.all(source, source.resources.all(kind, kind == 'secrets')) || \
+         self.overrides.all(entry, !has(entry.secretData))",
+        "overrides: values of Secrets (secretData) go into copies of Secrets only; write a rule of its own for the \
+         Secrets, with resources: [secrets]",
     )(schema);
 }
 

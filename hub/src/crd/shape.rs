@@ -86,13 +86,13 @@ pub struct Substitute {
     pub keys: Vec<String>,
 }
 
-/// Overrides the data of ConfigMaps in some clusters.
+/// Overrides the data of copies in some clusters: literal values for ConfigMaps, and values of other Secrets for Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(
-    "(has(self.data) && size(self.data) > 0) || (has(self.remove) && size(self.remove) > 0) || \
+    "(has(self.data) && size(self.data) > 0) || (has(self.secretData) && size(self.secretData) > 0) || (has(self.remove) && size(self.remove) > 0) || \
      (has(self.jsonPatch) && size(self.jsonPatch) > 0)",
-    "this entry of overrides changes nothing: set data, remove or jsonPatch",
+    "this entry of overrides changes nothing: set data, secretData, remove or jsonPatch",
 ))]
 pub struct Override {
     /// Where it holds, of the clusters that the rule chooses.
@@ -101,6 +101,10 @@ pub struct Override {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(transform = schema::texts(limits::KEYS_NAMED, 262_144))]
     pub data: BTreeMap<String, String>,
+    /// Values of other Secrets that are set in the copies of Secrets, by key. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("key", limits::KEYS_NAMED))]
+    pub secret_data: Vec<SecretValue>,
     /// Keys that are taken away. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("overrides.remove", limits::KEYS_NAMED, Item::Key))]
@@ -109,6 +113,40 @@ pub struct Override {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::KEYS_NAMED))]
     pub json_patch: Vec<PatchStep>,
+}
+
+/// One value in copies of Secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretValue {
+    /// The key in the copies.
+    #[schemars(transform = schema::data_key("overrides.secretData.key"))]
+    pub key: String,
+    /// Where the value is.
+    pub value_from: ValueFrom,
+}
+
+/// Where a value is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ValueFrom {
+    /// In a Secret on the hub.
+    pub secret_key_ref: SecretKeyRef,
+}
+
+/// A key of a Secret in the namespace of the source whose copies get the value: for a `DistributionRule` its own
+/// namespace, for a `ClusterDistributionRule` that of each source. So a rule can use no Secret that it could not
+/// distribute itself. The Secret need not be selected by the rule, and is not sent. When it, or the key, is missing or
+/// cannot be read, the copies stay as they are, and the status says why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyRef {
+    /// The name of the Secret.
+    #[schemars(transform = schema::object_name("overrides.secretData.valueFrom.secretKeyRef.name"))]
+    pub name: String,
+    /// The key in it.
+    #[schemars(transform = schema::data_key("overrides.secretData.valueFrom.secretKeyRef.key"))]
+    pub key: String,
 }
 
 /// One step of a JSON patch.

@@ -8,6 +8,8 @@
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
 mod clusters;
 mod grants;
+#[cfg(test)]
+mod lent_tests;
 mod places;
 mod rules;
 mod sightings;

@@ -32,7 +32,8 @@ impl Index {
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
         });
-        effect.read.extend(plan.unread.iter().cloned());
+        let awaited = plan.lent.iter().filter(|(_, body)| matches!(body, Body::Unread)).map(|(secret, _)| secret);
+        effect.read.extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
         let (plan, deal) = former.filter(|_| unchanged).map_or((plan, deal), |former| (former.plan, former.deal));
@@ -156,14 +157,39 @@ impl Index {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
             }
+            None if entry.plan.lent.contains_key(source) => {}
             None => remove_from(&mut self.selected_by, source, uid),
         }
         self.touch(uid, effect);
     }
+
+    /// One Secret is this now (`None`: gone), from which a rule may take values for the copies of others. Returns
+    /// whether it does.
+    pub(super) fn update_lent(
+        &mut self,
+        uid: &RuleUid,
+        secret: &SourceRef,
+        body: Option<&Body>,
+        effect: &mut Effect,
+    ) -> bool {
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
+        if Arc::make_mut(&mut entry.plan).lend(secret, body) {
+            entry.deal.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
+            match body {
+                Some(_) => {
+                    self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());
+                }
+                None => remove_from(&mut self.selected_by, secret, uid),
+            }
+            self.touch(uid, effect);
+        }
+        true
+    }
 }
 
+/// Everything whose content it needs.
 fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
-    plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys())
+    plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys()).chain(plan.lent.keys())
 }
 
 fn remove_from<K, Q>(map: &mut BTreeMap<K, BTreeSet<RuleUid>>, key: &Q, uid: &RuleUid)

@@ -8,11 +8,9 @@ use super::{Effect, Index};
 use crate::plan::{Body, Place, Source};
 
 impl Index {
-    /// Whether any rule selects an object with these labels: whether its content is needed.
+    /// Whether any rule selects an object with these labels, or takes values from it: whether its content is needed.
     pub fn is_selected(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.readers(source)
-            .iter()
-            .any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.selects(source, labels)))
+        self.readers(source).iter().any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
     }
 
     /// Whether the index knows the source, and with which labels.
@@ -36,7 +34,8 @@ impl Index {
         for uid in self.touched(&source) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
             self.update_plan(&uid, &source, selects.then_some(&body), &mut effect);
-            if selects && matches!(body, Body::Unread) {
+            let lends = self.update_lent(&uid, &source, Some(&body), &mut effect);
+            if (selects || lends) && matches!(body, Body::Unread) {
                 effect.read.insert(source.clone());
             }
         }
@@ -75,6 +74,7 @@ impl Index {
             self.sources.remove(&source);
             for uid in self.touched(&source) {
                 self.update_plan(&uid, &source, None, &mut effect);
+                self.update_lent(&uid, &source, None, &mut effect);
             }
         }
         effect

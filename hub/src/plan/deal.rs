@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RevisionKey, SetDigest, SourceRef};
 
 use super::made::{Made, Outcome};
-use super::shape::About;
-use super::{Body, Rule, RulePlan, SourceContent};
+use super::shape::{About, Unmade};
+use super::{Body, Lent, Rule, RulePlan, SourceContent};
 
 /// The labels of a cluster.
 pub type Labels = Arc<BTreeMap<String, String>>;
@@ -94,6 +94,15 @@ impl Deal {
         self.share();
     }
 
+    /// A Secret from which values are taken has become something else: so may all Secrets beside it.
+    pub fn update_lent(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
+        let beside = |source: &&SourceRef| source.resource == secret.resource && source.namespace == secret.namespace;
+        for source in selection.selected().filter(beside) {
+            self.set(rule, selection, source, minter);
+        }
+        self.share();
+    }
+
     /// A cluster has these labels now, or (`None`) gets nothing any more. Returns whether it gets something else.
     pub fn set_cluster(
         &mut self,
@@ -112,7 +121,7 @@ impl Deal {
         let mut made = Made::nothing(selection, rule.terms.namespaces.is_some());
         for source in selection.selected() {
             let body = selection.body(source);
-            let maker = Maker::new(rule, source, body.as_ref(), minter);
+            let maker = Maker::new(rule, source, body.as_ref(), selection, minter);
             made.set(source, body.as_ref(), maker.outcome(cluster, labels, &mut self.contents));
         }
         let changed = former.is_none_or(|former| !former.made.says_the_same(&made));
@@ -170,7 +179,7 @@ impl Deal {
 
     fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
         let body = selection.body(source);
-        let maker = Maker::new(rule, source, body.as_ref(), minter);
+        let maker = Maker::new(rule, source, body.as_ref(), selection, minter);
         self.contents.forget_dead(source);
         match &mut self.to {
             To::AsSelected => {}
@@ -252,14 +261,21 @@ struct Maker<'a> {
     rule: &'a Rule,
     source: &'a SourceRef,
     body: Option<&'a Body>,
+    lent: Lent<'a>,
     minter: &'a Minter,
     /// The content and what is not copied unless it is allowed, decoded once for all clusters.
     decoded: OnceCell<Option<(Content, Content)>>,
 }
 
 impl<'a> Maker<'a> {
-    fn new(rule: &'a Rule, source: &'a SourceRef, body: Option<&'a Body>, minter: &'a Minter) -> Self {
-        Self { rule, source, body, minter, decoded: OnceCell::new() }
+    fn new(
+        rule: &'a Rule,
+        source: &'a SourceRef,
+        body: Option<&'a Body>,
+        selection: &'a RulePlan,
+        minter: &'a Minter,
+    ) -> Self {
+        Self { rule, source, body, lent: Lent::of(selection), minter, decoded: OnceCell::new() }
     }
 
     fn outcome(
@@ -289,10 +305,11 @@ impl<'a> Maker<'a> {
         });
         // What this hub has encoded it decodes.
         let Some((plain, denied)) = decoded else { return Some(Outcome::Copy(name, None)) };
-        Some(match self.rule.shape.content(plain.clone(), denied, about) {
+        Some(match self.rule.shape.content(plain.clone(), denied, about, &self.lent) {
             Ok(shaped) if shaped == *plain => Outcome::Copy(name, Some(content.clone())),
             Ok(shaped) => Outcome::Copy(name, Some(contents.made(self.source, &shaped, self.minter))),
-            Err(why) => Outcome::Withheld(Some(name), why),
+            Err(Unmade::Awaited) => Outcome::Copy(name, None),
+            Err(Unmade::Withheld(why)) => Outcome::Withheld(Some(name), why),
         })
     }
 }

@@ -17,6 +17,8 @@ pub enum Why {
     Transform,
     /// A variable is unknown, or a label is missing.
     Variable,
+    /// A Secret from which a value is taken, or its key, is missing or cannot be read.
+    Value,
     /// Any API server would refuse the object.
     Object,
 }
@@ -98,6 +100,10 @@ impl Made {
         }
         plan.withheld.remove(source);
         plan.note(source, body);
+        if matches!((body, &outcome), (Some(Body::Read(_)), Some(Outcome::Copy(_, None)))) {
+            // Something that goes into it is still being read.
+            plan.unread.insert(source.clone());
+        }
         if let Some(outcome) = outcome {
             if let Some(name) = outcome.name() {
                 let copy = copy(source, name, *meet);

@@ -12,6 +12,7 @@
 mod content;
 mod deal;
 mod grants;
+mod lent;
 mod made;
 mod place;
 mod rule;
@@ -27,6 +28,7 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use deal::{Deal, Minter};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
+pub use lent::Lent;
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, Rule, SourceChoice};
@@ -100,6 +102,8 @@ pub struct RulePlan {
     /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
     /// stays as it is.
     pub withheld: BTreeMap<SourceRef, Withheld>,
+    /// Secrets from which values go into copies of others, as far as they are known.
+    pub lent: BTreeMap<SourceRef, Body>,
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub unknown: BTreeSet<Place>,
     /// Where the hub looks at all.
@@ -127,6 +131,7 @@ impl RulePlan {
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
             withheld: BTreeMap::new(),
+            lent: BTreeMap::new(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
             change: None,
@@ -146,8 +151,12 @@ impl RulePlan {
         self.unread.contains(source)
             || self.unreadable.contains(source)
             || self.withheld.contains_key(source)
-            || !self.scope.reads(&source.namespace)
-            || self.unknown.iter().any(|place| place.holds(source))
+            || self.cannot_see(source)
+    }
+
+    /// Whether the hub cannot tell whether this object is there.
+    fn cannot_see(&self, source: &SourceRef) -> bool {
+        !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
     }
 
     /// Objects that the rule selects and that may be distributed, those that cannot be read now included.
@@ -236,6 +245,7 @@ impl RulePlan {
             && self.refused == other.refused
             && self.withheld == other.withheld
             && self.unknown == other.unknown
+            && self.is_lent_the_same(other)
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()
     }
@@ -256,6 +266,9 @@ pub fn plan<'a>(
     for (reference, source) in sources {
         if rule.selects(reference, &source.labels) {
             plan.set(reference, Some(&source.body));
+        }
+        if rule.takes_from(reference) {
+            plan.lend(reference, Some(&source.body));
         }
     }
     plan.change = None;

@@ -7,6 +7,7 @@ use runnel_proto::model::{
     ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
+use super::lent::SECRETS;
 use super::{NamedTerms, Place, Scope, Shape};
 use crate::crd;
 
@@ -106,6 +107,22 @@ impl Rule {
     /// Whether it selects an object.
     pub fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.sources.iter().any(|entry| entry.selects(source, labels, &self.runnel_namespace))
+    }
+
+    /// Whether it needs the content of an object: it selects it, or takes values from it.
+    pub fn needs(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
+        self.selects(source, labels) || self.takes_from(source)
+    }
+
+    /// Whether values of this Secret go into copies of others: it lies where the rule reads Secrets, and the rule names
+    /// it.
+    pub fn takes_from(&self, secret: &SourceRef) -> bool {
+        *secret.resource == *SECRETS
+            && self.shape.takes_from(&secret.name)
+            && self.sources.iter().any(|entry| {
+                entry.kinds.iter().any(|kind| kind.resource == SECRETS)
+                    && entry.reads(&secret.namespace, &self.runnel_namespace)
+            })
     }
 
     /// Whether what it sends is just what it selects: copies are not shaped, and no two sources can want the same one.

@@ -14,6 +14,7 @@ fn reason(why: Why) -> Reason {
         Why::Name => Reason::InvalidName,
         Why::Transform => Reason::TransformFailed,
         Why::Variable => Reason::VariableMissing,
+        Why::Value => Reason::ValueMissing,
         Why::Object => Reason::InvalidCopy,
     }
 }

@@ -13,6 +13,8 @@ pub fn forms() -> Vec<Case> {
     let secrets = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);
     let step = |step: Value| json!({"overrides": [{"clusters": {"all": true}, "jsonPatch": [step]}]});
     let many: serde_json::Map<String, Value> = names(65).into_iter().map(|name| (name, json!("x"))).collect();
+    let only_secrets = json!([{"resources": ["secrets"], "names": ["*"]}]);
+    let lent = |from: Value| json!({"clusters": {"all": true}, "secretData": [{"key": "k", "valueFrom": {"secretKeyRef": from}}]});
     let one = json!({"clusters": all, "data": {"k": "v"}});
     vec![
         ("an unknown variable in a name", transform(json!({"name": "${source.uid}"})), &["spec.transform.name", "of variables there are", "${cluster.name}"]),
@@ -24,7 +26,7 @@ pub fn forms() -> Vec<Case> {
         ("a bad label to drop", transform(json!({"labels": {"drop": ["a b"]}})), &["spec.transform.labels.drop[0]", "example.com/*"]),
         ("a type that is never distributed", transform(json!({"secretType": "kubernetes.io/service-account-token"})), &["spec.transform.secretType", "never distributed"]),
         ("nothing to substitute", json!({"substitute": {"keys": []}}), &["spec.substitute.keys", "is empty", "[app.yaml]"]),
-        ("an override of nothing", overrides(json!({"clusters": all})), &["spec.overrides[0]", "changes nothing", "data, remove or jsonPatch"]),
+        ("an override of nothing", overrides(json!({"clusters": all})), &["spec.overrides[0]", "changes nothing", "data, secretData, remove or jsonPatch"]),
         ("an override nowhere", overrides(json!({"clusters": {}, "data": {"k": "v"}})), &["spec.overrides[0].clusters", "chooses nothing"]),
         ("too many overrides", json!({"overrides": vec![one.clone(); 17]}), &["spec.overrides", "at most 16"]),
         ("an unknown step", step(json!({"op": "set", "path": "/data/a"})), &["jsonPatch[0].op", "\"set\"", "\"replace\""]),
@@ -33,5 +35,9 @@ pub fn forms() -> Vec<Case> {
         ("a step about metadata", step(json!({"op": "remove", "path": "/metadata/labels"})), &["jsonPatch[0].path", "/data/app.yaml"]),
         ("a value for a Secret", json!({"sources": secrets, "overrides": [one]}), &["spec", "must not hold values", "a rule of its own"]),
         ("a patch for a Secret", json!({"sources": secrets, "overrides": [{"clusters": all, "jsonPatch": [{"op": "add", "path": "/data/a", "value": "x"}]}]}), &["spec", "must not hold values"]),
+        ("a value of a Secret for a ConfigMap", json!({"sources": secrets, "overrides": [lent(json!({"name": "a", "key": "k"}))]}), &["spec", "go into copies of Secrets only", "resources: [secrets]"]),
+        ("a literal value for a Secret", json!({"sources": only_secrets, "overrides": [{"clusters": all, "secretData": [{"key": "k", "value": "x"}]}]}), &["secretData[0].valueFrom"]),
+        ("a value from no Secret", json!({"sources": only_secrets, "overrides": [lent(json!({"name": "A_", "key": "k"}))]}), &["secretKeyRef.name", "write an object name"]),
+        ("a value from no key", json!({"sources": only_secrets, "overrides": [lent(json!({"name": "a", "key": ""}))]}), &["secretKeyRef.key", "write a key of data"]),
     ]
 }

@@ -15,7 +15,7 @@ use data_encoding::BASE64;
 use runnel_proto::model::{Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, SourceRef, matches_any};
 use serde_json::{Map, Value};
 
-use super::{Why, Withheld};
+use super::{Lent, Why, Withheld};
 use crate::crd;
 use overrides::Override;
 pub use template::About;
@@ -45,6 +45,21 @@ struct Marks {
 impl From<&crd::Marks> for Marks {
     fn from(said: &crd::Marks) -> Self {
         Self { add: said.add.clone(), drop: patterns(&said.drop), allow: patterns(&said.allow) }
+    }
+}
+
+/// Why there is no content.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unmade {
+    /// It cannot be what the rule wants.
+    Withheld(Withheld),
+    /// A value of it is still being read.
+    Awaited,
+}
+
+impl From<Withheld> for Unmade {
+    fn from(withheld: Withheld) -> Self {
+        Unmade::Withheld(withheld)
     }
 }
 
@@ -78,6 +93,11 @@ impl Shape {
     /// Whether copies are what their sources are, in name and content.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether a value of a Secret of this name goes into some copies.
+    pub fn takes_from(&self, name: &str) -> bool {
+        self.overrides.iter().flat_map(Override::takes_from).any(|taken| taken == name)
     }
 
     /// Whether only the name of copies may be another one.
@@ -116,11 +136,17 @@ impl Shape {
     }
 
     /// The content of the copies. `denied` are the labels and annotations of the source that are not copied unless
-    /// they are allowed.
+    /// they are allowed; `lent` are the Secrets whose values go into copies of others.
     ///
     /// # Errors
-    /// When it cannot be made, or an API server would refuse it.
-    pub fn content(&self, mut content: Content, denied: &Content, about: About<'_>) -> Result<Content, Withheld> {
+    /// When it cannot be made, or not yet, or an API server would refuse it.
+    pub fn content(
+        &self,
+        mut content: Content,
+        denied: &Content,
+        about: About<'_>,
+        lent: &Lent<'_>,
+    ) -> Result<Content, Unmade> {
         let Some(kind) = Kind::by_resource(&about.source.resource) else { return Ok(content) };
         self.labels.apply("labels", &mut content.labels, &denied.labels)?;
         self.annotations.apply("annotations", &mut content.annotations, &denied.annotations)?;
@@ -130,13 +156,13 @@ impl Shape {
         }
         self.substitute(kind, &mut content, about)?;
         for (number, change) in self.overrides.iter().enumerate() {
-            change.apply(number, kind, &mut content, about)?;
+            change.apply(number, kind, &mut content, about, lent)?;
         }
         match valid::flaw(kind, &content) {
             None => Ok(content),
             Some(flaw) => {
                 let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
-                Err(withheld(Why::Object, message))
+                Err(withheld(Why::Object, message).into())
             }
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
-use super::super::{ClusterChoice, Why, Withheld};
-use super::{About, withheld};
+use super::super::{ClusterChoice, Lent, Why};
+use super::{About, Unmade, withheld};
 use crate::crd;
 
 /// What is overridden in the clusters that it chooses.
@@ -13,6 +13,7 @@ use crate::crd;
 pub(super) struct Override {
     clusters: ClusterChoice,
     data: BTreeMap<String, String>,
+    secret_data: Vec<crd::SecretValue>,
     remove: Vec<String>,
     patch: Vec<crd::PatchStep>,
 }
@@ -22,6 +23,7 @@ impl From<&crd::Override> for Override {
         Self {
             clusters: ClusterChoice::from(&said.clusters),
             data: said.data.clone(),
+            secret_data: said.secret_data.clone(),
             remove: said.remove.clone(),
             patch: said.json_patch.clone(),
         }
@@ -29,15 +31,21 @@ impl From<&crd::Override> for Override {
 }
 
 impl Override {
+    /// The Secrets from which it takes values, by name.
+    pub(super) fn takes_from(&self) -> impl Iterator<Item = &str> {
+        self.secret_data.iter().map(|entry| entry.value_from.secret_key_ref.name.as_str())
+    }
+
     /// Changes the content, if it speaks of this cluster. What a rule says is for everybody to read: nothing of it goes
-    /// into a Secret.
+    /// into a Secret; and what is in a Secret goes into nothing else.
     pub(super) fn apply(
         &self,
         number: usize,
         kind: &Kind,
         content: &mut Content,
         about: About<'_>,
-    ) -> Result<(), Withheld> {
+        lent: &Lent<'_>,
+    ) -> Result<(), Unmade> {
         if !self.clusters.chooses(about.cluster, about.labels) {
             return Ok(());
         }
@@ -47,13 +55,30 @@ impl Override {
                 "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
                 about.source
             );
-            return Err(withheld(Why::Transform, message));
+            return Err(withheld(Why::Transform, message).into());
+        }
+        if !kind.sensitive && !self.secret_data.is_empty() {
+            let message = format!(
+                "{field}.secretData for {}: what is in a Secret goes into copies of Secrets only; use a rule of its own \
+                 for them",
+                about.source
+            );
+            return Err(withheld(Why::Transform, message).into());
         }
         let mut data = match content.fields.remove("data") {
             Some(Value::Object(data)) => data,
             _ => Map::new(),
         };
         data.extend(self.data.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))));
+        for entry in &self.secret_data {
+            let from = &entry.value_from.secret_key_ref;
+            let value = lent.value(&about.source.namespace, &from.name, &from.key);
+            let value = value.map_err(|lacks| {
+                let field = format!("{field}.secretData[{}]", entry.key);
+                withheld(Why::Value, format!("{field} for {}: {lacks}", about.source))
+            })?;
+            data.insert(entry.key.clone(), value.ok_or(Unmade::Awaited)?);
+        }
         for key in &self.remove {
             data.remove(key);
             if let Some(binary) = content.fields.get_mut("binaryData").and_then(Value::as_object_mut) {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
 use serde_json::json;
 
-use super::super::{Body, Deal, Minter, Rule, RulePlan, SourceContent};
+use super::super::{Body, Deal, Lent, Minter, Rule, RulePlan, SourceContent};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -38,7 +38,11 @@ fn shape(spec: Value, resource: &str, content: Content, labels: &[(&str, &str)])
     };
     let shape = rule(spec).shape.clone();
     let name = shape.name(about)?.to_string();
-    Ok((name, serde_json::to_value(shape.content(content, &denied, about)?).unwrap()))
+    match shape.content(content, &denied, about, &Lent::of(&RulePlan::empty(&rule(json!({}))))) {
+        Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
+        Err(Unmade::Withheld(withheld)) => Err(withheld),
+        Err(Unmade::Awaited) => panic!("nothing is being read"),
+    }
 }
 
 fn config_map(spec: Value, data: Value) -> Value {

@@ -1,0 +1,151 @@
+//! Values of Secrets that go into copies of other Secrets.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
+use serde_json::{Value, json};
+
+use super::{Claim, Cluster, Index, PlaceState};
+use crate::crd;
+use crate::plan::{Body, Place, Refused, Rule, SourceContent, Why};
+
+const GRACE: Duration = Duration::from_secs(5);
+/// Values as they stand in Secrets.
+const EU: &str = "ZXU=";
+const NEW: &str = "bmV3";
+
+fn rule() -> Rule {
+    let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+        "metadata": {"name": "r", "uid": "r", "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["secrets"], "namespaces": ["team", "other"], "names": ["login"]}],
+            "clusters": {"all": true},
+            "overrides": [{
+                "clusters": {"names": ["eu-1"]},
+                "secretData": [{"key": "password", "valueFrom": {"secretKeyRef": {"name": "eu", "key": "pw"}}}],
+            }],
+        },
+    }))
+    .unwrap();
+    Rule::cluster_scoped(&object, "runnel-system").unwrap()
+}
+
+fn secret(namespace: &str, name: &str) -> SourceRef {
+    SourceRef::new("secrets", namespace, name)
+}
+
+fn body(data: Value) -> Body {
+    let fields = [("data".to_owned(), data.clone()), ("type".to_owned(), json!("Opaque"))];
+    let canonical = Content { fields: fields.into(), ..Content::default() }.to_bytes();
+    let mut revision = [0; 16];
+    let text = data.to_string();
+    text.bytes()
+        .enumerate()
+        .for_each(|(at, byte)| revision[at % 16] ^= byte.rotate_left(u32::try_from(at / 16).unwrap()));
+    Body::Read(Arc::new(SourceContent::new(Revision(revision), Payload::encode(canonical))))
+}
+
+fn index() -> Index {
+    let mut index = Index::new();
+    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
+    for name in ["eu-1", "us-1"] {
+        let cluster = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
+        index.set_cluster(name.into(), cluster);
+    }
+    index
+}
+
+/// The data of the copies of `login` in a cluster, or why there are none; `None` while that is being read.
+fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, String>> {
+    let claim = index.claim(&RuleUid::from("r"), &ClusterName::from(cluster));
+    let Claim::Wanted(share) = claim else { panic!("it is not wanted") };
+    let login = secret(namespace, "login");
+    if let Some(withheld) = share.plan.withheld.get(&login) {
+        assert!(withheld.why == Why::Value && share.is_unknown(&login), "what stands of it stays");
+        return Some(Err(withheld.message.to_string()));
+    }
+    let Some(content) = share.content(&login) else {
+        assert!(share.is_unknown(&login) && share.is_growing(), "it is neither sent nor awaited");
+        return None;
+    };
+    assert!(share.intents().all(|(source, _)| *source.name == *"login"), "what is lent is not sent");
+    Some(Ok(content.payload.decode().unwrap().fields["data"].clone()))
+}
+
+fn set(index: &mut Index, source: &SourceRef, body: Option<Body>) -> bool {
+    index.set_source(source.clone(), BTreeMap::new(), body).clusters.contains(&ClusterName::from("eu-1"))
+}
+
+#[test]
+fn a_value_of_a_secret_beside_the_source_goes_where_the_rule_says_and_follows() {
+    let mut index = index();
+    let (login, eu) = (secret("team", "login"), secret("team", "eu"));
+    set(&mut index, &login, Some(body(json!({"user": "dQ==", "password": "eA=="}))));
+    index.set_rule(rule());
+    let plain = json!({"user": "dQ==", "password": "eA=="});
+    assert_eq!(sent(&index, "team", "us-1"), None, "its content was not kept before a rule wanted it");
+    set(&mut index, &login, Some(body(plain.clone())));
+    // It is missing where it is wanted, and only there.
+    assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain.clone())));
+    let message = sent(&index, "team", "eu-1").unwrap().unwrap_err();
+    for word in ["spec.overrides[0].secretData[password]", "secrets/team/login", "there is no secrets/team/eu"] {
+        assert!(message.contains(word), "{word} is not in {message}");
+    }
+    // It is there, but not read: the hub reads it, and says nothing meanwhile.
+    assert!(index.is_selected(&eu, &BTreeMap::new()), "it is not read");
+    let effect = index.set_source(eu.clone(), BTreeMap::new(), None);
+    assert!(effect.read.contains(&eu));
+    assert_eq!(sent(&index, "team", "eu-1"), None);
+    assert!(set(&mut index, &eu, Some(body(json!({"pw": EU, "else": "eA=="})))));
+    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": EU}))));
+    // An edit of it is one of the copies; its own label is nobody's business, and neither is a Secret of another name.
+    assert!(set(&mut index, &eu, Some(body(json!({"pw": NEW, "else": "eA=="})))));
+    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
+    assert!(!set(&mut index, &secret("team", "us"), Some(body(json!({"pw": EU})))));
+    // What could not be read again stands.
+    set(&mut index, &eu, Some(Body::Unreadable));
+    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
+    // The same by planning afresh.
+    index.set_rule(rule());
+    assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
+    assert_eq!(sent(&index, "team", "us-1"), Some(Ok(plain)));
+}
+
+#[test]
+fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
+    let mut index = index();
+    index.set_rule(rule());
+    let (login, eu) = (secret("team", "login"), secret("team", "eu"));
+    set(&mut index, &login, Some(body(json!({"password": "eA=="}))));
+    let says = |index: &Index, words: &[&str]| {
+        let message = sent(index, "team", "eu-1").unwrap().unwrap_err();
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?}: {message}");
+        assert!(![EU, NEW, "eA=="].iter().any(|value| message.contains(value)), "{message}");
+    };
+    set(&mut index, &eu, Some(body(json!({"other": EU}))));
+    says(&index, &["secrets/team/eu has no key pw"]);
+    // Its owner does not want it to be distributed, or it is a credential of this cluster.
+    for refused in [Refused::Annotation, Refused::Type] {
+        set(&mut index, &eu, Some(Body::Refused(refused)));
+        says(&index, &["secrets/team/eu is never distributed"]);
+    }
+    set(&mut index, &eu, Some(body(json!({"pw": EU}))));
+    assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
+    // It goes: nothing is said within the grace, and then what was sent stays.
+    let now = Instant::now();
+    index.vanish_source(&eu, now);
+    assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
+    index.bury(now + GRACE, GRACE);
+    says(&index, &["there is no secrets/team/eu"]);
+    // A Secret of that name elsewhere is of no use: each source takes from its own namespace.
+    set(&mut index, &secret("other", "eu"), Some(body(json!({"pw": NEW}))));
+    says(&index, &["there is no secrets/team/eu"]);
+    set(&mut index, &secret("other", "login"), Some(body(json!({"password": "eA=="}))));
+    assert_eq!(sent(&index, "other", "eu-1"), Some(Ok(json!({"password": NEW}))));
+    // While the hub cannot see whether it is there, it does not say that it is not.
+    index.set_place(Place::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
+    let Claim::Wanted(share) = index.claim(&RuleUid::from("r"), &ClusterName::from("eu-1")) else { panic!("wanted") };
+    assert!(share.is_unknown(&login) && share.plan.withheld.is_empty());
+}

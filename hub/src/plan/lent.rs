@@ -1,0 +1,82 @@
+//! Secrets from which a rule takes single values for its copies, without sending the Secrets themselves.
+//!
+//! They lie in the namespace of the source whose copy gets the value, so a rule can use no Secret that it could not
+//! distribute itself, and the place is one that the hub watches for the rule anyway.
+use runnel_proto::model::SourceRef;
+use serde_json::Value;
+
+use super::{Body, RulePlan};
+
+/// The kind that is lent.
+pub(super) const SECRETS: &str = "secrets";
+
+/// What is known of the Secrets from which a rule takes values.
+pub struct Lent<'a> {
+    selection: &'a RulePlan,
+}
+
+impl<'a> Lent<'a> {
+    /// Those of a rule that selects this.
+    pub fn of(selection: &'a RulePlan) -> Self {
+        Self { selection }
+    }
+
+    /// The value of a key, as it stands in the object; `None`: it is still being read.
+    ///
+    /// # Errors
+    /// When there is none, with a sentence for a person that holds no value.
+    pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, String> {
+        let secret = SourceRef::new(SECRETS, namespace, name);
+        let content = match self.selection.lent.get(&secret) {
+            Some(Body::Unread) => return Ok(None),
+            Some(Body::Read(content) | Body::Stale(content)) => content,
+            Some(Body::Unreadable) => {
+                return Err(format!("{secret} cannot be read now; the hub tries again, and its log says why"));
+            }
+            Some(Body::Refused(_)) => {
+                let why = "its type, its size or its annotation runnel.dev/distribute forbids it";
+                return Err(format!("{secret} is never distributed ({why}); name another Secret"));
+            }
+            None if self.selection.cannot_see(&secret) => return Ok(None),
+            None => {
+                let cure = "create it, name another one, or narrow the clusters of this entry";
+                return Err(format!("there is no {secret} that may be distributed; {cure}"));
+            }
+        };
+        let decoded = content.payload.decode().ok();
+        let value = decoded.and_then(|content| content.fields.get("data")?.get(key).cloned());
+        value.map(Some).ok_or_else(|| format!("{secret} has no key {key}; add it, or name another key"))
+    }
+}
+
+impl RulePlan {
+    /// Takes in what a Secret is from which the rule takes values; `None`: there is none, or it takes none from it.
+    /// Returns whether that is news.
+    pub fn lend(&mut self, secret: &SourceRef, body: Option<&Body>) -> bool {
+        let news = !lends_the_same(self.lent.get(secret), body);
+        match body {
+            Some(body) => drop(self.lent.insert(secret.clone(), body.clone())),
+            None => drop(self.lent.remove(secret)),
+        }
+        news
+    }
+
+    /// Whether two know the same of what is lent.
+    pub(super) fn is_lent_the_same(&self, other: &RulePlan) -> bool {
+        let same = |(secret, body)| lends_the_same(other.lent.get(secret), Some(body));
+        self.lent.len() == other.lent.len() && self.lent.iter().all(same)
+    }
+}
+
+fn lends_the_same(one: Option<&Body>, two: Option<&Body>) -> bool {
+    match (one, two) {
+        (None, None) | (Some(Body::Unread), Some(Body::Unread)) | (Some(Body::Unreadable), Some(Body::Unreadable)) => {
+            true
+        }
+        (Some(Body::Refused(one)), Some(Body::Refused(two))) => one == two,
+        (Some(Body::Read(one) | Body::Stale(one)), Some(Body::Read(two) | Body::Stale(two))) => {
+            one.revision == two.revision
+        }
+        _ => false,
+    }
+}
