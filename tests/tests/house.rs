@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+#[path = "house/manual.rs"]
+mod manual;
 #[path = "house/words.rs"]
 mod words;
 

@@ -65,13 +65,17 @@ impl Session {
             // An order that was not sent is not sent any more.
             held.removing = None;
         }
-        if held.removing.is_some() || held.told_unclaimed {
+        if held.removing.is_some() {
             return;
         }
-        held.told_unclaimed = true;
         held.items = Items::Uncertain;
+        let told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
+        // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
         self.drop_changes(uid);
+        if told {
+            return;
+        }
         self.headings.insert(uid.clone(), Heading { terms: None, unclaimed: true });
     }
 

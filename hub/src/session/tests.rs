@@ -515,6 +515,21 @@ fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_not
     assert!(old.take_questions().is_empty() && old.next_batch().is_none() && old.take_snapshot_end().is_some());
 }
 
+#[test]
+fn what_a_cordoned_cluster_was_to_lose_stays_when_nobody_knows_the_rule_any_more() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    session.update([("r".into(), Claim::Unclaimed)]);
+    agent.drain(&mut session);
+    session.update([("r".into(), Claim::Cordoned(share_of("r", false, &[])))]);
+    answer(&agent, &mut session);
+    session.update([("r".into(), Claim::Unclaimed)]);
+    agent.drain(&mut session);
+    assert_eq!(agent.rules[&RuleUid::from("r")].len(), 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 

@@ -153,11 +153,9 @@ pub(super) fn deletion_policy_to_wire(policy: DeletionPolicy) -> i32 {
 pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadable> {
     let digest = wire.digest.as_ref().try_into().map(TermsDigest).map_err(|_| "terms.digest")?;
     let conflict_policy = match wire::ConflictPolicy::try_from(wire.conflict_policy) {
-        Ok(wire::ConflictPolicy::Fail | wire::ConflictPolicy::FailKeeping) => ConflictPolicy::Fail,
-        Ok(wire::ConflictPolicy::AdoptIfEqual | wire::ConflictPolicy::AdoptIfEqualKeeping) => {
-            ConflictPolicy::AdoptIfEqual
-        }
-        Ok(wire::ConflictPolicy::Overwrite | wire::ConflictPolicy::OverwriteKeeping) => ConflictPolicy::Overwrite,
+        Ok(wire::ConflictPolicy::Fail) => ConflictPolicy::Fail,
+        Ok(wire::ConflictPolicy::AdoptIfEqual) => ConflictPolicy::AdoptIfEqual,
+        Ok(wire::ConflictPolicy::Overwrite) => ConflictPolicy::Overwrite,
         Ok(wire::ConflictPolicy::Unspecified) | Err(_) => return Err("terms.conflict_policy"),
     };
     let drift_policy = match wire::DriftPolicy::try_from(wire.drift_policy) {
@@ -188,15 +186,10 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
 }
 
 pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms {
-    // What an older agent would overlook, it must refuse.
-    let keeping = !terms.ignore_fields.is_empty() || terms.immutable_policy != ImmutablePolicy::Report;
-    let conflict_policy = match (terms.conflict_policy, keeping) {
-        (ConflictPolicy::Fail, false) => wire::ConflictPolicy::Fail,
-        (ConflictPolicy::AdoptIfEqual, false) => wire::ConflictPolicy::AdoptIfEqual,
-        (ConflictPolicy::Overwrite, false) => wire::ConflictPolicy::Overwrite,
-        (ConflictPolicy::Fail, true) => wire::ConflictPolicy::FailKeeping,
-        (ConflictPolicy::AdoptIfEqual, true) => wire::ConflictPolicy::AdoptIfEqualKeeping,
-        (ConflictPolicy::Overwrite, true) => wire::ConflictPolicy::OverwriteKeeping,
+    let conflict_policy = match terms.conflict_policy {
+        ConflictPolicy::Fail => wire::ConflictPolicy::Fail,
+        ConflictPolicy::AdoptIfEqual => wire::ConflictPolicy::AdoptIfEqual,
+        ConflictPolicy::Overwrite => wire::ConflictPolicy::Overwrite,
     };
     let drift_policy = match terms.drift_policy {
         DriftPolicy::Correct => wire::DriftPolicy::Correct,

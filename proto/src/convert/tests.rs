@@ -408,20 +408,3 @@ proptest! {
         }
     }
 }
-
-#[test]
-fn terms_of_which_an_older_agent_would_overlook_a_part_are_refused_by_it() {
-    // What agents of protocol 2 know of this field.
-    let known_to_older = |policy: i32| policy == wire::ConflictPolicy::Fail as i32;
-    let said = |terms: &Terms| super::parts::terms_to_wire(terms, &TermsDigest([1; 16])).conflict_policy;
-    assert!(known_to_older(said(&Terms::default())));
-    let ignored = [FieldPath::new(FieldMap::Data, "k")].into();
-    for terms in [
-        Terms { ignore_fields: ignored, ..Terms::default() },
-        Terms { immutable_policy: ImmutablePolicy::Recreate, ..Terms::default() },
-        Terms { conflict_policy: ConflictPolicy::AdoptIfEqual, ..Terms::default() },
-        Terms { conflict_policy: ConflictPolicy::Overwrite, ..Terms::default() },
-    ] {
-        assert!(!known_to_older(said(&terms)), "{terms:?}");
-    }
-}

@@ -1,0 +1,102 @@
+//! What the manual shows as YAML is YAML, and the sources that it lets other tools make are chosen by the rule that it shows.
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use runnel_hub::crd::DistributionRule;
+use runnel_hub::plan::{Rule, content_of};
+use runnel_proto::model::{Kind, SourceRef};
+use serde_json::{Value, json};
+
+use super::root;
+
+/// The objects of the YAML blocks of one section, or of all.
+fn shown(section: Option<&str>) -> Result<Vec<Value>> {
+    let manual = fs::read_to_string(root().join("deploy/README.md"))?;
+    let text = match section {
+        Some(title) => {
+            manual.split("\n## ").find(|text| text.starts_with(title)).with_context(|| format!("no section {title}"))?
+        }
+        None => &manual,
+    };
+    let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    blocks.map(|block| serde_saphyr::from_str(block).with_context(|| block.to_owned())).collect()
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
+    objects.iter().find(|object| object["kind"] == kind).with_context(|| format!("no {kind}"))
+}
+
+fn labels(of: &Value) -> Result<BTreeMap<String, String>> {
+    Ok(serde_json::from_value(of.clone())?)
+}
+
+/// The rule chooses this object, and the copy has these labels and annotations.
+fn is_sent(rule: &Rule, object: &Value, labels_left: &Value, annotations_left: &Value) -> Result<()> {
+    let (resource, name) =
+        (if object["kind"] == "Secret" { "secrets" } else { "configmaps" }, &object["metadata"]["name"]);
+    let namespace = object["metadata"]["namespace"].as_str().context("no namespace")?;
+    let source = SourceRef::new(resource, namespace, name.as_str().context("no name")?);
+    let all = labels(&object["metadata"]["labels"])?;
+    ensure!(rule.selects(&source, &all), "the rule of the manual does not choose {source}");
+    let kind = Kind::by_resource(resource).context("no such kind")?;
+    let content = content_of(kind, object).ok().with_context(|| format!("{source} is refused"))?;
+    ensure!(json!(content.labels) == *labels_left, "{source}: labels {:?}", content.labels);
+    ensure!(json!(content.annotations) == *annotations_left, "{source}: annotations {:?}", content.annotations);
+    Ok(())
+}
+
+/// A Secret as a tool makes it: named and labelled as told, and marked as the tool marks its own.
+fn made(made_by: &Value, name: &Value, told: &Value, marks: &Value) -> Result<Value> {
+    let mut all = labels(told)?;
+    all.extend(labels(&marks["labels"])?);
+    let namespace = &made_by["metadata"]["namespace"];
+    let metadata = json!({"name": name, "namespace": namespace, "labels": all, "annotations": marks["annotations"]});
+    Ok(json!({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls"}))
+}
+
+#[test]
+fn every_snippet_of_the_manual_can_be_read() -> Result<()> {
+    ensure!(shown(None)?.len() >= 5, "the manual shows only {} objects", shown(None)?.len());
+    Ok(())
+}
+
+#[test]
+fn sources_of_cert_manager_and_external_secrets_are_chosen_by_their_labels_and_lose_the_tools_marks() -> Result<()> {
+    let objects = shown(Some("Sources that other tools make"))?;
+    let rule: DistributionRule = serde_json::from_value({
+        let mut rule = of_kind(&objects, "DistributionRule")?.clone();
+        rule["metadata"]["uid"] = json!("0f0e7a52-0000-4000-8000-000000000000");
+        rule["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+        rule
+    })?;
+    let rule = Rule::namespaced(&rule, "runnel-system").context("the rule of the manual is no rule")?;
+
+    let certificate = of_kind(&objects, "Certificate")?;
+    let told = &certificate["spec"]["secretTemplate"]["labels"];
+    let marks = json!({
+        "labels": {"controller.cert-manager.io/fao": "true"},
+        "annotations": {
+            "cert-manager.io/alt-names": "shop.example.com", "cert-manager.io/certificate-name": "shop-tls",
+            "cert-manager.io/common-name": "", "cert-manager.io/ip-sans": "", "cert-manager.io/uri-sans": "",
+            "cert-manager.io/issuer-group": "", "cert-manager.io/issuer-kind": "ClusterIssuer",
+            "cert-manager.io/issuer-name": "ca",
+        },
+    });
+    is_sent(&rule, &made(certificate, &certificate["spec"]["secretName"], told, &marks)?, told, &json!({}))?;
+
+    let external = of_kind(&objects, "ExternalSecret")?;
+    let target = &external["spec"]["target"];
+    let told = &target["template"]["metadata"]["labels"];
+    let marks = json!({
+        "labels": {"reconcile.external-secrets.io/created-by": "8a1c", "reconcile.external-secrets.io/managed": "true"},
+        "annotations": {"reconcile.external-secrets.io/data-hash": "3f9a1c"},
+    });
+    is_sent(&rule, &made(external, &target["name"], told, &marks)?, told, &json!({}))?;
+
+    // What steers a restarter in the members travels.
+    let settings = of_kind(&objects, "ConfigMap")?;
+    let annotations = &settings["metadata"]["annotations"];
+    ensure!(annotations["reloader.stakater.com/match"] == "true");
+    is_sent(&rule, settings, &settings["metadata"]["labels"], annotations)
+}
