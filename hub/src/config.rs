@@ -76,6 +76,13 @@ pub struct Run {
     /// How long a deleted source counts as being there, so that a delete and re-create is an edit; such as 5s.
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
+    /// At most this many copies of a rule go at a time because of an edit or a label, whatever the rule's removalLimit
+    /// says; without it, rules choose. The larger of this and --removal-limit-percent counts, so set both.
+    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_COUNT", value_name = "COPIES")]
+    pub removal_limit_count: Option<u64>,
+    /// At most this part of a rule's copies goes at a time because of an edit or a label, in percent.
+    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
+    pub removal_limit_percent: Option<u64>,
     /// How long a member's certificate lives; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,

@@ -6,6 +6,7 @@
 //! status should say).
 
 pub mod authority;
+pub mod brake;
 pub mod config;
 pub mod crd;
 pub mod index;

@@ -12,6 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
 use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Known, Parts};
+use runnel_hub::brake::Limit;
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
@@ -198,6 +199,10 @@ async fn start(
         scope: Scope::new(options.source_namespaces.iter().cloned()),
         source_gone_grace: options.source_gone_grace,
         expired_renewal_limit: options.expired_renewal_limit,
+        removal_ceiling: Limit {
+            count: options.removal_limit_count.unwrap_or(Limit::NONE.count),
+            percent: options.removal_limit_percent.unwrap_or(Limit::NONE.percent),
+        },
         revision_key: identity.revision_key.clone(),
     };
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));

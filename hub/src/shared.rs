@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
+use crate::brake::Limit;
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
 use crate::plan::{Minter, Place, Scope};
@@ -88,6 +89,8 @@ pub struct Settings {
     pub source_gone_grace: Duration,
     /// How long after its end a member's certificate can still be renewed.
     pub expired_renewal_limit: Duration,
+    /// What no rule's removalLimit can raise.
+    pub removal_ceiling: Limit,
     /// The key for revisions.
     pub revision_key: RevisionKey,
 }
@@ -138,7 +141,11 @@ impl Shared {
     /// A hub that knows nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
-            index: RwLock::new(Index::of(settings.scope.clone()).minting(Minter::new(settings.revision_key.clone()))),
+            index: RwLock::new(
+                Index::of(settings.scope.clone())
+                    .minting(Minter::new(settings.revision_key.clone()))
+                    .with_ceiling(settings.removal_ceiling),
+            ),
             settings,
             ledger: Mutex::default(),
             deliveries: Mutex::default(),
@@ -224,15 +231,50 @@ impl Shared {
         if !self.rounds.have_all(own.into_iter().chain(places)) {
             return false;
         }
+        self.index.write().begin_to_judge();
         self.ready.send_replace(Some(Instant::now()));
+        // What is being deleted is judged anew.
+        let rules = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+        self.change(|_| Effect { judge: rules, ..Effect::default() });
         self.mark_everything();
         true
     }
 
     /// Changes the index and tells everybody who is concerned.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
-        let effect = change(&mut self.index.write());
+        let mut index = self.index.write();
+        let mut effect = change(&mut index);
+        // Before this process serves, what it hears is no removal but the state that it begins with.
+        if self.serving_since().is_some() {
+            let rules = std::mem::take(&mut effect.judge);
+            effect.merge(self.judge(&mut index, rules));
+        }
+        drop(index);
         self.spread(effect);
+    }
+
+    /// Judges what these rules no longer want.
+    fn judge(&self, index: &mut Index, rules: BTreeSet<RuleUid>) -> Effect {
+        let mut effect = Effect::default();
+        if rules.is_empty() {
+            return effect;
+        }
+        let (ledger, now) = (self.ledger.lock(), Instant::now());
+        for uid in rules {
+            effect.merge(index.judge(&uid, &|rule, cluster| ledger.holding(rule, cluster), now));
+        }
+        if index.next_judgement().is_some() {
+            self.vanished.notify_one();
+        }
+        effect
+    }
+
+    /// Judges the rules whose time has come.
+    pub fn judge_due(&self) {
+        self.change(|index| {
+            let due = index.next_judgement().filter(|(at, _)| *at <= Instant::now());
+            Effect { judge: due.into_iter().map(|(_, uid)| uid).collect(), ..Effect::default() }
+        });
     }
 
     fn spread(&self, effect: Effect) {

@@ -13,12 +13,13 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 53] = [
+const DECIDE: [&str; 54] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
     "hub/src/authority/overlap",
     "hub/src/authority/stored",
+    "hub/src/brake",
     "hub/src/crd",
     "hub/src/index",
     "hub/src/join/attempts",

@@ -17,6 +17,8 @@ closed_list! {
         Reconciling,
         /// Rule: it cannot go on without a person. Present only while true.
         Stalled,
+        /// Rule: a removal is larger than its removalLimit and is held until a person releases it. Present only while true.
+        DeletionHeld,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
@@ -87,6 +89,8 @@ closed_list! {
         Progressing,
         /// The rule is being deleted and its copies are being seen to.
         Deleting,
+        /// A removal of more copies than the rule's removalLimit is held.
+        RemovalLimit,
         /// The rule rests.
         Suspended,
         /// Something that the rule wants is not granted to the rules of its namespace.

@@ -21,9 +21,10 @@ pub use member::{
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
-    DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, RuleTerms, Source,
+    DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit,
+    RuleTerms, Source,
 };
-pub use rule_status::{ClusterState, ClusterStatus, Display, RuleStatus, Summary};
+pub use rule_status::{ClusterState, ClusterStatus, Display, RemovalStatus, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
 pub use shape::{Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom};
 
@@ -33,6 +34,9 @@ pub const GROUP: &str = "runnel.dev";
 pub const VERSION: &str = "v1alpha1";
 /// The finalizer on rules: a rule is gone only when its copies have been seen to.
 pub const FINALIZER: &str = "runnel.dev/copies";
+
+/// The annotation of a rule by which a person releases the removal that the condition `DeletionHeld` names: its digest.
+pub const RELEASE: &str = "runnel.dev/release";
 
 /// What a spec may hold at most, so that the API server can bound the cost of checking it.
 pub mod limits {

@@ -147,6 +147,11 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,
+    /// How many copies may go at a time because of an edit, a label or the like. A removal of more is held, in every
+    /// cluster, and the condition DeletionHeld says how many, where, and how to release it. A deliberate act is not
+    /// held: the delete of a source or of the rule, or of a literal name out of a list.
+    #[serde(default)]
+    pub removal_limit: RemovalLimit,
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
     #[serde(default)]
     pub suspend: bool,
@@ -231,6 +236,38 @@ pub enum ImmutablePolicy {
     Report,
     /// Delete it and create it anew.
     Recreate,
+}
+
+/// How many copies may go at a time because of an edit, a label or the like: the larger of count and percent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RemovalLimit {
+    /// This many copies may go at a time. 0 to 1000000000.
+    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    pub count: i64,
+    /// This part of all copies of the rule may go at a time, in percent: 0 to 100.
+    #[schemars(transform = schema::between(0, 100))]
+    pub percent: i64,
+    /// Whether the delete of the rule itself counts as deliberate. Allow: its copies go, as deletionPolicy says. Hold:
+    /// where they are more than the limit they are held until they are released, and the rule stays until then. A rule
+    /// that is deleted as one of more than ten within a minute, as with its definition, is held in any case.
+    pub on_rule_delete: OnRuleDelete,
+}
+
+impl Default for RemovalLimit {
+    fn default() -> Self {
+        Self { count: 10, percent: 20, on_rule_delete: OnRuleDelete::default() }
+    }
+}
+
+/// Whether the delete of a rule counts as deliberate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnRuleDelete {
+    /// It does.
+    #[default]
+    Allow,
+    /// It does not.
+    Hold,
 }
 
 /// What to do with a copy that is no longer wanted.

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{limits, schema};
+use crate::brake::Memory;
 
 /// What has become of the rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,7 +26,11 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Display")]
     pub display: Option<Display>,
-    /// Ready and Applied always; Reconciling, Stalled and Suspended while they are true.
+    /// The removal that is held, or the one that was released last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "RemovalStatus")]
+    pub removal: Option<RemovalStatus>,
+    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld and Suspended while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
@@ -58,6 +63,53 @@ pub struct Summary {
     pub copies_waiting: i64,
     /// Copies that somebody changed or deleted, and that are left so (`driftPolicy: Report`).
     pub copies_drifted: i64,
+}
+
+/// A removal that is held until it is released, or that was released.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RemovalStatus {
+    /// Names exactly what is held: the annotation runnel.dev/release with this value releases it, and nothing else.
+    #[schemars(transform = schema::text(64))]
+    pub digest: String,
+    /// How many copies it is, as the agents counted them.
+    #[serde(default)]
+    pub copies: i64,
+    /// Whether it was released.
+    #[serde(default)]
+    pub released: bool,
+    /// Stands for what the rule wants besides. Opaque.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(64))]
+    pub wanted: String,
+    /// The digest that was released before.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(transform = schema::text(64))]
+    pub previous: String,
+}
+
+impl From<&RemovalStatus> for Memory {
+    fn from(status: &RemovalStatus) -> Self {
+        Self {
+            digest: status.digest.clone(),
+            copies: u64::try_from(status.copies).unwrap_or_default(),
+            released: status.released,
+            wanted: status.wanted.clone(),
+            previous: status.previous.clone(),
+        }
+    }
+}
+
+impl From<Memory> for RemovalStatus {
+    fn from(memory: Memory) -> Self {
+        Self {
+            digest: memory.digest,
+            copies: i64::try_from(memory.copies).unwrap_or(i64::MAX),
+            released: memory.released,
+            wanted: memory.wanted,
+            previous: memory.previous,
+        }
+    }
 }
 
 /// The counts of a rule as `kubectl get` shows them.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid};
 
+use super::changes::note_choice;
 use super::{Effect, Index};
 use crate::crd::{MemberCluster, PendingRemoval};
 use crate::plan::{Lot, Lots, Rule};
@@ -111,8 +112,17 @@ impl Index {
         let Some(entry) = self.rules.get_mut(uid) else { return };
         let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
         let labels = self.clusters.get(name).filter(|_| lot.is_some()).map(|cluster| &cluster.labels);
+        let former = (entry.goes.clusters.get(name).cloned(), entry.deal.plan(name, &entry.plan).cloned());
         let dealt = entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
-        if entry.goes.set(&entry.rule, name, lot, cordoned) || dealt || always {
+        let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
+        if chosen || dealt {
+            let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
+            note_choice(entry, name, former, takes_part);
+            if entry.brake.is_open() {
+                effect.judge.insert(uid.clone());
+            }
+        }
+        if chosen || dealt || always {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
             let mut own = Effect::default();
             self.touch(uid, &mut own);

@@ -5,9 +5,11 @@
 //! begins.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::RuleUid;
+use runnel_proto::model::{ClusterName, RuleUid};
 
+use super::changes::note_goes;
 use super::{Effect, Index, RuleEntry};
+use crate::brake::Cause;
 use crate::plan::{Goes, Lots, Rule, RuleGrant};
 
 impl Index {
@@ -66,6 +68,13 @@ impl Index {
             let Some(goes) = self.rules.get(&uid).map(|entry| self.goes(&entry.rule)) else { continue };
             let Some(entry) = self.rules.get_mut(&uid).filter(|entry| entry.goes != goes) else { continue };
             let former = std::mem::replace(&mut entry.goes, goes);
+            let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
+            note_goes(&former, entry, takes_part, |_| Cause::Indirect);
+            entry.brake.wants_something_else();
+            entry.keep_wanted();
+            if entry.brake.is_open() {
+                effect.judge.insert(uid.clone());
+            }
             effect.clusters.extend(former.clusters.into_keys());
             self.touch(&uid, &mut effect);
         }

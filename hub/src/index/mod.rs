@@ -6,6 +6,8 @@
 //!
 //! Sessions do not get desired sets pushed: they ask for the [`Claim`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
+mod brake;
+mod changes;
 mod clusters;
 mod grants;
 #[cfg(test)]
@@ -16,14 +18,17 @@ mod sightings;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod weigh;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Deal, Goes, Grants, Minter, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::brake::{Brake, Item, Limit};
+use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+pub use brake::{Held, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use places::PlaceState;
 pub use sightings::version_number;
@@ -42,6 +47,9 @@ pub enum Claim {
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
     Held(Share),
+    /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
+    /// what is there stays as it is.
+    Braked,
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -57,6 +65,8 @@ pub struct Effect {
     pub clusters: BTreeSet<ClusterName>,
     /// Sources whose content is needed and not known.
     pub read: BTreeSet<SourceRef>,
+    /// Rules that no longer want something: whether it may go is to be judged ([`Index::judge`]).
+    pub judge: BTreeSet<RuleUid>,
 }
 
 impl Effect {
@@ -65,6 +75,7 @@ impl Effect {
         self.rules.append(&mut other.rules);
         self.clusters.append(&mut other.clusters);
         self.read.append(&mut other.read);
+        self.judge.append(&mut other.judge);
     }
 }
 
@@ -78,14 +89,21 @@ pub struct RuleEntry {
     pub deal: Deal,
     /// The clusters that it chooses, leaving clusters not included, by what is granted there.
     pub goes: Goes,
+    /// What of it may be removed.
+    pub brake: Brake,
     version: u64,
 }
 
 impl RuleEntry {
+    fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> Share {
+        let judged = self.brake.judged().clone();
+        Share { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged }
+    }
+
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
-        let plan = self.deal.plan(cluster, &self.plan)?.clone();
-        Some(Share { plan, terms: self.goes.clusters.get(cluster)?.clone() })
+        let plan = self.deal.plan(cluster, &self.plan)?;
+        Some(self.share_of(cluster, plan, self.goes.clusters.get(cluster)?))
     }
 }
 
@@ -115,6 +133,12 @@ pub struct Index {
     /// The newest version of each rule.
     changes: BTreeMap<u64, RuleUid>,
     forgotten: BTreeMap<u64, RuleUid>,
+    /// When sources and rules were deleted, as far back as it matters.
+    deletions: VecDeque<Instant>,
+    /// Namespaces that are being deleted.
+    dying: BTreeSet<String>,
+    /// What no rule can raise.
+    ceiling: Option<Limit>,
 }
 
 impl Index {
@@ -169,7 +193,8 @@ impl Index {
     pub fn claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
         let Some(entry) = self.rules.get(uid) else { return self.pending_claim(uid, cluster) };
         let policy = entry.rule.terms.deletion_policy;
-        if entry.rule.deleting {
+        let judged = entry.brake.judged();
+        if entry.rule.deleting && judged.passes(&Item::Rule) {
             return Claim::Unwanted(policy);
         }
         if let Some(share) = entry.share(cluster) {
@@ -180,9 +205,11 @@ impl Index {
             };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
-        match entry.rule.terms.suspend && !leaving {
-            true => Claim::Held(Share { plan: entry.plan.clone(), terms: entry.rule.terms.clone() }),
-            false => Claim::Unwanted(policy),
+        match () {
+            () if leaving => Claim::Unwanted(policy),
+            () if entry.rule.terms.suspend => Claim::Held(entry.share_of(cluster, &entry.plan, &entry.rule.terms)),
+            () if judged.passes(&Item::Cluster(cluster.clone())) => Claim::Unwanted(policy),
+            () => Claim::Braked,
         }
     }
 

@@ -2,9 +2,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
+use super::changes::note_changes;
 use super::{Effect, Index, RuleEntry};
+use crate::brake::{Brake, Cause, Item};
 use crate::plan::{Body, Deal, Rule, RulePlan, Source, plan};
 
 impl Index {
@@ -36,8 +38,21 @@ impl Index {
         effect.read.extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
-        let (plan, deal) = former.filter(|_| unchanged).map_or((plan, deal), |former| (former.plan, former.deal));
-        self.register(RuleEntry { rule, plan, deal, goes, version });
+        let mut former = former;
+        let brake = match &mut former {
+            Some(former) => std::mem::take(&mut former.brake),
+            None => Brake::remembering(rule.removal.memory.as_ref()),
+        };
+        let mut entry = RuleEntry { rule, plan, deal, goes, brake, version };
+        let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
+        if note_changes(former.as_ref(), &mut entry, takes_part) {
+            effect.judge.insert(uid.clone());
+        }
+        match former.filter(|_| unchanged) {
+            Some(former) => (entry.plan, entry.deal) = (former.plan, former.deal),
+            None => entry.brake.wants_something_else(),
+        }
+        self.register(entry);
         self.drop_unselected(before.as_deref());
         if unchanged {
             effect.clusters.clear();
@@ -145,14 +160,24 @@ impl Index {
         uid: &RuleUid,
         source: &SourceRef,
         selected: Option<&Body>,
+        cause: Cause,
         effect: &mut Effect,
     ) {
         let Some(entry) = self.rules.get_mut(uid) else { return };
         if entry.plan.already_says(source, selected) {
             return;
         }
+        let wanted = entry.plan.wants(source);
         Arc::make_mut(&mut entry.plan).set(source, selected);
         entry.deal.update(&entry.rule, &entry.plan, source, &self.minter);
+        if wanted != entry.plan.wants(source) {
+            entry.brake.wants_something_else();
+        }
+        entry.keep_wanted();
+        if wanted && !entry.plan.wants(source) {
+            entry.brake.remove(Item::Source(source.clone()), cause);
+            effect.judge.insert(uid.clone());
+        }
         match selected {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
+use crate::brake::Cause;
 use crate::plan::{Body, Place, Source};
 
 impl Index {
@@ -33,7 +34,9 @@ impl Index {
         let mut effect = Effect::default();
         for uid in self.touched(&source) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
-            self.update_plan(&uid, &source, selects.then_some(&body), &mut effect);
+            // A source that refuses is as one that is deleted.
+            let cause = if matches!(body, Body::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
+            self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
             let lends = self.update_lent(&uid, &source, Some(&body), &mut effect);
             if (selects || lends) && matches!(body, Body::Unread) {
                 effect.read.insert(source.clone());
@@ -72,8 +75,11 @@ impl Index {
         for source in gone {
             self.vanished.remove(&source);
             self.sources.remove(&source);
+            if self.selected_by.contains_key(&source) {
+                self.was_deleted(now);
+            }
             for uid in self.touched(&source) {
-                self.update_plan(&uid, &source, None, &mut effect);
+                self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
                 self.update_lent(&uid, &source, None, &mut effect);
             }
         }

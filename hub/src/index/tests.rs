@@ -242,6 +242,10 @@ fn a_known_rule_that_does_not_choose_a_cluster_removes_and_an_unknown_one_does_n
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
     let effect = index.set_cluster("one".into(), cluster("test"));
     assert!(effect.clusters.contains(&ClusterName::from("one")));
+    assert!(matches!(index.claim(&"r1".into(), &"one".into()), Claim::Braked), "nobody has judged it");
+    assert_eq!(effect.judge, BTreeSet::from(["r1".into()]));
+    let effect = index.judge(&"r1".into(), &|_, _| None, Instant::now());
+    assert!(effect.clusters.contains(&ClusterName::from("one")));
     assert!(matches!(index.claim(&"r1".into(), &"one".into()), Claim::Unwanted(_)));
     assert!(matches!(index.claim(&"other".into(), &"one".into()), Claim::Unclaimed));
     let (_, before) = index.claims_since(&"one".into(), 0);
@@ -258,6 +262,12 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), false));
     let effect = index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), true));
     assert_eq!(effect.clusters.len(), 2);
+    let now = Instant::now();
+    index.judge(&"r1".into(), &|_, _| None, now);
+    let (due, uid) = index.next_judgement().unwrap();
+    assert!(due > now && !index.may_go(&uid), "that of its namespace may be heard yet");
+    index.judge(&uid, &|_, _| None, due);
+    assert!(index.may_go(&uid));
     assert!(matches!(index.claim(&"r1".into(), &"two".into()), Claim::Unwanted(_)));
 }
 

@@ -77,7 +77,8 @@ impl StateCollector {
     fn counts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.shared.index.read();
         let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
-        let held: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
+        let held = index.rules().filter(|(uid, _)| index.is_held(uid)).count();
+        let pending: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
         let counts = [
             ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.shared.leads())),
             ("runnel_hub_rules", "Rules", index.rules().count()),
@@ -95,8 +96,13 @@ impl StateCollector {
             ),
             (
                 "runnel_removals_held",
-                "Orders to remove a deleted rule's copies that wait for a cluster which is away, one for each rule and cluster",
+                "Rules of which more copies than their removalLimit are to go, which waits until somebody releases it",
                 held,
+            ),
+            (
+                "runnel_removals_pending",
+                "Orders to remove a deleted rule's copies that wait for a cluster which is away, one for each rule and cluster",
+                pending,
             ),
         ];
         drop(index);

@@ -139,6 +139,18 @@ impl Deal {
         }
     }
 
+    /// What is sent to every cluster, of this selection; or to each, with its name, where that may differ.
+    pub fn plans<'a>(
+        &'a self,
+        selection: &'a RulePlan,
+    ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
+        match &self.to {
+            To::AsSelected => Box::new(std::iter::once((None, selection))),
+            To::Alike(made) => Box::new(std::iter::once((None, &*made.plan))),
+            To::Each(cuts) => Box::new(cuts.iter().map(|(name, cut)| (Some(name), &*cut.made.plan))),
+        }
+    }
+
     /// What was made for a cluster; `None`: just what is selected.
     pub fn made(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
         match &self.to {

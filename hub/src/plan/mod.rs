@@ -31,7 +31,7 @@ pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use lent::Lent;
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
-pub use rule::{ClusterChoice, Rule, SourceChoice};
+pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on};
 
@@ -157,6 +157,17 @@ impl RulePlan {
     /// Whether the hub cannot tell whether this object is there.
     fn cannot_see(&self, source: &SourceRef) -> bool {
         !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
+    }
+
+    /// Everything that is wanted, whether or not its content is known.
+    pub fn wanted(&self) -> impl Iterator<Item = &SourceRef> {
+        let never_read = self.unreadable.iter().filter(|source| !self.intents.contains_key(*source));
+        self.intents.keys().chain(&self.unread).chain(never_read)
+    }
+
+    /// Whether this is wanted, whether or not its content is known.
+    pub fn wants(&self, source: &SourceRef) -> bool {
+        self.intents.contains_key(source) || self.unread.contains(source) || self.unreadable.contains(source)
     }
 
     /// Objects that the rule selects and that may be distributed, those that cannot be read now included.

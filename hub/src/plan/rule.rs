@@ -2,6 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use kube::ResourceExt;
 use runnel_proto::model::{
     ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
@@ -9,6 +10,7 @@ use runnel_proto::model::{
 
 use super::lent::SECRETS;
 use super::{NamedTerms, Place, Scope, Shape};
+use crate::brake::{Limit, Memory};
 use crate::crd;
 
 /// One entry of a rule's `sources`.
@@ -39,6 +41,21 @@ pub struct ClusterChoice {
     pub exclude: Vec<Pattern>,
 }
 
+/// How much of a rule may be removed at a time, and what was said about that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemovalTerms {
+    /// What may go without a release.
+    pub limit: Limit,
+    /// Whether the limit holds for the deletion of the rule, too.
+    pub on_rule_delete: bool,
+    /// The digest that the rule's annotation releases.
+    pub release: Option<String>,
+    /// What the status remembers.
+    pub memory: Option<Memory>,
+    /// When the rule was deleted.
+    pub deleted_at: Option<Timestamp>,
+}
+
 /// A rule as the planner sees it.
 #[derive(Clone, Debug)]
 pub struct Rule {
@@ -56,6 +73,8 @@ pub struct Rule {
     pub terms: NamedTerms,
     /// How its copies differ from their sources.
     pub shape: Arc<Shape>,
+    /// How much of it may be removed at a time.
+    pub removal: RemovalTerms,
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -66,13 +85,25 @@ impl Rule {
     pub fn namespaced(object: &crd::DistributionRule, runnel_namespace: &str) -> Option<Self> {
         let own = object.namespace()?;
         let entries = object.spec.sources.iter().map(|source| choice(source, vec![Pattern::new(own.clone())]));
-        build(object, "DistributionRule", entries.collect(), &object.spec.terms, runnel_namespace)
+        build(
+            object,
+            "DistributionRule",
+            entries.collect(),
+            (&object.spec.terms, object.status.as_ref()),
+            runnel_namespace,
+        )
     }
 
     /// Reads a `ClusterDistributionRule`; each entry says where it selects.
     pub fn cluster_scoped(object: &crd::ClusterDistributionRule, runnel_namespace: &str) -> Option<Self> {
         let entries = object.spec.sources.iter().map(|entry| choice(&entry.source, patterns(&entry.namespaces)));
-        build(object, "ClusterDistributionRule", entries.collect(), &object.spec.terms, runnel_namespace)
+        build(
+            object,
+            "ClusterDistributionRule",
+            entries.collect(),
+            (&object.spec.terms, object.status.as_ref()),
+            runnel_namespace,
+        )
     }
 
     /// The kinds it needs, by `plural[.group]`.
@@ -137,6 +168,24 @@ impl Rule {
         self.terms.namespaces.is_some() && !one
     }
 
+    /// Whether a source is no longer selected because its literal name was taken out of a list, and nothing else about
+    /// that entry was changed.
+    pub fn has_dropped_source(&self, former: &Rule, source: &SourceRef) -> bool {
+        self.sources.len() == former.sources.len()
+            && self.sources.iter().zip(&former.sources).any(|(now, before)| now.has_dropped(before, source))
+    }
+
+    /// Whether a cluster is no longer chosen because its name was taken out of the list, and nothing else about the
+    /// choice was changed.
+    pub fn has_dropped_cluster(&self, former: &Rule, cluster: &ClusterName) -> bool {
+        let (now, before) = (&self.clusters, &former.clusters);
+        let is_it = |name: &String| name == cluster.as_str();
+        before.names.iter().any(is_it)
+            && !now.names.iter().any(is_it)
+            && now.names.iter().all(|name| before.names.contains(name))
+            && (now.all, &now.selector, &now.exclude) == (before.all, &before.selector, &before.exclude)
+    }
+
     /// The namespaces it reads if all are named exactly; `None` if it must be asked about every namespace.
     pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
         let mut names = self.sources.iter().flat_map(|entry| &entry.namespaces);
@@ -180,6 +229,22 @@ impl From<&crd::Clusters> for ClusterChoice {
 }
 
 impl SourceChoice {
+    /// Whether this entry is `former` without some of its literal names, this one among them.
+    fn has_dropped(&self, former: &SourceChoice, source: &SourceRef) -> bool {
+        let literal = |pattern: &&Pattern| pattern.is_literal();
+        let names = |choice: &SourceChoice| choice.names.iter().filter(literal).cloned().collect::<Vec<_>>();
+        let globs =
+            |choice: &SourceChoice| choice.names.iter().filter(|name| !literal(name)).cloned().collect::<Vec<_>>();
+        let (before, after) = (names(former), names(self));
+        let is_it = |pattern: &Pattern| pattern.as_str() == &*source.name;
+        before.iter().any(is_it)
+            && !after.iter().any(is_it)
+            && after.iter().all(|name| before.contains(name))
+            && globs(former) == globs(self)
+            && (&self.kinds, &self.namespaces, &self.selector, &self.exclude)
+                == (&former.kinds, &former.namespaces, &former.selector, &former.exclude)
+    }
+
     fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>, runnel_namespace: &str) -> bool {
         self.kinds.iter().any(|kind| kind.resource == &*source.resource)
             && self.reads(&source.namespace, runnel_namespace)
@@ -214,7 +279,7 @@ fn build(
     object: &impl ResourceExt,
     kind: &str,
     sources: Vec<SourceChoice>,
-    said: &crd::RuleTerms,
+    (said, status): (&crd::RuleTerms, Option<&crd::RuleStatus>),
     runnel_namespace: &str,
 ) -> Option<Rule> {
     let meta = object.meta();
@@ -244,6 +309,16 @@ fn build(
         clusters: ClusterChoice::from(&said.clusters),
         terms: NamedTerms::new(terms),
         shape: Shape::new(said).into(),
+        removal: RemovalTerms {
+            limit: Limit {
+                count: u64::try_from(said.removal_limit.count).unwrap_or_default(),
+                percent: u64::try_from(said.removal_limit.percent).unwrap_or_default(),
+            },
+            on_rule_delete: said.removal_limit.on_rule_delete == crd::OnRuleDelete::Hold,
+            release: object.annotations().get(crd::RELEASE).cloned(),
+            memory: status.and_then(|status| status.removal.as_ref()).map(Memory::from),
+            deleted_at: meta.deletion_timestamp.as_ref().map(|time| time.0),
+        },
         runnel_namespace: runnel_namespace.into(),
     })
 }

@@ -4,9 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{SetDigest, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{ClusterName, SetDigest, SourceRef, Terms, TermsDigest};
 
 use super::{RulePlan, SourceContent};
+use crate::brake::Judged;
 
 /// Terms and their digest. Clusters to which the same is said share them.
 #[derive(Clone, Debug)]
@@ -65,10 +66,14 @@ pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
 /// rule: that is what the rule selects.
 #[derive(Clone)]
 pub struct Share {
+    /// The cluster.
+    pub cluster: ClusterName,
     /// What is sent of what the rule selects.
     pub plan: Arc<RulePlan>,
     /// The terms in this cluster.
     pub terms: NamedTerms,
+    /// What of the rule may be removed.
+    pub judged: Arc<Judged>,
 }
 
 impl Share {
@@ -97,10 +102,21 @@ impl Share {
         self.plan.unread.iter().any(|source| self.sends(source))
     }
 
+    /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
+    /// did not pass the brake.
+    pub fn must_stay(&self, source: &SourceRef) -> bool {
+        self.is_unknown(source) || !self.judged.passes_intent(&self.cluster, source)
+    }
+
     /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not
     /// granted is not wanted, whatever becomes of it.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         self.sends(source) && self.plan.is_unknown(source)
+    }
+
+    /// Whether a source that is not wanted stays only because nobody has judged its removal.
+    pub fn is_unjudged(&self, source: &SourceRef) -> bool {
+        !self.is_unknown(source) && self.must_stay(source) && !self.judged.holds_intent(&self.cluster, source)
     }
 
     /// The intents in which this differs from what `former` was, if there are but few.
@@ -123,6 +139,8 @@ impl Share {
 
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &Share) -> bool {
-        Arc::ptr_eq(&self.plan, &other.plan) && self.terms.grants == other.terms.grants
+        Arc::ptr_eq(&self.plan, &other.plan)
+            && Arc::ptr_eq(&self.judged, &other.judged)
+            && self.terms.grants == other.terms.grants
     }
 }

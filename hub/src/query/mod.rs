@@ -50,8 +50,9 @@ impl Questions {
         let index = self.shared.index.read();
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self.book.rule(uid).map(|object| object.status).unwrap_or_default();
-        let view = view(&index, uid, &status, since, false)?;
-        Some(details(&view, &self.shared.ledger.lock(), Instant::now()))
+        let ledger = self.shared.ledger.lock();
+        let view = view(&index, uid, &status, since, false, &ledger)?;
+        Some(details(&view, &ledger, Instant::now()))
     }
 }
 

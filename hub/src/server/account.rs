@@ -136,9 +136,23 @@ impl Running {
         }
         let leaving = self.shared.index.read().cluster(&cluster).is_some_and(|cluster| cluster.leaving);
         if leaving {
-            self.shared.dirty_members.add([cluster]);
+            self.shared.dirty_members.add([cluster.clone()]);
         }
+        self.judge_unchosen(&cluster, &changed);
         self.shared.dirty_rules.add(changed);
+    }
+
+    /// What a cluster holds of a rule that does not choose it can be judged now that it is counted.
+    fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
+        let unchosen: Vec<_> = {
+            let index = self.shared.index.read();
+            let elsewhere =
+                |uid: &&RuleUid| index.rule(uid).is_some_and(|entry| !entry.goes.clusters.contains_key(cluster));
+            rules.iter().filter(elsewhere).collect()
+        };
+        for uid in unchosen.into_iter().filter(|uid| self.live.session.lock().holds(uid)) {
+            self.shared.change(|index| index.stray_cluster(uid, cluster));
+        }
     }
 
     /// Counts an edit that has now been applied in the session's cluster.

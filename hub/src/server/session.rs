@@ -14,6 +14,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Status, Streaming};
 
 use super::{Identity, admission, not_leading};
+use crate::index::Effect;
 use crate::join::decide::Refusal;
 use crate::join::refused;
 use crate::lease::Lead;
@@ -230,6 +231,26 @@ impl Running {
         self.version = version;
         drop(index);
         self.live.session.lock().update(claims);
+        self.ask_brake();
+    }
+
+    /// Has judged what the agent holds and nobody wants. Whatever may go is said with the next update.
+    fn ask_brake(&self) {
+        let strays = self.live.session.lock().take_strays();
+        if strays.is_empty() {
+            return;
+        }
+        let cluster = &self.identity.cluster;
+        self.shared.change(|index| {
+            let mut effect = Effect::default();
+            for (uid, sources) in strays {
+                effect.merge(match sources.is_empty() {
+                    true => index.stray_cluster(&uid, cluster),
+                    false => index.strays(&uid, cluster, sources, Instant::now()),
+                });
+            }
+            effect
+        });
     }
 
     /// Puts what is to be said now into `out`.
@@ -269,6 +290,7 @@ impl Running {
                     tracing::warn!(cluster = %self.identity.cluster, "a session is ended: {too_much}");
                     self.end(Status::resource_exhausted(too_much.to_string()));
                 }
+                self.ask_brake();
             }
             (AgentFrame::Ack(nonce, refused), _, true) => {
                 self.live.session.lock().ack(nonce);

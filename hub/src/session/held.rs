@@ -1,5 +1,5 @@
 //! What an agent holds of one rule, and the step from there to a plan.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
@@ -42,7 +42,7 @@ impl Held {
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
         // An agent that was told that nobody knows the rule has heard nothing else since.
-        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Cordoned(_)));
+        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Braked | Claim::Cordoned(_)));
         self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }
 }
@@ -57,7 +57,7 @@ pub(super) enum Items {
     Asked(BTreeMap<SourceRef, Revision>),
     /// These.
     Pairs(BTreeMap<SourceRef, Revision>),
-    /// Those of the share, and `beyond`: what the share cannot tell anything about, and so left alone.
+    /// Those of the share, and `beyond`: what must stay though the share does not want it.
     Share { share: Share, beyond: BTreeMap<SourceRef, Revision> },
 }
 
@@ -111,19 +111,29 @@ impl Items {
         }
     }
 
-    /// These pairs without those that a share positively does not want; and the sources of those.
+    /// These pairs without those that a share positively does not want and that may go; and the sources of those.
     pub(super) fn without_surplus(&self, share: &Share) -> (BTreeMap<SourceRef, Revision>, Vec<SourceRef>) {
         let (mut kept, mut gone) = (BTreeMap::new(), vec![]);
         for source in self.sources() {
             let Some(revision) = self.revision(source) else { continue };
             // What has another name now stays until the copy with that name can be made.
-            if share.has_source(source) || share.is_unknown(source) {
+            if share.content(source).is_some() || share.has_source(source) || share.must_stay(source) {
                 kept.insert(source.clone(), revision);
             } else {
                 gone.push(source.clone());
             }
         }
         (kept, gone)
+    }
+
+    /// What stays though a share does not want it, only because nobody has judged its removal.
+    pub(super) fn unjudged(&self, share: &Share) -> BTreeSet<SourceRef> {
+        let beyond: Box<dyn Iterator<Item = &SourceRef>> = match self {
+            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => Box::new(std::iter::empty()),
+            Items::Pairs(pairs) => Box::new(pairs.keys().filter(|source| !share.has_source(source))),
+            Items::Share { beyond, .. } => Box::new(beyond.keys()),
+        };
+        beyond.filter(|source| share.is_unjudged(source)).cloned().collect()
     }
 
     /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
@@ -164,7 +174,7 @@ impl Items {
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
             // While content is being read for the first time, it may be what takes the place of this one: what is wanted
             // instead comes first.
-            (Some(held), None) if share.is_unknown(source) || share.is_growing() => {
+            (Some(held), None) if share.must_stay(source) || share.is_growing() => {
                 beyond.insert(source.clone(), held);
             }
             (Some(_), None) => step.tombstones.push(source.clone()),

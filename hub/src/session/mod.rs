@@ -79,6 +79,8 @@ pub struct Session {
     wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     /// Rules whose pairs are needed and have not been asked for.
     ask: BTreeSet<RuleUid>,
+    /// What the agent holds, is not wanted, and nobody has judged yet; no sources: the whole rule.
+    strays: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     unacked: BTreeSet<u64>,
     /// The protocol that is spoken.
     protocol: Spoken,
@@ -165,6 +167,12 @@ impl Session {
     /// Whether the agent has nothing of a rule and no order about it is under way.
     pub fn is_free_of(&self, uid: &RuleUid) -> bool {
         self.hello_done && !self.rules.contains_key(uid)
+    }
+
+    /// What the agent holds, is not wanted, and was not judged: whether it may go is for the brake to say. No sources:
+    /// whatever the agent holds of the rule.
+    pub fn take_strays(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
+        std::mem::take(&mut self.strays)
     }
 
     /// The rules whose pairs the agent must be asked for now.
@@ -288,8 +296,13 @@ impl Session {
             Claim::Held(share) if self.rules.contains_key(uid) => {
                 self.say_terms(uid, share);
                 self.take_back(uid);
+                self.strays.entry(uid.clone()).or_default();
             }
-            Claim::Held(_) => {}
+            Claim::Braked if self.rules.contains_key(uid) => {
+                self.rest(uid);
+                self.strays.entry(uid.clone()).or_default();
+            }
+            Claim::Held(_) | Claim::Braked => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Cordoned(share) => self.cordoned(uid, share),
             Claim::Unknown => self.rest(uid),
@@ -335,6 +348,10 @@ impl Session {
         let Some(held) = self.rules.get_mut(uid) else { return };
         let step = held.items.step_to(share);
         held.items = step.items;
+        let strays = held.items.unjudged(share);
+        if !strays.is_empty() {
+            self.strays.entry(uid.clone()).or_default().extend(strays);
+        }
         let policy = share.terms.deletion_policy;
         for (source, content) in step.upserts {
             self.changes.insert((uid.clone(), source), Change::Upsert(content));
@@ -349,7 +366,7 @@ impl Session {
     fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
         let from = (uid.clone(), SourceRef::new("", "", ""));
         let mut own = self.changes.range(from..).take_while(|((rule, _), _)| rule == uid);
-        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && share.is_unknown(source))
+        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && share.must_stay(source))
     }
 
     fn say_terms(&mut self, uid: &RuleUid, share: &Share) {

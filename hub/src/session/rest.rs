@@ -46,6 +46,10 @@ impl Session {
             Items::Pairs(_) | Items::Share { .. } => {
                 let (kept, gone) = held.items.without_surplus(share);
                 held.items = Items::Pairs(kept);
+                let strays = held.items.unjudged(share);
+                if !strays.is_empty() {
+                    self.strays.entry(uid.clone()).or_default().extend(strays);
+                }
                 for source in gone {
                     self.changes.insert((uid.clone(), source), Change::Tombstone(share.terms.deletion_policy));
                 }

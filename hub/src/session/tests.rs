@@ -9,6 +9,7 @@ use runnel_proto::model::{
 use serde_json::json;
 
 use super::Session;
+use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Claim;
 use crate::plan::{Body, NamedTerms, Rule, RulePlan, Share, SourceContent};
@@ -125,7 +126,9 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
         plan.set(&source(*name), Some(body));
     }
     plan.change = None;
-    Share { plan: Arc::new(plan), terms: rule.terms }
+    // What the brake holds is another matter.
+    let judged = Judged::passing((0..=99).map(|name| Item::Source(source(name))));
+    Share { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged }
 }
 
 fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
@@ -474,7 +477,7 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        Some(Claim::Unknown) => {
+        Some(Claim::Unknown | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
         Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
@@ -566,8 +569,9 @@ proptest! {
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Unknown(rule) => {
-                    claims.insert(format!("r{rule}").into(), Claim::Unknown);
-                    session.update([(format!("r{rule}").into(), Claim::Unknown)]);
+                    let claim = if rule % 2 == 0 { Claim::Unknown } else { Claim::Braked };
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Send(count) => for _ in 0..count {
                     let Some(batch) = session.next_batch() else { break };

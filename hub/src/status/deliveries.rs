@@ -77,7 +77,8 @@ mod tests {
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
-        Share { plan: Arc::new(plan), terms: rule.terms }
+        let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
+        Share { cluster, plan, terms: rule.terms, judged }
     }
 
     fn state(share: &Share, applied: u32, failed: u32) -> RuleState {

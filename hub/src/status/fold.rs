@@ -6,13 +6,16 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
+use super::held::said_of_held;
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
+use crate::brake::Memory;
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
+use crate::index::Held;
 use crate::plan::{Deal, Goes, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
@@ -27,6 +30,10 @@ pub struct View<'a> {
     pub goes: &'a Goes,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<Place, String>,
+    /// What the brake has to remember.
+    pub removal: Option<Memory>,
+    /// What the brake holds.
+    pub held: Option<Held>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
@@ -68,6 +75,7 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.observed_generation = Some(view.rule.generation);
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
+    status.removal = view.removal.clone().map(Into::into);
     let ready = set_conditions(&mut status, view, &standings, now);
     if ready {
         status.revision = Some(revision(view));
@@ -135,10 +143,11 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 4] = [
+    let said: [(ConditionType, Option<Verdict>); 5] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
+        (ConditionType::DeletionHeld, deletion_held(view)),
         (ConditionType::Suspended, suspended(view)),
     ];
     for (condition_type, verdict) in said {
@@ -179,7 +188,7 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
-        return withheld(view);
+        return withheld(view).or_else(|| deletion_held(view));
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
@@ -190,8 +199,16 @@ fn withheld(view: &View<'_>) -> Option<Verdict> {
     Some(Verdict::new(ConditionStatus::True, reason, message))
 }
 
+fn deletion_held(view: &View<'_>) -> Option<Verdict> {
+    let message = said_of_held(view.rule, view.held.as_ref()?);
+    Some(Verdict::new(ConditionStatus::True, Reason::RemovalLimit, message))
+}
+
 fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict {
     use ConditionStatus::{False, True};
+    if let Some(Verdict { reason, message, .. }) = deletion_held(view).filter(|_| view.rule.deleting) {
+        return Verdict::new(False, reason, message);
+    }
     if view.rule.deleting {
         return Verdict::new(False, Reason::Deleting, "the rule is being deleted and its copies are being seen to");
     }
@@ -282,7 +299,7 @@ fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
 }
 
 /// A number with its noun.
-fn counted(number: i64, one: &str, more: &str) -> String {
+pub(super) fn counted(number: i64, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 

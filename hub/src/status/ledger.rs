@@ -6,12 +6,14 @@ use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, Counts, Failure, RuleName, RuleState, RuleUid, SetDigest, TermsDigest};
 
 use super::SILENCE;
+use crate::index::Holding;
 
 /// An agent's last word about one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) intents_digest: SetDigest,
     pub(super) terms_digest: Option<TermsDigest>,
+    pub(super) intents: u32,
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
 }
@@ -103,6 +105,7 @@ impl Ledger {
         let account = Account {
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
+            intents: state.intents,
             counts: state.counts,
             failures: state.failures,
         };
@@ -177,6 +180,12 @@ impl Ledger {
             sum.removing = sum.removing.saturating_add(counts.removing);
             sum
         })
+    }
+
+    /// What a cluster last said that it holds of a rule.
+    pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
+        let account = self.account(cluster, rule)?;
+        Some(Holding { copies: account.counts.copies.into(), intents: account.intents.into() })
     }
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {

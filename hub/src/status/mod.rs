@@ -7,6 +7,7 @@ mod deliveries;
 mod detail;
 mod fold;
 mod granted;
+mod held;
 mod ledger;
 mod member;
 mod notices;

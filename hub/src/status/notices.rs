@@ -34,8 +34,8 @@ pub struct Notice {
     pub message: String,
 }
 
-/// The Events that a change of status is worth: copies that began to fail, clusters lost and back. None for ordinary
-/// edits.
+/// The Events that a change of status is worth: copies that began to fail, a removal that is held, clusters lost and
+/// back. None for ordinary edits.
 pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
     let failing = |status: &RuleStatus| status.summary.is_some_and(|summary| summary.copies_failed > 0);
@@ -46,6 +46,10 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
         if let Some(reason) = reason.filter(|_| !failing(previous) || reason_before.as_ref() != Some(&now.reason)) {
             notices.push(Notice { warning: true, reason: reason.into(), message: now.message });
         }
+    }
+    let held = |status: &RuleStatus| condition(&status.conditions, ConditionType::DeletionHeld).cloned();
+    if let Some(now) = held(next).filter(|_| held(previous).is_none()) {
+        notices.push(Notice { warning: true, reason: ConditionType::DeletionHeld.into(), message: now.message });
     }
     let (before, after) = (unreachable(previous), unreachable(next));
     let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();

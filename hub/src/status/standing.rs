@@ -174,6 +174,7 @@ fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> 
     let plan = view.sent(cluster);
     let Some(terms) = view.goes.clusters.get(cluster) else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
-    let comparable = plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty();
+    let comparable =
+        plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty() && view.held.is_none();
     same_terms && (!comparable || account.intents_digest == digest_on(plan, terms))
 }

@@ -25,6 +25,7 @@ struct World {
     started: Instant,
     seconds: u64,
     overdue: bool,
+    held: Option<crate::index::Held>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -64,8 +65,8 @@ impl World {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
-        let deal = Deal::default();
-        Self { rule, plan, deal, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false }
+        let (deal, held) = (Deal::default(), None);
+        Self { rule, plan, deal, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false, held }
     }
 
     /// The rule is edited.
@@ -86,6 +87,8 @@ impl World {
             deal: &self.deal,
             goes: &self.goes,
             unreadable: BTreeMap::new(),
+            removal: self.held.as_ref().map(|held| held.memory.clone()),
+            held: self.held.clone(),
             previous,
             hub_started: self.started,
             overdue: self.overdue,

@@ -147,6 +147,7 @@ mod tests {
             scope: Scope::default(),
             source_gone_grace: Duration::ZERO,
             expired_renewal_limit: Duration::ZERO,
+            removal_ceiling: crate::brake::Limit::NONE,
             revision_key: RevisionKey::new(b"key"),
         };
         (Shared::new(settings), Arc::default())

@@ -112,14 +112,18 @@ fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body
     }
 }
 
-/// Removes vanished sources when their grace is over, for ever.
+/// Removes vanished sources when their grace is over, and judges deletions of rules when it is time, for ever.
 pub async fn bury_sources(shared: Arc<Shared>) {
     let grace = shared.settings.source_gone_grace;
     loop {
-        let next = shared.index.read().next_burial(grace);
+        let (next, judgement) = {
+            let index = shared.index.read();
+            (index.next_burial(grace), index.next_judgement())
+        };
         tokio::select! {
             () = shared.vanished.notified() => {}
             () = until(next) => shared.change(|index| index.bury(Instant::now(), grace)),
+            () = until(judgement.map(|(at, _)| at)) => shared.judge_due(),
         }
     }
 }

@@ -102,9 +102,10 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     let uid = rule.uid.clone();
     let has_finalizer = object.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
     let doubted = book.set_rule(uid.clone(), RuleObject::of(object, has_finalizer));
-    let known = shared.index.read().rule(&uid).map(|entry| (entry.rule.generation, entry.rule.deleting));
+    let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
+    let known = shared.index.read().rule(&uid).map(|entry| said(&entry.rule));
     // Most events of a rule are our own writes of its status, and change nothing that it says.
-    let news = doubted || known != Some((rule.generation, rule.deleting));
+    let news = doubted || known != Some(said(&rule));
     if (has_finalizer || known.is_some()) && news {
         let places = rule.places(shared.index.read().scope());
         shared.need(places);

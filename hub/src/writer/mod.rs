@@ -181,7 +181,7 @@ impl Writer {
         let ledger = self.shared.ledger.lock();
         self.book.with_rule(uid, |object| {
             let Some(object) = object.filter(|object| !object.deleting && object.has_finalizer) else { return true };
-            let view = rules::view(&index, uid, &object.status, started, false);
+            let view = rules::view(&index, uid, &object.status, started, false, &ledger);
             view.is_none_or(|view| is_settled(&view, &ledger, now))
         })
     }
@@ -339,6 +339,7 @@ mod tests {
             scope: crate::plan::Scope::default(),
             source_gone_grace: Duration::ZERO,
             expired_renewal_limit: Duration::ZERO,
+            removal_ceiling: crate::brake::Limit::NONE,
             revision_key: runnel_proto::model::RevisionKey::new(b"key"),
         };
         let shared = Shared::new(settings);

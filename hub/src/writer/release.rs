@@ -30,6 +30,9 @@ enum Answer {
 impl Writer {
     /// Returns whether the rule was let go.
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
+        if !self.shared.index.read().may_go(uid) {
+            return Ok(false);
+        }
         let (awaited, away) = self.answers(uid, now);
         let since = object
             .deleted_at

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::{RuleObject, WriteError, Writer};
 use crate::crd::{FINALIZER, RuleStatus};
-use crate::index::Index;
-use crate::status::{Now, View, fold, notices};
+use crate::index::{Cluster, Index};
+use crate::status::{Ledger, Now, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(
@@ -18,9 +18,13 @@ pub(crate) fn view<'a>(
     previous: &'a RuleStatus,
     hub_started: Instant,
     overdue: bool,
+    ledger: &Ledger,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
+    let (removal, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
     Some(View {
+        removal,
+        held,
         rule: &entry.rule,
         plan: &entry.plan,
         deal: &entry.deal,
@@ -43,7 +47,23 @@ impl Writer {
         if object.deleting && object.has_finalizer && self.release(uid, &object, now).await? {
             return Ok(false);
         }
+        self.settle_brake(uid, now);
         self.write_status(uid, &object, overdue, now).await
+    }
+
+    /// Once every cluster has said what it holds, nothing is left that only an earlier process of the hub knew of.
+    fn settle_brake(&self, uid: &RuleUid, now: Now) {
+        let settled = {
+            let index = self.shared.index.read();
+            let ledger = self.shared.ledger.lock();
+            let silent = |(name, cluster): (_, &Cluster)| {
+                cluster.accepted && cluster.was_connected && !ledger.has_connected(name)
+            };
+            index.is_held(uid) && self.uptime(now) >= SETTLING && !index.clusters().any(silent)
+        };
+        if settled {
+            self.shared.change(|index| index.settle_brake(uid));
+        }
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -93,7 +113,7 @@ impl Writer {
             let started = self.shared.serving_since().unwrap_or(now.instant);
             let index = self.shared.index.read();
             let ledger = self.shared.ledger.lock();
-            view(&index, uid, &object.status, started, overdue).and_then(|view| fold(&view, &ledger, now))
+            view(&index, uid, &object.status, started, overdue, &ledger).and_then(|view| fold(&view, &ledger, now))
         };
         let Some(status) = next else { return Ok(false) };
         // The version makes it a conflict when somebody has written since, such as a replica that took the lead.

@@ -47,6 +47,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         revision: Some("r1".to_owned()),
         display: Some(Display::from(&summary)),
         summary: Some(summary),
+        removal: None,
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {
             name: "eu-3".to_owned(),

@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use runnel_agent::decide::{Place, Want};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
-use runnel_hub::index::{Cluster, Index, PlaceState};
+use runnel_hub::index::{Cluster, Effect, Index, PlaceState};
 use runnel_hub::plan::{Body, Place as Source, RuleGrant, SourceContent};
 use runnel_hub::session::Session;
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
@@ -135,6 +136,13 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
     index
 }
 
+/// So few copies may go.
+fn judge(index: &mut Index, effect: Effect) {
+    for uid in effect.judge {
+        index.judge(&uid, &|_, _| None, Instant::now());
+    }
+}
+
 /// A member: its session and its agent's set.
 struct Member {
     cluster: Thing,
@@ -156,7 +164,22 @@ impl Member {
         Self { cluster, session, desired, version: 0 }
     }
 
-    fn follow(&mut self, index: &Index) {
+    /// Does what it is told, and has judged what it holds and should not.
+    fn follow(&mut self, index: &mut Index) {
+        let (uid, name) = (RuleUid::from("r"), ClusterName::from(self.cluster.name));
+        for _ in 0..2 {
+            self.take_in(index);
+            for (_, sources) in self.session.take_strays() {
+                let effect = match sources.is_empty() {
+                    true => index.stray_cluster(&uid, &name),
+                    false => index.strays(&uid, &name, sources, Instant::now()),
+                };
+                judge(index, effect);
+            }
+        }
+    }
+
+    fn take_in(&mut self, index: &Index) {
         let (claims, version) = index.claims_since(&ClusterName::from(self.cluster.name), self.version);
         self.version = version;
         self.session.update(claims);
@@ -212,9 +235,10 @@ fn a_copy_is_where_it_is_wanted_and_granted_also_after_the_grants_have_changed()
             let mut members = CLUSTERS.map(Member::new);
             let later = &sets[(first + number + 1) % sets.len()];
             for now in [grants, later, &vec![], grants] {
-                index.set_grants(Some(granted(now)));
+                let effect = index.set_grants(Some(granted(now)));
+                judge(&mut index, effect);
                 for member in &mut members {
-                    member.follow(&index);
+                    member.follow(&mut index);
                     let (got, expected) = (member.copies(), member.expected(rule, now));
                     assert_eq!(got, expected, "{rule:?} in {} under {now:?}, before {grants:?}", member.cluster.name);
                     (cases, copies) = (cases + 1, copies + got.len());
@@ -224,7 +248,7 @@ fn a_copy_is_where_it_is_wanted_and_granted_also_after_the_grants_have_changed()
             let before: Vec<_> = members.iter().map(Member::copies).collect();
             index.set_grants(None);
             for (member, before) in members.iter_mut().zip(before) {
-                member.follow(&index);
+                member.follow(&mut index);
                 let unchanged = member.copies() == before;
                 assert!(rule.cluster_scoped || unchanged, "{rule:?} without knowledge, before {grants:?}");
                 cases += 1;

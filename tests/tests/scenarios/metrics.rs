@@ -99,6 +99,7 @@ async fn prometheus_understands_every_alert_and_panel_and_tells_when_a_member_is
         ("runnel_rule_copies{state=\"applied\"}", 1.0),
         ("runnel_rule_copies{state=\"failed\"}", 1.0),
         ("runnel_removals_held", 0.0),
+        ("runnel_removals_pending", 0.0),
         ("sum(runnel_delivery_seconds_count)", 1.0),
         ("sum(runnel_drift_corrected_total)", 1.0),
         ("count(runnel_build_info)", 2.0),
@@ -115,7 +116,7 @@ async fn prometheus_understands_every_alert_and_panel_and_tells_when_a_member_is
     fires(&prometheus, "RunnelMemberDisconnected", ("member", "member-1")).await?;
     // A rule that is deleted meanwhile leaves an order for the cluster that is away.
     scene.hub.delete(&Id::rule("watched", "edited")).await?;
-    fires(&prometheus, "RunnelRemovalsHeld", ("severity", "info")).await?;
+    fires(&prometheus, "RunnelRemovalsPending", ("severity", "info")).await?;
     for rule in prometheus.rules().await? {
         ensure!(rule["health"] == "ok", "{rule}");
     }

@@ -1,0 +1,383 @@
+//! The brake: an *indirect* removal of more than a rule's limit is held until a person releases exactly that set. Pure.
+//!
+//! Nothing is removed that was not judged here. What a rule no longer wants comes in by [`Brake::remove`], with its
+//! cause, and stays wherever it is until [`Brake::judge`] lets it pass. A deliberate act (one source, one rule or one
+//! literal name that was deleted) passes; anything else is weighed. Indirect removals of the last minute add up, so many
+//! small ones are judged as the large one that they are. What is held stays held, and whatever comes in meanwhile joins
+//! it, until somebody names the digest of the whole set.
+//!
+//! # What a digest releases
+//! The set that it was made of, wherever parts of it still are. Another process of the hub does not know that set, so a
+//! rule's status keeps ([`Memory`]) the digest, the number of copies, and a digest of what the rule wanted besides:
+//! while the rule wants the same, what agents still hold beyond it is the same set or what is left of it, up to that
+//! number of copies.
+mod digest;
+mod limit;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::{ClusterName, SourceRef};
+
+pub use digest::{digest_of, wanted_digest};
+pub use limit::Limit;
+
+/// Indirect removals within this time add up, and deletions within it are one act.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// More deletions than this within [`WINDOW`] are not deliberate ones any more.
+pub const DELIBERATE: usize = 10;
+/// The deletion of a rule is judged after this: that of its namespace, or of many others, may be heard a little later.
+pub const DELAY: Duration = Duration::from_secs(1);
+/// The most removals that one rule's brake remembers to have let pass. What is forgotten is judged again.
+const REMEMBERED: usize = 20_000;
+
+/// What may be removed at a time: a source's copies everywhere, everything in one cluster, or all copies of the rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Item {
+    /// The rule goes.
+    Rule,
+    /// The rule does not choose the cluster any more, or nothing is granted to it there.
+    Cluster(ClusterName),
+    /// Copies of this kind are no longer granted in the cluster.
+    Kind(ClusterName, Arc<str>),
+    /// In this cluster, the copies of the source have another name; this is the former one.
+    Copy(ClusterName, SourceRef),
+    /// The same in every cluster.
+    Name(SourceRef),
+    /// The rule does not select the source any more.
+    Source(SourceRef),
+}
+
+/// Why something is not wanted any more; what comes later weighs more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    /// Its literal name was taken out of a list.
+    Named,
+    /// It was deleted: the source, or the rule.
+    Deleted,
+    /// Whatever else: an edit, a label, something that happened while nobody looked.
+    Indirect,
+}
+
+/// What was judged. Sessions remove only what passed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    passed: BTreeSet<Item>,
+    held: BTreeSet<Item>,
+}
+
+impl Judged {
+    /// These may go. For tests.
+    #[cfg(test)]
+    pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
+        Arc::new(Self { passed: items.into_iter().collect(), held: BTreeSet::new() })
+    }
+
+    /// Whether it may be removed.
+    pub fn passes(&self, item: &Item) -> bool {
+        self.passed.contains(item)
+    }
+
+    /// Whether an intent may be removed in a cluster.
+    pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.passes(item))
+    }
+
+    /// Whether an intent is held in a cluster.
+    pub fn holds_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.holds(item))
+    }
+
+    /// Whether what may go differs in what clusters hear of that the rule does not choose.
+    pub fn differs_elsewhere(&self, former: &Judged) -> bool {
+        let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
+        let others = |judged: &Judged| judged.passed.iter().take_while(is_for_all).cloned().collect::<Vec<_>>();
+        others(self) != others(former)
+    }
+
+    /// Whether it is held.
+    pub fn holds(&self, item: &Item) -> bool {
+        self.held.contains(item)
+    }
+}
+
+/// What an intent goes by in a cluster that the rule chooses. What is wanted again was taken out, so each of these says
+/// enough.
+fn items_of(cluster: &ClusterName, intent: &SourceRef) -> [Item; 4] {
+    [
+        Item::Source(intent.plain()),
+        Item::Name(intent.clone()),
+        Item::Copy(cluster.clone(), intent.clone()),
+        Item::Kind(cluster.clone(), intent.resource.clone()),
+    ]
+}
+
+/// What a rule's status remembers of its brake.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Names the set that is held, or that was released last.
+    pub digest: String,
+    /// How many copies it was.
+    pub copies: u64,
+    /// Names what the rule wanted besides.
+    pub wanted: String,
+    /// Whether it was released.
+    pub released: bool,
+    /// The digest that was released before, so that an old release never fits a new set.
+    pub previous: String,
+}
+
+/// What the judgement needs to know.
+pub struct Circumstances<'a> {
+    /// The rule's uid: no digest fits two rules.
+    pub uid: &'a str,
+    /// What may go without a release.
+    pub limit: Limit,
+    /// All copies of the rule.
+    pub all: u64,
+    /// How many copies a set is.
+    pub weigh: &'a dyn Fn(&BTreeSet<Item>) -> u64,
+    /// Whether the deletion of this was one of too many, or came about by that of its namespace or the like.
+    pub doubtful: &'a dyn Fn(&Item) -> bool,
+    /// Names what the rule wants.
+    pub wanted: &'a dyn Fn() -> String,
+    /// The digest that the rule's annotation releases.
+    pub release: Option<&'a str>,
+}
+
+/// The brake of one rule.
+#[derive(Default)]
+pub struct Brake {
+    judged: Arc<Judged>,
+    /// What was not judged yet, and so stays.
+    open: BTreeMap<Item, Cause>,
+    /// Indirect removals that passed, within [`WINDOW`].
+    spent: VecDeque<(Instant, u64)>,
+    /// When the rule's deletion was first seen.
+    deletion_seen: Option<Instant>,
+    /// What another process of the hub held and nobody has released.
+    carried: Option<Memory>,
+    /// The release that was last carried out.
+    released: Option<Memory>,
+    /// How many of its copies agents may still hold that this process does not know of.
+    rest: u64,
+    /// Digests are made of the last one released, too.
+    previous: String,
+}
+
+impl Brake {
+    /// A brake that remembers what the rule's status says.
+    pub fn remembering(memory: Option<&Memory>) -> Self {
+        let mut brake = Self::default();
+        match memory {
+            Some(memory) if memory.released => {
+                brake.previous.clone_from(&memory.digest);
+                brake.rest = memory.copies;
+                brake.released = Some(memory.clone());
+            }
+            Some(memory) => {
+                brake.previous.clone_from(&memory.previous);
+                brake.carried = Some(memory.clone());
+            }
+            None => {}
+        }
+        brake
+    }
+
+    /// What was judged, to be shared with sessions.
+    pub fn judged(&self) -> &Arc<Judged> {
+        &self.judged
+    }
+
+    /// What the rule wants has changed: nothing that goes from now on is left of an earlier release.
+    pub fn wants_something_else(&mut self) {
+        self.rest = 0;
+    }
+
+    /// Something is not wanted any more. It stays until it is judged.
+    pub fn remove(&mut self, item: Item, cause: Cause) {
+        if !self.judged.passes(&item) && !self.judged.holds(&item) {
+            let known = self.open.entry(item).or_insert(cause);
+            *known = cause.max(*known);
+        }
+    }
+
+    /// Something is wanted, perhaps again.
+    pub fn keep(&mut self, item: &Item) {
+        self.open.remove(item);
+        if *item == Item::Rule {
+            self.deletion_seen = None;
+        }
+        if self.judged.passes(item) || self.judged.holds(item) {
+            let judged = Arc::make_mut(&mut self.judged);
+            judged.passed.remove(item);
+            judged.held.remove(item);
+        }
+    }
+
+    /// Everything that is wanted again.
+    pub fn keep_wanted(&mut self, is_wanted: impl Fn(&Item) -> bool) {
+        let all = self.judged.passed.iter().chain(&self.judged.held).chain(self.open.keys());
+        let back: Vec<_> = all.filter(|item| is_wanted(item)).cloned().collect();
+        back.iter().for_each(|item| self.keep(item));
+    }
+
+    /// Nothing is said to this cluster any more, or it leaves: what it holds is not for the brake.
+    pub fn forget(&mut self, gone: &ClusterName) {
+        self.keep_wanted(|item| match item {
+            Item::Cluster(cluster) | Item::Kind(cluster, _) | Item::Copy(cluster, _) => cluster == gone,
+            Item::Rule | Item::Name(_) | Item::Source(_) => false,
+        });
+    }
+
+    /// Forgets about these for now: whoever holds some of it will say so.
+    pub fn put_off(&mut self, unknown: impl Fn(&Item) -> bool) {
+        self.open.retain(|item, _| !unknown(item));
+    }
+
+    /// Whether something waits to be judged.
+    pub fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whether something is held, by this process or by the one before.
+    pub fn is_holding(&self) -> bool {
+        !self.judged.held.is_empty() || self.carried.is_some()
+    }
+
+    /// When the deletion of the rule is to be judged.
+    pub fn due(&self) -> Option<Instant> {
+        self.deletion_seen.filter(|_| self.open.contains_key(&Item::Rule)).map(|seen| seen + DELAY)
+    }
+
+    /// Every agent has said what it holds: what an earlier process held is held by this one, or is over.
+    pub fn settle(&mut self) -> bool {
+        self.carried.take().is_some()
+    }
+
+    /// Whether nobody has said this before.
+    pub fn is_news(&self, item: &Item) -> bool {
+        !self.open.contains_key(item) && !self.judged.passes(item) && !self.judged.holds(item)
+    }
+
+    /// Judges what is open, and lets go of what is released. Returns whether anything changed.
+    pub fn judge(&mut self, known: &Circumstances<'_>, now: Instant) -> bool {
+        let before = self.judged.clone();
+        let (deliberate, indirect) = self.sort_out(known, now);
+        self.pass(deliberate);
+        if !indirect.is_empty() {
+            match self.may_pass(&indirect, known, now) {
+                true => self.pass(indirect),
+                false => Arc::make_mut(&mut self.judged).held.extend(indirect),
+            }
+        }
+        let released = self.heed_release(known);
+        released || *before != *self.judged
+    }
+
+    /// Takes out of what is open what can be judged now: what passes as it is, and what is to be weighed.
+    fn sort_out(&mut self, known: &Circumstances<'_>, now: Instant) -> (BTreeSet<Item>, BTreeSet<Item>) {
+        if self.open.contains_key(&Item::Rule) {
+            let seen = *self.deletion_seen.get_or_insert(now);
+            if now.saturating_duration_since(seen) < DELAY {
+                return Default::default();
+            }
+        }
+        let open = std::mem::take(&mut self.open);
+        let names = open.values().filter(|cause| **cause == Cause::Named).count();
+        let carried = self.carried.is_some();
+        let is_deliberate = |(item, cause): &(Item, Cause)| match cause {
+            Cause::Named => names <= DELIBERATE,
+            // It may be among what an earlier process held because too much was deleted.
+            Cause::Deleted if *item != Item::Rule && carried => false,
+            Cause::Deleted => !(known.doubtful)(item),
+            Cause::Indirect => false,
+        };
+        let (deliberate, indirect): (Vec<_>, Vec<_>) = open.into_iter().partition(is_deliberate);
+        let items = |pairs: Vec<(Item, Cause)>| pairs.into_iter().map(|(item, _)| item).collect();
+        (items(deliberate), items(indirect))
+    }
+
+    fn may_pass(&mut self, items: &BTreeSet<Item>, known: &Circumstances<'_>, now: Instant) -> bool {
+        if self.is_holding() {
+            return false;
+        }
+        let copies = (known.weigh)(items);
+        if self.is_rest_of_release(copies, known) {
+            return true;
+        }
+        while self.spent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
+            self.spent.pop_front();
+        }
+        let spent: u64 = self.spent.iter().map(|(_, copies)| copies).sum();
+        // Agents may still count what went a moment ago, so what is there now is all that there was.
+        let allowed = known.limit.allows(spent.saturating_add(copies), known.all);
+        if allowed && copies > 0 {
+            self.spent.push_back((now, copies));
+        }
+        allowed
+    }
+
+    /// Whether this is what is left of the set that was released last.
+    fn is_rest_of_release(&mut self, copies: u64, known: &Circumstances<'_>) -> bool {
+        let Some(released) = &self.released else { return false };
+        let is_rest = self.rest >= copies && released.wanted == (known.wanted)();
+        if is_rest {
+            self.rest -= copies;
+        }
+        is_rest
+    }
+
+    fn heed_release(&mut self, known: &Circumstances<'_>) -> bool {
+        let Some(release) = known.release.filter(|_| self.is_holding()) else { return false };
+        let Some(shown) = self.shown(known).filter(|shown| shown.digest == release) else { return false };
+        let held = std::mem::take(&mut Arc::make_mut(&mut self.judged).held);
+        let done = (known.weigh)(&held);
+        self.pass(held);
+        self.carried = None;
+        self.previous.clone_from(&shown.digest);
+        self.rest = shown.copies.saturating_sub(done);
+        self.released = Some(Memory { released: true, ..shown });
+        true
+    }
+
+    fn pass(&mut self, items: BTreeSet<Item>) {
+        if items.is_empty() {
+            return;
+        }
+        let judged = Arc::make_mut(&mut self.judged);
+        judged.passed.extend(items);
+        while judged.passed.len() > REMEMBERED {
+            judged.passed.pop_last();
+        }
+    }
+
+    /// What the status says: what is held, or what was released last. `None` if there is nothing to say.
+    pub fn memory(&self, known: &Circumstances<'_>) -> Option<Memory> {
+        self.shown(known).or_else(|| self.released.clone())
+    }
+
+    /// The set that is held now, as people see it.
+    fn shown(&self, known: &Circumstances<'_>) -> Option<Memory> {
+        let held = &self.judged.held;
+        if !self.is_holding() {
+            return None;
+        }
+        let (copies, wanted) = ((known.weigh)(held), (known.wanted)());
+        // What another process held, as far as agents have spoken of it.
+        if let Some(carried) = self.carried.as_ref().filter(|c| c.wanted == wanted && c.copies >= copies) {
+            return Some(carried.clone());
+        }
+        let digest = digest_of(known.uid, &self.previous, held);
+        let previous = self.previous.clone();
+        (!held.is_empty()).then_some(Memory { digest, copies, wanted, released: false, previous })
+    }
+
+    /// Everything that is held.
+    pub fn held(&self) -> &BTreeSet<Item> {
+        &self.judged.held
+    }
+}

@@ -1,0 +1,294 @@
+//! What is no longer wanted, and whether it may go: see [`crate::brake`].
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
+
+use super::{Effect, Index, RuleEntry};
+use crate::brake::{Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest};
+use crate::plan::NamedTerms;
+
+/// What an agent said that it holds of a rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Copies.
+    pub copies: u64,
+    /// Intents.
+    pub intents: u64,
+}
+
+/// What is known of what agents hold.
+pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
+
+/// How many there are, and the first of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Several<T> {
+    /// The first, at most [`NAMED`].
+    pub first: Vec<T>,
+    /// How many.
+    pub all: usize,
+}
+
+/// How many of several are named.
+pub const NAMED: usize = 5;
+
+impl<T> Default for Several<T> {
+    fn default() -> Self {
+        Self { first: Vec::new(), all: 0 }
+    }
+}
+
+impl<T: Clone> Several<T> {
+    fn add(&mut self, one: &T) {
+        if self.all < NAMED {
+            self.first.push(one.clone());
+        }
+        self.all += 1;
+    }
+}
+
+/// What of a rule is held, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// What the status remembers.
+    pub memory: Memory,
+    /// The sources that are no longer selected.
+    pub sources: Several<SourceRef>,
+    /// The intents whose copies have another name now.
+    pub names: Several<SourceRef>,
+    /// The clusters that are no longer chosen.
+    pub clusters: Several<ClusterName>,
+    /// The clusters in which nothing is granted any more.
+    pub ungranted: Several<ClusterName>,
+    /// The kinds that are no longer granted in a cluster.
+    pub kinds: Several<(ClusterName, Arc<str>)>,
+    /// Whether the rule is to go.
+    pub rule: bool,
+}
+
+impl Index {
+    /// The index, with a limit that no rule can raise.
+    pub fn with_ceiling(self, ceiling: Limit) -> Self {
+        Self { ceiling: Some(ceiling), ..self }
+    }
+
+    /// Forgets what was judged: from now on this process decides, and rules' statuses say what is held.
+    pub fn begin_to_judge(&mut self) {
+        self.deletions.clear();
+        let uids: Vec<_> = self.rules.keys().cloned().collect();
+        for uid in uids {
+            if let Some(entry) = self.rules.get_mut(&uid) {
+                entry.brake = Brake::remembering(entry.rule.removal.memory.as_ref());
+                if entry.rule.deleting {
+                    entry.brake.remove(Item::Rule, Cause::Deleted);
+                }
+            }
+        }
+    }
+
+    /// A namespace is being deleted, or no longer is there.
+    pub fn set_dying(&mut self, namespace: &str, dying: bool) {
+        match dying {
+            true => self.dying.insert(namespace.to_owned()),
+            false => self.dying.remove(namespace),
+        };
+    }
+
+    /// An agent holds these of a rule that does not want them, and nobody has judged that.
+    pub fn strays(
+        &mut self,
+        uid: &RuleUid,
+        cluster: &ClusterName,
+        sources: BTreeSet<SourceRef>,
+        now: Instant,
+    ) -> Effect {
+        let mut effect = Effect::default();
+        // Of a place that nobody watches any more the hub cannot tell.
+        let known = |source: &SourceRef| {
+            let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
+            kind.is_some_and(|kind| self.is_known(&self.scope.place(kind.resource, &source.namespace)))
+        };
+        let absent = |source: &SourceRef| known(source) && !self.sources.contains_key(&source.plain());
+        let causes: Vec<_> = sources
+            .into_iter()
+            .map(|source| {
+                let refused = self.rules.get(uid).is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
+                let cause = if refused || absent(&source) { Cause::Deleted } else { Cause::Indirect };
+                (source, cause)
+            })
+            .collect();
+        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        for (intent, cause) in causes {
+            let Some(item) = entry.stray(cluster, &intent) else { continue };
+            if entry.brake.is_news(&item) {
+                if cause == Cause::Deleted {
+                    self.deletions.push_back(now);
+                }
+                entry.brake.remove(item, cause);
+                effect.judge.insert(uid.clone());
+            }
+        }
+        effect
+    }
+
+    /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
+    pub fn stray_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
+        let mut effect = Effect::default();
+        let takes_part = self.clusters.get(cluster).is_some_and(super::Cluster::takes_part);
+        if let Some(entry) = self.rules.get_mut(uid)
+            && takes_part
+            && !entry.goes.clusters.contains_key(cluster)
+        {
+            entry.brake.remove(Item::Cluster(cluster.clone()), Cause::Indirect);
+            if entry.brake.is_open() {
+                effect.judge.insert(uid.clone());
+            }
+        }
+        effect
+    }
+
+    /// Judges what a rule no longer wants.
+    pub fn judge(&mut self, uid: &RuleUid, holdings: Holdings<'_>, now: Instant) -> Effect {
+        let mut effect = Effect::default();
+        self.deletions.retain(|at| now.saturating_duration_since(*at) < WINDOW);
+        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let mut brake = std::mem::take(&mut entry.brake);
+        // Nobody knows what a cluster holds that has not connected to this process: it is judged when it does.
+        brake.put_off(|item| match item {
+            Item::Cluster(cluster) | Item::Kind(cluster, _) | Item::Copy(cluster, _) => {
+                holdings(uid, cluster).is_none() && self.may_hold(cluster)
+            }
+            Item::Rule | Item::Name(_) | Item::Source(_) => false,
+        });
+        let before = brake.judged().clone();
+        let changed =
+            self.with_circumstances(uid, &before, holdings, |known| brake.judge(known, now)).unwrap_or_default();
+        let elsewhere = brake.judged().differs_elsewhere(&before);
+        if let Some(entry) = self.rules.get_mut(uid) {
+            entry.brake = brake;
+        }
+        effect.rules.insert(uid.clone());
+        if changed {
+            self.touch(uid, &mut effect);
+        }
+        if elsewhere {
+            // Whoever is no longer chosen hears of it, too.
+            effect.clusters.extend(self.clusters.keys().cloned());
+        }
+        effect
+    }
+
+    /// When the deletion of some rule is to be judged, and which.
+    pub fn next_judgement(&self) -> Option<(Instant, RuleUid)> {
+        self.rules.iter().filter_map(|(uid, entry)| Some((entry.brake.due()?, uid.clone()))).min()
+    }
+
+    /// Every agent has said what it holds: what an earlier process held of a rule is held by now, or over.
+    pub fn settle_brake(&mut self, uid: &RuleUid) -> Effect {
+        let mut effect = Effect::default();
+        if self.rules.get_mut(uid).is_some_and(|entry| entry.brake.settle()) {
+            effect.rules.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// What a rule's status says of its brake, and, if something is held, what.
+    pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<Held>) {
+        let Some(entry) = self.rules.get(uid) else { return (None, None) };
+        let memory =
+            self.with_circumstances(uid, entry.brake.judged(), holdings, |known| entry.brake.memory(known)).flatten();
+        let held = memory.clone().filter(|memory| !memory.released).map(|memory| {
+            let mut said = Held { memory, ..Held::default() };
+            for item in entry.brake.held() {
+                match item {
+                    Item::Rule => said.rule = true,
+                    Item::Cluster(cluster) if entry.goes.not_granted.contains(cluster) => said.ungranted.add(cluster),
+                    Item::Cluster(cluster) => said.clusters.add(cluster),
+                    Item::Kind(cluster, kind) => said.kinds.add(&(cluster.clone(), kind.clone())),
+                    Item::Copy(_, intent) | Item::Name(intent) => said.names.add(intent),
+                    Item::Source(source) => said.sources.add(source),
+                }
+            }
+            said
+        });
+        (memory, held)
+    }
+
+    /// Whether a rule that is being deleted may go: what it has did pass the brake.
+    pub fn may_go(&self, uid: &RuleUid) -> bool {
+        self.rules.get(uid).is_none_or(|entry| entry.brake.judged().passes(&Item::Rule))
+    }
+
+    /// Whether something of a rule is held.
+    pub fn is_held(&self, uid: &RuleUid) -> bool {
+        self.rules.get(uid).is_some_and(|entry| entry.brake.is_holding())
+    }
+
+    fn with_circumstances<T>(
+        &self,
+        uid: &RuleUid,
+        judged: &Judged,
+        holdings: Holdings<'_>,
+        ask: impl FnOnce(&Circumstances<'_>) -> T,
+    ) -> Option<T> {
+        let entry = self.rules.get(uid)?;
+        let removal = &entry.rule.removal;
+        let limit = self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling));
+        // A part of what is not known is nothing.
+        let copies = |cluster: &ClusterName| holdings(uid, cluster).map_or(0, |holding| holding.copies);
+        let weigh = |items: &BTreeSet<Item>| self.weigh(entry, items, holdings);
+        let doubtful = |item: &Item| self.is_doubtful(entry, item);
+        let wanted = || {
+            let ungranted = |(name, terms): (_, &NamedTerms)| {
+                (name, entry.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
+            };
+            let clusters = entry.goes.clusters.iter().map(ungranted);
+            wanted_digest(uid.as_str(), entry.rule.deleting, clusters, entry.deal.plans(&entry.plan))
+        };
+        let outside = self
+            .clusters
+            .keys()
+            .filter(|name| !entry.goes.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone())));
+        let all = entry.goes.clusters.keys().chain(outside).map(copies).fold(0, u64::saturating_add);
+        let release = removal.release.as_deref();
+        let known = Circumstances {
+            uid: uid.as_str(),
+            limit,
+            all,
+            weigh: &weigh,
+            doubtful: &doubtful,
+            wanted: &wanted,
+            release,
+        };
+        Some(ask(&known))
+    }
+
+    /// Whether a deletion cannot count as a deliberate one.
+    fn is_doubtful(&self, entry: &RuleEntry, item: &Item) -> bool {
+        let waiting = self.vanished.keys().filter(|source| self.selected_by.contains_key(*source)).count();
+        let many = self.deletions.len() + waiting > DELIBERATE;
+        match item {
+            Item::Rule => {
+                many || entry.rule.removal.on_rule_delete
+                    || self.dying.contains(&entry.rule.terms.rule.namespace)
+                    || self.deleted_with(entry) > DELIBERATE
+            }
+            Item::Source(source) => many || self.dying.contains(&*source.namespace),
+            Item::Cluster(_) | Item::Kind(..) | Item::Copy(..) | Item::Name(_) => true,
+        }
+    }
+
+    /// How many rules were deleted within a minute of this one, as they themselves say: a process that just began has
+    /// not seen them go.
+    fn deleted_with(&self, entry: &RuleEntry) -> usize {
+        let Some(at) = entry.rule.removal.deleted_at else { return 0 };
+        let near = |other: Timestamp| at.duration_since(other).unsigned_abs() < WINDOW;
+        self.rules.values().filter(|other| other.rule.removal.deleted_at.is_some_and(near)).count()
+    }
+
+    pub(super) fn was_deleted(&mut self, now: Instant) {
+        self.deletions.push_back(now);
+    }
+}

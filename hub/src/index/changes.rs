@@ -1,0 +1,148 @@
+//! What a rule no longer wants, and what it wants again: told to its brake.
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, SourceRef};
+
+use super::RuleEntry;
+use crate::brake::{Cause, Item};
+use crate::plan::{Goes, NamedTerms, RulePlan};
+
+impl RuleEntry {
+    /// Whether the rule wants something.
+    fn wants(&self, item: &Item) -> bool {
+        let plan = |cluster: &ClusterName| self.deal.plan(cluster, &self.plan);
+        match item {
+            Item::Rule => !self.rule.deleting,
+            Item::Cluster(cluster) => self.goes.clusters.contains_key(cluster),
+            Item::Kind(cluster, kind) => self.goes.clusters.get(cluster).is_some_and(|terms| terms.grants_kind(kind)),
+            Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
+            Item::Name(intent) => self.deal.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
+            Item::Source(source) => self.plan.wants(source),
+        }
+    }
+
+    /// Nothing of what is wanted may go.
+    pub(super) fn keep_wanted(&mut self) {
+        let mut brake = std::mem::take(&mut self.brake);
+        brake.keep_wanted(|item| self.wants(item));
+        self.brake = brake;
+    }
+
+    /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
+    pub(super) fn stray(&self, cluster: &ClusterName, intent: &SourceRef) -> Option<Item> {
+        let share = self.share(cluster)?;
+        let (source, sent) = (intent.plain(), share.terms.grants_kind(&intent.resource));
+        if share.is_unknown(intent) || (sent && share.plan.wants(intent)) {
+            return None;
+        }
+        Some(match () {
+            () if !self.plan.wants(&source) => Item::Source(source),
+            () if !sent => Item::Kind(cluster.clone(), intent.resource.clone()),
+            () if self.deal.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
+            () => Item::Name(intent.clone()),
+        })
+    }
+}
+
+/// Tells the brake what changed between two states of a rule. Returns whether something is to be judged.
+pub(super) fn note_changes(
+    former: Option<&RuleEntry>,
+    entry: &mut RuleEntry,
+    takes_part: impl Fn(&ClusterName) -> bool,
+) -> bool {
+    entry.keep_wanted();
+    match entry.rule.deleting {
+        true => entry.brake.remove(Item::Rule, Cause::Deleted),
+        false => entry.brake.keep(&Item::Rule),
+    }
+    let Some(former) = former else { return entry.brake.is_open() };
+    for source in former.plan.wanted().filter(|source| !entry.plan.wants(source)) {
+        let cause = match () {
+            () if entry.plan.refused.contains_key(source) => Cause::Deleted,
+            () if entry.rule.has_dropped_source(&former.rule, source) => Cause::Named,
+            () => Cause::Indirect,
+        };
+        entry.brake.remove(Item::Source(source.clone()), cause);
+    }
+    let (now, before) = (entry.rule.clone(), &former.rule);
+    note_goes(&former.goes, entry, takes_part, |cluster| match now.has_dropped_cluster(before, cluster) {
+        true => Cause::Named,
+        false => Cause::Indirect,
+    });
+    if former.deal.differs_by_cluster() || entry.deal.differs_by_cluster() {
+        let both: Vec<_> = former.goes.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name)).collect();
+        for cluster in both {
+            if let Some(plan) = former.deal.plan(cluster, &former.plan) {
+                note_names(plan, entry, cluster);
+            }
+        }
+    }
+    entry.brake.is_open() || former.rule.removal != entry.rule.removal
+}
+
+/// Tells the brake what a rule no longer wants where.
+pub(super) fn note_goes(
+    former: &Goes,
+    entry: &mut RuleEntry,
+    takes_part: impl Fn(&ClusterName) -> bool,
+    cause: impl Fn(&ClusterName) -> Cause,
+) {
+    for (cluster, before) in &former.clusters {
+        match entry.goes.clusters.get(cluster).cloned() {
+            // Before the hub could tell, nothing was said.
+            Some(now) if !former.unknown => note_kinds(before, &now, entry, cluster),
+            Some(_) => {}
+            None if takes_part(cluster) => entry.brake.remove(Item::Cluster(cluster.clone()), cause(cluster)),
+            // What is revoked hears nothing, and what leaves does so on purpose.
+            None => {}
+        }
+    }
+}
+
+fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, cluster: &ClusterName) {
+    let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
+    let kinds: Vec<Arc<str>> = entry.rule.resources().filter(lost).map(Arc::from).collect();
+    for kind in kinds {
+        entry.brake.remove(Item::Kind(cluster.clone(), kind), Cause::Indirect);
+    }
+}
+
+/// The copies of sources that are still selected and have other names now.
+fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName) {
+    let Some(now) = entry.deal.plan(cluster, &entry.plan).cloned() else { return };
+    if Arc::ptr_eq(before, &now) {
+        return;
+    }
+    let other =
+        |intent: &&SourceRef| !now.wants(intent) && !now.is_unknown(intent) && entry.plan.wants(&intent.plain());
+    let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
+    for intent in gone {
+        entry.brake.remove(Item::Copy(cluster.clone(), intent), Cause::Indirect);
+    }
+}
+
+/// One cluster is to a rule something else than it was: these were its terms and its plan.
+pub(super) fn note_choice(
+    entry: &mut RuleEntry,
+    cluster: &ClusterName,
+    former: (Option<NamedTerms>, Option<Arc<RulePlan>>),
+    takes_part: bool,
+) {
+    entry.brake.wants_something_else();
+    match (entry.goes.clusters.get(cluster).cloned(), former) {
+        (Some(now), (Some(before), plan)) => {
+            if !entry.goes.unknown {
+                note_kinds(&before, &now, entry, cluster);
+            }
+            if let Some(plan) = plan.filter(|_| entry.deal.differs_by_cluster()) {
+                note_names(&plan, entry, cluster);
+            }
+        }
+        (None, (Some(_), _)) if takes_part => entry.brake.remove(Item::Cluster(cluster.clone()), Cause::Indirect),
+        _ => {}
+    }
+    if !takes_part {
+        entry.brake.forget(cluster);
+    }
+    entry.keep_wanted();
+}

@@ -1,0 +1,95 @@
+//! How many copies a removal is.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{ClusterName, SourceRef};
+
+use super::brake::Holdings;
+use super::{Index, RuleEntry};
+use crate::brake::Item;
+use crate::plan::Rule;
+
+impl Index {
+    /// How many copies a set is: as agents counted them; where none did, as many as the rule's literal names say. What
+    /// another rule wants in the same place changes hands there, and is no removal.
+    pub(super) fn weigh(&self, entry: &RuleEntry, items: &BTreeSet<Item>, holdings: Holdings<'_>) -> u64 {
+        let whole = |cluster: &ClusterName| self.copies(entry, cluster, holdings);
+        if items.contains(&Item::Rule) {
+            return entry.goes.clusters.keys().map(whole).fold(0, u64::saturating_add);
+        }
+        let (mut clusters, mut everywhere, mut here) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
+        for item in items {
+            match item {
+                Item::Rule => {}
+                Item::Cluster(cluster) => drop(clusters.insert(cluster)),
+                Item::Kind(cluster, kind) => {
+                    let of_kind = |source: &&SourceRef| source.resource == *kind;
+                    let intents: Vec<_> = entry.plan.wanted().filter(of_kind).collect();
+                    here.entry(cluster).or_insert_with(Vec::new).extend(intents);
+                }
+                Item::Copy(cluster, intent) => here.entry(cluster).or_insert_with(Vec::new).push(intent),
+                Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
+            }
+        }
+        // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
+        let holds = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster).is_some_and(|held| held.copies > 0);
+        let there = self.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name) || holds(name));
+        // Where everything goes, nothing is counted twice.
+        let there = there.filter(|name| !clusters.contains(name));
+        let intents = there.map(|cluster| {
+            let stay = |intent: &&&SourceRef| self.is_wanted_by_another(entry, cluster, intent);
+            let own = here.get(cluster).into_iter().flatten();
+            let go = everywhere.len() + own.clone().count() - everywhere.iter().chain(own).filter(stay).count();
+            self.copies_of_one(entry, cluster, holdings).saturating_mul(go as u64)
+        });
+        clusters.iter().map(|cluster| whole(cluster)).chain(intents).fold(0, u64::saturating_add)
+    }
+
+    /// The copies in a cluster that go with the rule.
+    fn copies(&self, entry: &RuleEntry, cluster: &ClusterName, holdings: Holdings<'_>) -> u64 {
+        let all = match holdings(&entry.rule.uid, cluster) {
+            Some(holding) => holding.copies,
+            None if self.may_hold(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
+            None => 0,
+        };
+        let Some((_, plan)) = entry.deal.plans(&entry.plan).find(|(of, _)| of.is_none_or(|of| of == cluster)) else {
+            return all;
+        };
+        let stay = plan.wanted().filter(|intent| self.is_wanted_by_another(entry, cluster, intent)).count();
+        all.saturating_sub(self.copies_of_one(entry, cluster, holdings).saturating_mul(stay as u64))
+    }
+
+    fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName, holdings: Holdings<'_>) -> u64 {
+        match holdings(&entry.rule.uid, cluster) {
+            Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
+            // It may have taken in more than it has told.
+            Some(_) => targets(&entry.rule),
+            None if self.may_hold(cluster) => targets(&entry.rule),
+            None => 0,
+        }
+    }
+
+    pub(super) fn may_hold(&self, cluster: &ClusterName) -> bool {
+        self.clusters.get(cluster).is_some_and(|cluster| cluster.was_connected)
+    }
+
+    /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
+    fn is_wanted_by_another(&self, entry: &RuleEntry, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        let Some(readers) = self.selected_by.get(&intent.plain()) else { return false };
+        let former = entry.goes.clusters.get(cluster);
+        readers.iter().filter(|uid| **uid != entry.rule.uid).filter_map(|uid| self.rules.get(uid)).any(|other| {
+            let goes = &other.goes;
+            let Some(terms) = goes.clusters.get(cluster) else { return false };
+            let rests = goes.unknown || goes.cordoned.contains(cluster) || terms.suspend || other.rule.deleting;
+            let reaches = terms.namespaces == entry.rule.terms.namespaces
+                && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));
+            let sends = || other.share(cluster).is_some_and(|share| share.content(intent).is_some());
+            !rests && reaches && sends()
+        })
+    }
+}
+
+/// The namespaces that a rule names literally; one, if it names none.
+fn targets(rule: &Rule) -> u64 {
+    let literals = rule.terms.namespaces.as_ref().map_or(0, |choice| choice.wanted_literals().count());
+    literals.max(1) as u64
+}

@@ -1,0 +1,44 @@
+//! What people are told of a removal that is held.
+use super::fold::counted;
+use crate::crd::RELEASE;
+use crate::index::{Held, Several};
+use crate::plan::Rule;
+
+/// How many copies, where, why, and how to release them.
+pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
+    let mut causes = vec![];
+    if held.rule {
+        causes.push("the rule is deleted".to_owned());
+    }
+    causes.extend(said(&held.sources, "source is", "sources are", "no longer selected"));
+    causes.extend(said(&held.names, "copy has", "copies have", "another name now"));
+    causes.extend(said(&held.clusters, "cluster is", "clusters are", "no longer chosen"));
+    causes.extend(said(&held.ungranted, "cluster is", "clusters are", "no longer granted"));
+    let kinds = held.kinds.first.iter().map(|(cluster, kind)| format!("{kind} in {cluster}")).collect();
+    causes.extend(said(&Several { first: kinds, all: held.kinds.all }, "kind is", "kinds are", "no longer granted"));
+    if causes.is_empty() {
+        causes.push("as the hub said before it restarted; the agents have not said yet what is left".to_owned());
+    }
+    let copies = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "copy", "copies");
+    let name = &rule.terms.rule;
+    let (kind, namespace) = match name.is_cluster_scoped() {
+        true => ("cdrule", String::new()),
+        false => ("drule", format!(" -n {}", name.namespace)),
+    };
+    format!(
+        "the removal of {copies} is above spec.removalLimit and is held: {}. To remove exactly these: kubectl annotate {kind} {}{namespace} --overwrite {RELEASE}={}; to keep them, undo the change",
+        causes.join("; "),
+        name.name,
+        held.memory.digest,
+    )
+}
+
+fn said<T: std::fmt::Display>(several: &Several<T>, one: &str, more: &str, what: &str) -> Option<String> {
+    let named: Vec<_> = several.first.iter().map(ToString::to_string).collect();
+    let rest = match several.all - named.len() {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    let number = counted(i64::try_from(several.all).unwrap_or(i64::MAX), one, more);
+    (several.all > 0).then(|| format!("{number} {what}: {}{rest}", named.join(", ")))
+}

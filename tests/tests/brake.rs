@@ -1,0 +1,230 @@
+//! The brake: removals above a rule's limit wait, everywhere, until somebody releases exactly that set.
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene, condition};
+use runnel_tests::wait::eventually;
+use serde_json::{Value, json};
+
+const HOME: &str = "braked";
+const SOURCES: usize = 12;
+const MEMBERS: usize = 2;
+
+struct Stage {
+    fleet: Fleet,
+    scene: Scene,
+    rule: Id,
+}
+
+impl Stage {
+    fn copy(number: usize) -> Id {
+        Id::config_map(HOME, &format!("s{number}"))
+    }
+
+    /// Which of the sources have a copy in a member.
+    async fn copies(&self, member: usize) -> Result<Vec<usize>> {
+        let mut there = vec![];
+        for number in 0..SOURCES {
+            if self.scene.member(member).find(&Self::copy(number)).await?.is_some() {
+                there.push(number);
+            }
+        }
+        Ok(there)
+    }
+
+    /// Waits until so many copies are held and says by which digest. Nothing is missing anywhere.
+    async fn is_held(&self, copies: usize, all: usize) -> Result<String> {
+        self.is_held_of(&self.rule, copies, all).await
+    }
+
+    async fn is_held_of(&self, rule: &Id, copies: usize, all: usize) -> Result<String> {
+        let what = format!("{copies} copies held");
+        let told = self.scene.hub.sees(&what, rule, |rule| {
+            let held = condition(rule, "DeletionHeld")?;
+            let removal = &rule["status"]["removal"];
+            ensure!(held["status"] == "True" && removal["copies"] == copies && removal["released"] == false, "{held}");
+            let digest = removal["digest"].as_str().unwrap_or_default();
+            let message = held["message"].as_str().unwrap_or_default();
+            ensure!(digest.len() == 20 && message.contains(&format!("runnel.dev/release={digest}")), "{message}");
+            let ready = condition(rule, "Ready")?;
+            ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
+            Ok(())
+        });
+        let told = told.await?;
+        for member in 1..=MEMBERS {
+            let there = self.copies(member).await?;
+            ensure!(there.len() == all, "member {member} has {there:?}");
+        }
+        Ok(told["status"]["removal"]["digest"].as_str().context("no digest")?.to_owned())
+    }
+
+    async fn is_not_held(&self) -> Result<Value> {
+        let free = |rule: &Value| {
+            ensure!(condition(rule, "DeletionHeld").is_err(), "still held");
+            Ok(())
+        };
+        self.scene.hub.sees("nothing held", &self.rule, free).await
+    }
+
+    async fn release(&self, rule: &Id, digest: &str) -> Result<()> {
+        let change = json!({"metadata": {"annotations": {"runnel.dev/release": digest}}});
+        self.scene.hub.change(rule, change).await.map(|_| ())
+    }
+
+    async fn select(&self, value: &str) -> Result<()> {
+        let entry = json!({"resources": ["configmaps"], "selector": {"matchLabels": {"set": value}}});
+        self.scene.hub.change(&self.rule, json!({"spec": {"sources": [entry]}})).await.map(|_| ())
+    }
+
+    async fn label(&self, number: usize, value: &str) -> Result<()> {
+        self.scene.hub.change(&Self::copy(number), json!({"metadata": {"labels": {"set": value}}})).await.map(|_| ())
+    }
+
+    async fn held_metric(&self, wanted: f64) -> Result<()> {
+        eventually("the metric to say what is held", SOON, async || {
+            let told = Metrics::of(&self.fleet.hub_ops_url()).await?.sum("runnel_removals_held")?;
+            Ok((told == wanted).then_some(()))
+        })
+        .await
+    }
+}
+
+async fn stage() -> Result<Stage> {
+    let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
+    let scene = Scene::of(&fleet).await?;
+    scene.hub_namespaces(&[HOME]).await?;
+    scene.member_namespaces(&[HOME]).await?;
+    for number in 0..SOURCES {
+        let draft = Draft::config_map(HOME, &format!("s{number}")).label("set", "a").data("k", "v");
+        scene.hub.make(&draft.json()).await?;
+    }
+    let draft = RuleDraft::new(HOME, "all").labelled("set", "a");
+    let by_label = json!({"selector": {"matchLabels": {"env": "prod"}}});
+    scene.hub.make(&draft.with("clusters", by_label).json()).await?;
+    let stage = Stage { fleet, scene, rule: Id::rule(HOME, "all") };
+    stage.scene.hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+    Ok(stage)
+}
+
+#[tokio::test]
+async fn a_removal_above_the_limit_waits_for_its_digest_whatever_happens_meanwhile() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+
+    // A selector that fits nothing; a digest that fits nothing; the mistake undone.
+    stage.select("nothing").await?;
+    let first = stage.is_held(24, 12).await?;
+    stage.held_metric(1.0).await?;
+    stage.release(&stage.rule, "00000000000000000000").await?;
+    stage.select("a").await?;
+    stage.is_not_held().await?;
+    stage.held_metric(0.0).await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+
+    // Labels, one after another: what is below the limit goes, the rest of a minute is held.
+    for number in 0..3 {
+        stage.label(number, "b").await?;
+        for member in 1..=MEMBERS {
+            stage.scene.member(member).lacks(&Stage::copy(number)).await?;
+        }
+    }
+    for number in 3..8 {
+        stage.label(number, "b").await?;
+    }
+    // 6 copies went; of the next 10 no more than 4 may.
+    let told = hub.sees("the rest held", &stage.rule, |rule| {
+        let copies = rule["status"]["removal"]["copies"].as_u64().unwrap_or_default();
+        ensure!((6..=10).contains(&copies) && condition(rule, "DeletionHeld").is_ok(), "{}", rule["status"]);
+        Ok(())
+    });
+    told.await?;
+    let left = stage.copies(1).await?;
+    ensure!(left.len() >= 7, "{left:?}");
+    for number in 0..8 {
+        stage.label(number, "a").await?;
+    }
+    stage.is_not_held().await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+
+    // Held, the hub dies; held by the next one, which never saw the edit; an edit while there is no hub is held as well.
+    stage.select("nothing").await?;
+    let held = stage.is_held(24, 12).await?;
+    ensure!(held == first, "the same set is called {first} and {held}");
+    stage.fleet.kill_hub()?;
+    stage.fleet.start_hub().await?;
+    for member in 1..=MEMBERS {
+        stage.fleet.connected(member).await?;
+    }
+    ensure!(stage.is_held(24, 12).await? == held, "another digest after a restart");
+    stage.fleet.kill_hub()?;
+    let narrow = json!({"names": ["member-1"], "selector": null});
+    hub.change(&stage.rule, json!({"spec": {"clusters": narrow}})).await?;
+    stage.fleet.start_hub().await?;
+    for member in 1..=MEMBERS {
+        stage.fleet.connected(member).await?;
+    }
+    let grown = eventually("both in one digest", SOON, async || {
+        let digest = stage.is_held(24, 12).await?;
+        Ok((digest != held).then_some(digest))
+    });
+    let grown = grown.await?;
+
+    // The former digest releases nothing; the one that is shown does, everywhere.
+    stage.release(&stage.rule, &held).await?;
+    ensure!(stage.is_held(24, 12).await? == grown);
+    stage.release(&stage.rule, &grown).await?;
+    for member in 1..=MEMBERS {
+        for number in 0..SOURCES {
+            stage.scene.member(member).lacks(&Stage::copy(number)).await?;
+        }
+    }
+    let told = stage.is_not_held().await?;
+    ensure!(told["status"]["removal"]["released"] == true, "{}", told["status"]);
+
+    // The same mistake again is another removal: the old digest does not fit.
+    stage.select("a").await?;
+    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": null, "all": true}}})).await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+    stage.select("nothing").await?;
+    let again = stage.is_held(24, 12).await?;
+    ensure!(again != grown && again != held);
+    stage.select("a").await?;
+    stage.is_not_held().await?;
+
+    // Deliberate: one source, one literal name, one rule.
+    hub.delete(&Stage::copy(11)).await?;
+    for member in 1..=MEMBERS {
+        stage.scene.member(member).lacks(&Stage::copy(11)).await?;
+    }
+    hub.all_applied(&stage.rule, MEMBERS * 11).await?;
+    hub.change(&stage.rule, json!({"spec": {"clusters": {"all": null, "names": ["member-1", "member-2"]}}})).await?;
+    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": ["member-1"]}}})).await?;
+    for number in 0..11 {
+        stage.scene.member(2).lacks(&Stage::copy(number)).await?;
+    }
+    hub.change(&stage.rule, json!({"spec": {"clusters": {"names": ["member-1", "member-2"]}}})).await?;
+    hub.all_applied(&stage.rule, MEMBERS * 11).await?;
+    hub.delete(&stage.rule).await?;
+    hub.lacks(&stage.rule).await?;
+    for number in 0..11 {
+        stage.scene.member(1).lacks(&Stage::copy(number)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_released() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+    let limit = json!({"spec": {"removalLimit": {"onRuleDelete": "Hold"}}});
+    hub.change(&stage.rule, limit).await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+    hub.delete(&stage.rule).await?;
+    let digest = stage.is_held(24, 12).await?;
+    stage.release(&stage.rule, &digest).await?;
+    hub.lacks(&stage.rule).await?;
+    for member in 1..=MEMBERS {
+        ensure!(stage.copies(member).await?.is_empty());
+    }
+    Ok(())
+}
