@@ -1,10 +1,13 @@
 //! The brake: removals above a rule's limit wait, everywhere, until somebody releases exactly that set.
 
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene, condition};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 const HOME: &str = "braked";
 const SOURCES: usize = 12;
@@ -71,6 +74,18 @@ impl Stage {
         self.scene.hub.change(rule, change).await.map(|_| ())
     }
 
+    /// The plugin's exit code and words.
+    async fn runnel(&self, words: &[&str]) -> Result<(Option<i32>, String)> {
+        let mut command = Command::new(self.fleet.binaries().folder.join("kubectl-runnel"));
+        command.args(words).args(["-n", HOME, "--hub-url", &self.fleet.hub_address(), "--kubeconfig"]);
+        command.arg(self.fleet.hub().kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
+        let said = [&output.stdout[..], &output.stderr[..]].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        println!("$ kubectl runnel {}\n{said}", words.join(" "));
+        Ok((output.status.code(), said))
+    }
+
     async fn select(&self, value: &str) -> Result<()> {
         let entry = json!({"resources": ["configmaps"], "selector": {"matchLabels": {"set": value}}});
         self.scene.hub.change(&self.rule, json!({"spec": {"sources": [entry]}})).await.map(|_| ())
@@ -119,6 +134,18 @@ async fn a_removal_above_the_limit_waits_for_its_digest_whatever_happens_meanwhi
     stage.select("a").await?;
     stage.is_not_held().await?;
     stage.held_metric(0.0).await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
+
+    // A grant that is gone, and comes back.
+    let everything =
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
+    let grant = hub.get(&Id::of(&everything)?).await.context("no grant")?;
+    hub.delete(&Id::of(&everything)?).await?;
+    stage.is_held(24, 12).await?;
+    let mut anew = everything;
+    anew["spec"] = grant["spec"].clone();
+    hub.make(&anew).await?;
+    stage.is_not_held().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
     // Labels, one after another: what is below the limit goes, the rest of a minute is held.
@@ -172,7 +199,16 @@ async fn a_removal_above_the_limit_waits_for_its_digest_whatever_happens_meanwhi
     // The former digest releases nothing; the one that is shown does, everywhere.
     stage.release(&stage.rule, &held).await?;
     ensure!(stage.is_held(24, 12).await? == grown);
-    stage.release(&stage.rule, &grown).await?;
+    let (code, said) = stage.runnel(&["release", "all"]).await?;
+    ensure!(code == Some(2) && said.contains("--yes"), "{said}");
+    for line in ["configmaps/braked/s0 everywhere: no longer selected", "all copies in member-2: no longer chosen"] {
+        ensure!(said.contains(line), "{said}");
+    }
+    ensure!(stage.is_held(24, 12).await? == grown, "released though nobody said yes");
+    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && said.contains("Released: 24 copies"), "{said}");
+    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
+    ensure!(code == Some(1) && said.contains("nothing of rule braked/all is held"), "{said}");
     for member in 1..=MEMBERS {
         for number in 0..SOURCES {
             stage.scene.member(member).lacks(&Stage::copy(number)).await?;

@@ -128,6 +128,7 @@ fn everything() -> Value {
         "immutablePolicy": "Recreate",
         "ignoreFields": ["/data/a.b", "/binaryData/c", "/metadata/labels/example.com~1team", "/metadata/annotations/note"],
         "deletionPolicy": "Retain",
+        "removalLimit": {"count": 0, "percent": 100, "onRuleDelete": "Hold"},
         "suspend": true,
     })
 }
@@ -160,6 +161,7 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
         "driftPolicy": "Correct",
         "immutablePolicy": "Report",
         "deletionPolicy": "Delete",
+        "removalLimit": {"count": 10, "percent": 20, "onRuleDelete": "Allow"},
         "suspend": false,
     });
     let mut wanted = changed(smallest(), &defaults);

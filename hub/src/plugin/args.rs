@@ -20,7 +20,7 @@ pub struct Cli {
     /// The context of the hub; for join and unjoin that of the member, and --hub-context is the hub's.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// For status: the namespace of the rules. Else: where hub and agents live (runnel-system).
+    /// For status and release: the namespace of the rules. Else: where hub and agents live (runnel-system).
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
@@ -39,6 +39,8 @@ pub enum Command {
     Status(Status),
     /// Show the member clusters.
     Members(Members),
+    /// Let a removal go that a rule's removalLimit holds: shows what goes, asks, and releases exactly that.
+    Release(Release),
     /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
     Unjoin(Unjoin),
     /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
@@ -183,6 +185,25 @@ pub struct Status {
     /// With RULE and -o wide: where the hub lives.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
+}
+
+/// Let a held removal go.
+#[derive(Debug, Args)]
+pub struct Release {
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
+    pub rule: String,
+    /// Do not ask.
+    #[arg(short = 'y', long)]
+    pub yes: bool,
+    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub hub_url: Option<String>,
+    /// Where the hub lives.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
+    /// How long to wait until the hub has heeded it.
+    #[arg(long, default_value = "30s", value_name = "DURATION")]
+    pub timeout: String,
 }
 
 /// Show the member clusters.

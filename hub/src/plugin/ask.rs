@@ -15,6 +15,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
 
 use super::access::Cluster;
 use super::detail::ClusterRow;
@@ -38,11 +39,61 @@ pub struct Question<'a> {
     pub rule: &'a Value,
 }
 
+/// What is held of a rule.
+pub struct Held {
+    /// What releases it.
+    pub digest: String,
+    /// How many copies it is.
+    pub copies: i64,
+    /// What goes: which sort of thing, the cluster, the object.
+    pub items: Vec<[String; 3]>,
+}
+
 /// How a rule stands in each of its clusters, the worst first.
 ///
 /// # Errors
 /// A sentence with the cure.
 pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Vec<ClusterRow>> {
+    within(hub, question, async |mut client, token| {
+        let rule = question.rule;
+        let request =
+            wire::RuleClustersRequest { kind: of(rule, "/kind"), namespace: of(rule, NAMESPACE), name: of(rule, NAME) };
+        let mut pages = client.rule_clusters(bearing(request, token)?).await.map_err(refused)?.into_inner();
+        let mut rows = Vec::new();
+        while let Some(page) = pages.message().await.map_err(refused)? {
+            rows.extend(page.clusters.into_iter().map(row));
+        }
+        Ok(rows)
+    })
+    .await
+}
+
+/// Everything that is held of a rule; `None` where nothing is.
+///
+/// # Errors
+/// A sentence with the cure.
+pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Option<Held>> {
+    within(hub, question, async |mut client, token| {
+        let rule = question.rule;
+        let request =
+            wire::RuleHeldRequest { kind: of(rule, "/kind"), namespace: of(rule, NAMESPACE), name: of(rule, NAME) };
+        let mut pages = client.rule_held(bearing(request, token)?).await.map_err(refused)?.into_inner();
+        let mut held = None;
+        while let Some(page) = pages.message().await.map_err(refused)? {
+            let held = held.get_or_insert_with(|| Held { digest: page.digest, copies: page.copies, items: vec![] });
+            held.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
+        }
+        Ok(held)
+    })
+    .await
+}
+
+/// Asks the hub within [`LIMIT`].
+async fn within<T>(
+    hub: &Cluster,
+    question: &Question<'_>,
+    ask: impl AsyncFnOnce(QueryClient<Channel>, &str) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let (hub_id, pin) = identity(hub, question.namespace).await?;
     let token = match hub.bearer().await? {
         Some(token) => token,
@@ -58,30 +109,34 @@ pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<
             &forwarded.address
         }
     };
-    let asked = ask(connector, address, &token, question.rule);
+    let asked = async {
+        let channel = endpoint(address)?.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| anyhow!("{}", super::explain::whole(&error)))?;
+        ask(QueryClient::new(channel), &token).await
+    };
     let answer = tokio::time::timeout(LIMIT, asked).await;
     answer.map_err(|_| anyhow!("the hub at {address} did not answer within {} seconds", LIMIT.as_secs()))?
 }
 
-async fn ask(connector: Connector, address: &str, token: &str, rule: &Value) -> anyhow::Result<Vec<ClusterRow>> {
-    let channel = endpoint(address)?.connect_with_connector(connector).await;
-    let channel = channel.map_err(|error| anyhow!("{}", super::explain::whole(&error)))?;
-    let mut request = Request::new(wire::RuleClustersRequest {
-        kind: text(rule, "/kind").to_owned(),
-        namespace: text(rule, "/metadata/namespace").to_owned(),
-        name: text(rule, "/metadata/name").to_owned(),
-    });
+/// Where a rule's namespace and name stand.
+const NAMESPACE: &str = "/metadata/namespace";
+const NAME: &str = "/metadata/name";
+
+fn of(rule: &Value, path: &str) -> String {
+    text(rule, path).to_owned()
+}
+
+fn refused(status: tonic::Status) -> anyhow::Error {
+    anyhow!("the hub says: {}", status.message())
+}
+
+fn bearing<T>(request: T, token: &str) -> anyhow::Result<Request<T>> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
     let mut bearer = bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
     bearer.set_sensitive(true);
+    let mut request = Request::new(request);
     request.metadata_mut().insert("authorization", bearer);
-    let refused = |status: tonic::Status| anyhow!("the hub says: {}", status.message());
-    let mut pages = QueryClient::new(channel).rule_clusters(request).await.map_err(refused)?.into_inner();
-    let mut rows = Vec::new();
-    while let Some(page) = pages.message().await.map_err(refused)? {
-        rows.extend(page.clusters.into_iter().map(row));
-    }
-    Ok(rows)
+    Ok(request)
 }
 
 fn row(cluster: wire::RuleCluster) -> ClusterRow {

@@ -17,6 +17,7 @@ mod join;
 mod limit;
 mod look;
 mod progress;
+mod release;
 mod rights;
 mod rules;
 mod seen;
@@ -104,6 +105,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Join(options) => join::run(&session, &options).await,
         Command::Status(options) => status::run(&session, &options).await,
         Command::Members(options) => status::members(&session, &options).await,
+        Command::Release(options) => release::run(&session, &options).await,
         Command::Unjoin(options) => unjoin::run(&session, &options).await,
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,

@@ -68,7 +68,7 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) ->
     }
 }
 
-async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {
+pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::Result<Value> {
     let (path, what, other) = match limit::rule(given, namespace).map_err(usage)? {
         RuleRef::Cluster(name) => {
             (format!("{API}/clusterdistributionrules/{name}"), format!("ClusterDistributionRule {name}"), None)

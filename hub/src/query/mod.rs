@@ -14,13 +14,14 @@ use runnel_proto::wire;
 use runnel_proto::wire::query_server::{Query, QueryServer};
 use tonic::{Request, Response, Status};
 
+use crate::brake::{Item, Memory};
 use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
 use crate::writer::{Book, view};
 pub use review::{AUDIENCE, Reviewer};
 
-/// Clusters on a page.
+/// Clusters, or what is held, on a page.
 const PAGE: usize = 256;
 
 /// The kinds of rules, with the resource by which rights to them are given.
@@ -54,6 +55,30 @@ impl Questions {
         let view = view(&index, uid, &status, since, false, &ledger)?;
         Some(details(&view, &ledger, Instant::now()))
     }
+
+    /// What is held of a rule: the digest, the number of copies, and every item.
+    fn held(&self, rule: &RuleName) -> Option<(Option<Memory>, Vec<Item>)> {
+        self.shared.serving_since()?;
+        let index = self.shared.index.read();
+        let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
+        let ledger = self.shared.ledger.lock();
+        let (_, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
+        Some((held.map(|held| held.memory), entry.brake.held().iter().cloned().collect()))
+    }
+
+    /// The rule that is asked about, where the caller may get it and this hub can answer.
+    async fn asked<T>(&self, request: &Request<T>, rule: RuleName) -> Result<RuleName, Status> {
+        let (address, token) = (address(request), review::bearer(request.metadata())?);
+        let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
+        let resource = resource.ok_or_else(|| {
+            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
+        })?;
+        self.reviewer.may_get(address, &token, resource, &rule.namespace, &rule.name).await?;
+        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
+            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
+        }
+        Ok(rule)
+    }
 }
 
 /// The address of a caller, where it is known: who comes by way of another replica has none.
@@ -84,6 +109,33 @@ fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
     }
 }
 
+/// At least one page, as the digest stands on it.
+fn held_pages(memory: &Memory, items: &[Item]) -> Vec<wire::RuleHeldPage> {
+    let copies = i64::try_from(memory.copies).unwrap_or(i64::MAX);
+    let page = |items: &[Item]| {
+        let items = items.iter().map(held_item).collect();
+        wire::RuleHeldPage { digest: memory.digest.clone(), copies, items }
+    };
+    match items.is_empty() {
+        true => vec![page(&[])],
+        false => items.chunks(PAGE).map(page).collect(),
+    }
+}
+
+fn held_item(item: &Item) -> wire::HeldItem {
+    let (what, cluster, object) = match item {
+        Item::Rule => ("Rule", None, String::new()),
+        Item::Cluster(cluster) => ("Cluster", Some(cluster), String::new()),
+        Item::Kind(cluster, kind) => ("Kind", Some(cluster), kind.to_string()),
+        Item::Copy(cluster, intent) => ("Copy", Some(cluster), intent.to_string()),
+        Item::Name(intent) => ("Name", None, intent.to_string()),
+        Item::Source(source) => ("Source", None, source.to_string()),
+    };
+    let cluster = cluster.map(|cluster| cluster.as_str().to_owned()).unwrap_or_default();
+    wire::HeldItem { what: what.to_owned(), cluster, object }
+}
+
+type HeldPages = Pin<Box<dyn Stream<Item = Result<wire::RuleHeldPage, Status>> + Send>>;
 type Pages = Pin<Box<dyn Stream<Item = Result<wire::RuleClustersPage, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -94,19 +146,23 @@ impl Query for Questions {
         &self,
         request: Request<wire::RuleClustersRequest>,
     ) -> Result<Response<Self::RuleClustersStream>, Status> {
-        let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let asked = request.into_inner();
-        let resource = KINDS.iter().find(|(kind, _)| *kind == asked.kind).map(|(_, resource)| *resource);
-        let resource = resource.ok_or_else(|| {
-            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
-        })?;
-        self.reviewer.may_get(address, &token, resource, &asked.namespace, &asked.name).await?;
-        let rule = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
-        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
-            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
-        }
+        let wire::RuleClustersRequest { kind, namespace, name } = request.get_ref().clone();
+        let rule = self.asked(&request, RuleName { kind, namespace, name }).await?;
         let details = self.details(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
         let pages: Vec<_> = details.chunks(PAGE).map(|clusters| Ok(page(clusters))).collect();
         Ok(Response::new(Box::pin(stream::iter(pages))))
+    }
+
+    type RuleHeldStream = HeldPages;
+
+    async fn rule_held(
+        &self,
+        request: Request<wire::RuleHeldRequest>,
+    ) -> Result<Response<Self::RuleHeldStream>, Status> {
+        let wire::RuleHeldRequest { kind, namespace, name } = request.get_ref().clone();
+        let rule = self.asked(&request, RuleName { kind, namespace, name }).await?;
+        let (memory, items) = self.held(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        let pages = memory.map(|memory| held_pages(&memory, &items)).unwrap_or_default();
+        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
     }
 }

@@ -128,6 +128,9 @@ pub fn targets() -> Vec<Case> {
         ("an unknown immutablePolicy", json!({"immutablePolicy": "Force"}), &["spec.immutablePolicy", "\"Report\"", "\"Recreate\""]),
         ("a field that no copy has", json!({"ignoreFields": ["/spec/x"]}), &["ignoreFields", "write /data/KEY"]),
         ("a mark among ignored fields", json!({"ignoreFields": ["/metadata/labels/runnel.dev~1hub"]}), &["ignoreFields", "Runnel's own"]),
+        ("a removalLimit below nothing", json!({"removalLimit": {"count": -1}}), &["spec.removalLimit.count"]),
+        ("a removalLimit above everything", json!({"removalLimit": {"percent": 101}}), &["spec.removalLimit.percent"]),
+        ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),
     ]
 }

@@ -89,6 +89,8 @@ async fn make(scene: &Scene) -> Result<()> {
         scene.hub.make(&Draft::secret(rule.home.name, &item).data("k", "v").json()).await?;
         let mut manifest = rule.manifest(&name(number));
         manifest["spec"]["sources"][0]["names"] = json!([item]);
+        // What a narrower grant takes away goes at once, however much it is.
+        manifest["spec"]["removalLimit"] = json!({"count": 100});
         scene.hub.make(&manifest).await?;
     }
     Ok(())
