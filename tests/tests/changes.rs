@@ -126,7 +126,7 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
     scene.arrives(&sources[0], &rule, &[home]).await?;
     let recorder = Recorder::start(scene.member(1), &Id::config_map(home, "")).await?;
 
-    // Each step: the entries, and which sources they mean.
+    // Each step: the entries, and which sources they mean. What two entries mean counts once.
     let both = json!(["configmaps", "secrets"]);
     let steps = [
         (json!([{"resources": both, "names": ["ca", "tls-*"]}]), vec![0, 1, 2, 3, 4]),
@@ -141,7 +141,7 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
             vec![0],
         ),
         (
-            json!([{"resources": both, "selector": {"matchLabels": {"part": "tl"}}}, {"resources": both, "names": ["ca"]}]),
+            json!([{"resources": both, "selector": {"matchLabels": {"part": "tl"}}}, {"resources": both, "names": ["ca", "tls-a"]}]),
             vec![0, 1, 2, 3, 4],
         ),
     ];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{
-    Draft, Id, Metrics, Newcomer, Place, RETAINED, Recorder, RuleDraft, SOON, Scene, condition, is_marked,
+    Draft, Id, Metrics, Newcomer, Place, RETAINED, Recorder, RuleDraft, SOON, Scene, condition, entry_of, is_marked,
 };
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
@@ -168,8 +168,56 @@ async fn a_cluster_that_is_shut_out_hears_nothing_and_catches_up_when_it_is_let_
     .map(|_| ())
 }
 
+/// While a cluster is cordoned it keeps what it has, and its agent looks after that; it gets nothing new, and what is not
+/// wanted any more goes there as elsewhere. Then it catches up.
+async fn is_cordoned_and_catches_up(hub: &Place, first: &Place, home: &str, target: &str) -> Result<()> {
+    let rule = Id::rule(home, "cordon");
+    let clusters = json!({"all": true, "exclude": ["member-2"]});
+    let named = json!({"resources": ["configmaps"], "names": ["cordon-*"]});
+    let draft = RuleDraft::new(home, "cordon").source(named).with("clusters", clusters).into(&[target]);
+    hub.make(&draft.json()).await?;
+    let config = |name| Draft::config_map(home, name).data("k", "before").json();
+    let (kept, gone) = (hub.make(&config("cordon-kept")).await?, hub.make(&config("cordon-gone")).await?);
+    hub.all_applied(&rule, 4).await?;
+    let there = |object: &Value| anyhow::Ok(Id::of(object)?.within(target));
+
+    hub.change(&Id::member("late"), json!({"spec": {"cordoned": true}})).await?;
+    member_says(hub, "late", "Cordoned", "True", "Cordoned").await?;
+    let edited = hub.change(&Id::of(&kept)?, json!({"data": {"k": "after"}})).await?;
+    let new = hub.make(&config("cordon-new")).await?;
+    hub.delete(&Id::of(&gone)?).await?;
+    for source in [&edited, &new] {
+        first.has_copy(source, target, &rule).await?;
+    }
+    for place in [first, hub] {
+        place.lacks(&there(&gone)?).await?;
+    }
+    let told = hub.says_ready(&rule, "False", "Cordoned").await?;
+    let entry = entry_of(&told, "late")?;
+    ensure!(entry["state"] == "Waiting" && entry["reason"] == "Cordoned" && entry["applied"] == 1, "{entry}");
+    ensure!(entry_of(&told, "member-1")?["state"] == "Ready", "{}", told["status"]);
+    hub.change(&there(&kept)?, json!({"data": {"k": "mine"}})).await?;
+    hub.has_copy(&kept, target, &rule).await?;
+    steadily("it gets nothing new", A_SECOND, async || {
+        ensure!(hub.get(&there(&kept)?).await?["data"]["k"] == "before");
+        ensure!(hub.find(&there(&new)?).await?.is_none(), "it has the new copy");
+        Ok(())
+    })
+    .await?;
+
+    hub.change(&Id::member("late"), json!({"spec": {"cordoned": false}})).await?;
+    for source in [&edited, &new] {
+        hub.has_copy(source, target, &rule).await?;
+    }
+    hub.all_applied(&rule, 4).await?;
+    let told = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    ensure!(condition(&told, "Cordoned").is_err(), "{}", told["status"]);
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await
+}
+
 #[tokio::test]
-async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result<()> {
+async fn a_cluster_joins_late_is_cordoned_leaves_in_order_returns_and_is_deleted() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, home, target) = (&scene.hub, "leaves", "leaves-target");
@@ -193,6 +241,8 @@ async fn a_cluster_joins_late_leaves_in_order_returns_and_is_deleted() -> Result
         let told = hub.all_applied(rule, 2).await?;
         ensure!(told["status"]["display"]["clusters"] == "2/2", "{}", told["status"]);
     }
+
+    is_cordoned_and_catches_up(hub, scene.member(1), home, target).await?;
 
     let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
     hub.change(&Id::member("late"), json!({"spec": {"leaving": true}})).await?;

@@ -127,5 +127,16 @@ async fn another_controller_fights_us() -> Result<()> {
     ensure!(condition(&hub.get(&rule).await?, "Ready")?["reason"] == "Fight");
     // What the hub says of it does not wait.
     let source = hub.change(&id, json!({"data": {"k": "ours again"}})).await?;
-    member.has_copy(&source, home, &rule).await.map(|_| ())
+    member.has_copy(&source, home, &rule).await?;
+    // It is over as the message says: when the object is out of the rule. When it comes back there is peace.
+    let sources = |exclude: &[&str]| json!({"spec": {"sources": [{"resources": ["configmaps"], "names": ["*"], "exclude": exclude}]}});
+    hub.change(&rule, sources(&["settings"])).await?;
+    member.lacks(&id).await?;
+    hub.all_applied(&rule, 1).await?;
+    hub.change(&rule, sources(&[])).await?;
+    member.has_copy(&source, home, &rule).await?;
+    hub.all_applied(&rule, 2).await?;
+    member.change(&id, json!({"data": {"k": "theirs"}})).await?;
+    member.has_copy(&source, home, &rule).await?;
+    hub.all_applied(&rule, 2).await.map(|_| ())
 }

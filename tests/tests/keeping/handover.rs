@@ -56,6 +56,66 @@ async fn handover_between_rules_and_sources_and_from_an_edited_selector_leaves_n
 }
 
 #[tokio::test]
+async fn a_rule_that_is_edited_renamed_or_made_anew_leaves_no_gap() -> Result<()> {
+    let (home, target) = ("rewritten", "rewritten-there");
+    let scene = scene_with(home).await?;
+    scene.member_namespaces(&[target]).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let (first, second) = (Id::rule(home, "first"), Id::rule(home, "second"));
+    let source = hub.make(&Draft::config_map(home, "settings").label("part", "a").data("k", "v").json()).await?;
+    let draft = |name| RuleDraft::new(home, name).named(&["settings"]).to(&["member-1"]).into(&[target]);
+    hub.make(&draft("first").json()).await?;
+    let copy = member.has_copy(&source, target, &first).await?;
+    let recorder = Recorder::start(member, &Id::config_map(target, "")).await?;
+
+    // Edited: every choice is said in another way, and what becomes of copies too.
+    let by_label = json!([{"resources": ["configmaps"], "selector": {"matchLabels": {"part": "a"}}}]);
+    for edit in [
+        json!({"sources": by_label}),
+        json!({"clusters": {"names": null, "all": true}}),
+        json!({"namespaces": {"names": ["rewritten*"], "exclude": [home]}}),
+        json!({"namespaces": {"names": null, "selector": {"matchLabels": {"kubernetes.io/metadata.name": target}}}}),
+        json!({"driftPolicy": "Report", "conflictPolicy": "AdoptIfEqual", "deletionPolicy": "Retain"}),
+        json!({"suspend": true}),
+        json!({"suspend": false, "deletionPolicy": "Delete"}),
+    ] {
+        hub.change(&first, json!({"spec": edit})).await?;
+        match edit["suspend"] == true {
+            true => _ = hub.says_ready(&first, "False", "Suspended").await?,
+            false => _ = hub.all_applied(&first, 1).await?,
+        }
+        member.has_copy(&source, target, &first).await?;
+    }
+
+    // Renamed: the same rule comes under another name, then the old one goes.
+    hub.make(&draft("second").json()).await?;
+    hub.says_ready(&second, "False", "Superseded").await?;
+    hub.delete(&first).await?;
+    hub.lacks(&first).await?;
+    member.has_copy(&source, target, &second).await?;
+    hub.all_applied(&second, 1).await?;
+
+    // Made anew: what it leaves by Retain it takes back; where another rule wants the copy meanwhile, that one has it.
+    hub.change(&second, json!({"spec": {"deletionPolicy": "Retain"}})).await?;
+    hub.all_applied(&second, 1).await?;
+    hub.delete(&second).await?;
+    hub.lacks(&second).await?;
+    hub.make(&draft("second").json()).await?;
+    member.has_copy(&source, target, &second).await?;
+    hub.all_applied(&second, 1).await?;
+    let third = Id::rule(home, "third");
+    hub.make(&draft("third").json()).await?;
+    hub.says_ready(&third, "False", "Superseded").await?;
+    hub.delete(&second).await?;
+    hub.lacks(&second).await?;
+    member.has_copy(&source, target, &third).await?;
+    hub.all_applied(&third, 1).await?;
+    recorder.was_never_missing(target, "settings")?;
+    ensure!(member.get(&Id::of(&source)?.within(target)).await?["metadata"]["uid"] == copy["metadata"]["uid"]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn finalizers_and_owners_that_others_gave_a_copy_are_kept_and_hold_nothing_else_up() -> Result<()> {
     let home = "tied";
     let scene = scene_with(home).await?;

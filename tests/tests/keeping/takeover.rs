@@ -33,7 +33,13 @@ async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or
 
     // Fail: all stay, and who wrote them is named, but no value.
     hub.make(&RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]).json()).await?;
-    hub.says_ready(&rule, "False", "Conflict").await?;
+    let counts = |told: &serde_json::Value, applied: u64, failed: u64| {
+        let summary = &told["status"]["summary"];
+        let has = [("sources", 4), ("copies", 4), ("copiesApplied", applied), ("copiesFailed", failed)];
+        ensure!(has.iter().all(|(name, number)| summary[name] == *number), "{summary}, not {has:?}");
+        Ok(())
+    };
+    counts(&hub.says_ready(&rule, "False", "Conflict").await?, 0, 4)?;
     for (object, who) in before.iter().zip(["helm", "argocd-controller", "helm", "helm"]) {
         let told = member.is_told(&Id::of(object)?, "Conflict").await?;
         ensure!(told.note.contains(&format!("written by {who}")) && !gives_away(&told.note), "{told:?}");
@@ -47,6 +53,7 @@ async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or
     let told = hub.says_ready(&rule, "False", "Conflict").await?;
     let entry = entry_of(&told, "member-1")?;
     ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
+    counts(&told, 1, 3)?;
     for object in &before[1..] {
         member.is_untouched(object).await?;
     }
@@ -66,6 +73,7 @@ async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or
         taken["metadata"]["labels"][HUB_LABEL].is_string() && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
     );
     let told = hub.says_ready(&rule, "False", "Immutable").await?;
+    counts(&told, 3, 1)?;
     let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default().to_owned();
     ensure!(message.contains("secrets/takeover/typed") && message.contains("immutablePolicy"), "{message}");
     member.is_untouched(&before[3]).await?;
