@@ -11,6 +11,7 @@ pub mod classify;
 pub mod config;
 pub mod core;
 pub mod decide;
+mod deletes;
 pub mod desired;
 pub mod differ;
 pub mod events;

@@ -248,6 +248,22 @@ async fn a_removal_above_the_limit_waits_for_its_digest_whatever_happens_meanwhi
     Ok(())
 }
 
+/// Nobody has deleted the rule itself, and a namespace is gone sooner than anybody looks.
+#[tokio::test]
+async fn what_dies_with_its_namespace_is_held() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+    hub.delete(&Id::namespace(HOME)).await?;
+    // Its sources went with it, and so did the rule.
+    let digest = stage.is_held(24, 12).await?;
+    stage.release(&stage.rule, &digest).await?;
+    hub.lacks(&stage.rule).await?;
+    for member in 1..=MEMBERS {
+        ensure!(stage.copies(member).await?.is_empty());
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_released() -> Result<()> {
     let stage = stage().await?;

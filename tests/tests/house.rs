@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 54] = [
+const DECIDE: [&str; 55] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -56,6 +56,7 @@ const DECIDE: [&str; 54] = [
     "agent/src/desired",
     "agent/src/differ",
     "agent/src/fence",
+    "agent/src/deletes",
     "agent/src/fight",
     "agent/src/ignore",
     "agent/src/job",

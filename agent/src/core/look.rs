@@ -6,9 +6,9 @@ use runnel_proto::model::{Reason, Revision, SourceRef};
 use super::{Core, Notice};
 use crate::backoff::RECHECK;
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, decide};
-use crate::differ;
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
+use crate::{deletes, differ};
 
 impl Core {
     /// Looks at a copy because what is wanted may have changed: an earlier failure counts no more.
@@ -173,6 +173,11 @@ impl Core {
                 }
             };
             return self.say(copy, want, Some(outcome));
+        }
+        if let Some(later) = self.delete_later(action, now) {
+            self.queue.add_at(&key, later);
+            let waits = deletes::waits(self.policy.deletes_per_hour);
+            return self.say(copy, want, Some(Outcome::Removing(Some(waits))));
         }
         let about = about(want);
         match self.failed.get(copy) {

@@ -19,6 +19,7 @@ use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::decide::Trouble;
+use crate::deletes::Deletes;
 use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
 use crate::fight::Fights;
 use crate::job::{Done, Wrote};
@@ -126,6 +127,8 @@ struct Run {
     /// Who else wrote the object before, as far as that is known.
     others: Option<Arc<str>>,
     rule: RuleName,
+    /// It deletes.
+    deletes: bool,
 }
 
 /// In what a live object of some version differs from what was wanted then.
@@ -197,6 +200,8 @@ pub struct Core {
     drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
     /// Copies that were put back lately.
     fights: Fights,
+    /// Copies that were deleted lately.
+    deletes: Deletes,
     /// Copies that are left as somebody changed them, and in what they differ.
     compared: BTreeMap<SourceRef, Compared>,
     /// Copies that were deleted, or lost their marks, and are left so: what they held.
@@ -243,6 +248,7 @@ impl Core {
             reread: BTreeSet::new(),
             drifted: BTreeMap::new(),
             fights: Fights::default(),
+            deletes: Deletes::default(),
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
             wanting: BTreeSet::new(),

@@ -20,7 +20,7 @@ impl Core {
         while let Some(key) = self.queue.pop(now, PARALLEL) {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
-                Key::Copy(copy) => self.work(copy),
+                Key::Copy(copy) => self.work(copy, now),
             };
             if let Some(work) = work {
                 return Some(Job { key, work });
@@ -28,7 +28,7 @@ impl Core {
             self.queue.done(&key);
             // Its content has gone since it was queued: it is asked for again.
             if let Key::Copy(copy) = &key
-                && self.has_lost_content(copy)
+                && (self.has_lost_content(copy) || self.waits_for_deletes(copy, now))
             {
                 self.look(copy, now);
             }
@@ -41,6 +41,23 @@ impl Core {
         let WantedCopy { intent, revision, denied, .. } = *wanted;
         let written = revision.filter(|_| denied.is_none() && self.is_watched(copy));
         written.is_some_and(|revision| self.lacks_content(copy, &intent, &revision))
+    }
+
+    /// When something may be deleted, if not now: no hub has more deleted than the policy lets. What goes because the hub
+    /// has revoked this cluster goes by the policy itself.
+    pub(super) fn delete_later(&mut self, action: &Action, now: Instant) -> Option<Instant> {
+        if !matches!(action, Action::Delete(_)) || self.revoked {
+            return None;
+        }
+        let under_way = self.runs.values().filter(|run| run.deletes).count();
+        self.deletes.not_before(self.policy.deletes_per_hour, under_way, now)
+    }
+
+    fn waits_for_deletes(&mut self, copy: &SourceRef, now: Instant) -> bool {
+        match decide(&self.want(copy), self.records.sight(copy)) {
+            Verdict::Do(action) => self.delete_later(&action, now).is_some(),
+            Verdict::Over | Verdict::Rest(_) => false,
+        }
     }
 
     /// A namespace is created while some rule still asks for it.
@@ -63,7 +80,7 @@ impl Core {
     }
 
     /// What there is to do about a copy now.
-    fn work(&mut self, copy: &SourceRef) -> Option<Work> {
+    fn work(&mut self, copy: &SourceRef, now: Instant) -> Option<Work> {
         if !self.is_watched(copy) {
             return None;
         }
@@ -75,9 +92,11 @@ impl Core {
             Verdict::Do(Action::Read) => Work::Read,
             // Nobody tells what becomes of it.
             Verdict::Rest(Outcome::Failed(_) | Outcome::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
+            Verdict::Do(action) if self.delete_later(&action, now).is_some() => return None,
             Verdict::Do(action) => self.write(copy, &want, action)?,
             Verdict::Over | Verdict::Rest(_) => return None,
         };
+        let deletes = matches!(work, Work::Delete(_));
         let drifted = self.drifted.remove(copy);
         let others = drifted.clone().unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
         let rule = match want {
@@ -85,7 +104,7 @@ impl Core {
             Want::Gone(_, rule, _) => rule,
             Want::Nothing => RuleName::default(),
         };
-        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift: drifted.is_some(), others, rule });
+        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift: drifted.is_some(), others, rule, deletes });
         Some(work)
     }
 
@@ -145,6 +164,9 @@ impl Core {
         }
         if let Some((version, trouble)) = done.compared.map(|compared| *compared) {
             self.note_compared(copy, Compared { version, about: run.about.clone(), trouble });
+        }
+        if done.wrote == Some(Wrote::Deleted) {
+            self.deletes.done(now);
         }
         self.count(done.wrote, done.trouble.is_some(), run.drift);
         if let Some(sight) = done.sight.filter(|_| self.policy.area(copy).is_some()) {

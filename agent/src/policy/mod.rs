@@ -23,6 +23,9 @@ pub use parse::PolicyError;
 /// The type of a Secret that names none.
 const UNTYPED: &str = "Opaque";
 
+/// How many copies may be deleted within an hour where nothing is said.
+pub const DELETES_PER_HOUR: usize = 10_000;
+
 /// What becomes of the copies when the hub revokes this cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnRevoke {
@@ -102,6 +105,8 @@ pub struct Policy {
     pub overwrite: bool,
     /// Whether a rule may have namespaces created.
     pub create_namespaces: bool,
+    /// How many copies may be deleted within an hour.
+    pub deletes_per_hour: usize,
     /// What becomes of the copies when the hub revokes this cluster.
     pub on_revoke: OnRevoke,
     /// Whether the namespaces of Kubernetes and of the agent itself need to be named literally.
@@ -118,6 +123,7 @@ impl Default for Policy {
             max_object_bytes: 1 << 20,
             overwrite: false,
             create_namespaces: false,
+            deletes_per_hour: DELETES_PER_HOUR,
             on_revoke: OnRevoke::Keep,
             reserves: true,
         }

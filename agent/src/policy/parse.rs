@@ -20,8 +20,16 @@ fn error(field: &str, cure: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 7] =
-    ["namespaces", "kinds", "secretTypes", "maxObjectBytes", "overwrite", "createNamespaces", "onRevoke"];
+const FIELDS: [&str; 8] = [
+    "namespaces",
+    "kinds",
+    "secretTypes",
+    "maxObjectBytes",
+    "overwrite",
+    "createNamespaces",
+    "deletesPerHour",
+    "onRevoke",
+];
 const LISTS: [&str; 2] = ["allowed", "denied"];
 /// The most entries of one list.
 const ENTRIES: usize = 10_000;
@@ -68,6 +76,11 @@ impl Policy {
         }
         if let Some(value) = map.get("createNamespaces") {
             policy.create_namespaces = flag("createNamespaces", value)?;
+        }
+        if let Some(value) = map.get("deletesPerHour") {
+            let number = value.as_u64().filter(|number| *number > 0).and_then(|number| usize::try_from(number).ok());
+            policy.deletes_per_hour =
+                number.ok_or_else(|| error("deletesPerHour", "must be a number of copies, 1 or more"))?;
         }
         if let Some(value) = map.get("onRevoke") {
             policy.on_revoke = match value.as_str() {

@@ -30,6 +30,7 @@ secretTypes: {allowed: [Opaque], denied: ['x/*']}
 maxObjectBytes: 100
 overwrite: true
 createNamespaces: true
+deletesPerHour: 7
 onRevoke: Purge
 ";
     let whole = policy(whole);
@@ -38,7 +39,7 @@ onRevoke: Purge
     assert_eq!(whole.kinds, BTreeSet::from(["configmaps"]));
     assert_eq!(whole.secret_types.denied, [Pattern::new("x/*")]);
     assert_eq!((whole.max_object_bytes, whole.overwrite, whole.create_namespaces), (100, true, true));
-    assert_eq!(whole.on_revoke, OnRevoke::Purge);
+    assert_eq!((whole.on_revoke, whole.deletes_per_hour), (OnRevoke::Purge, 7));
     assert_eq!(policy("{}"), Policy::default());
 }
 
@@ -62,6 +63,8 @@ fn what_is_no_policy_is_refused_with_the_field_and_the_cure() {
         ("maxObjectBytes: 1Mi", "maxObjectBytes", "must be a number of bytes"),
         ("overwrite: maybe", "overwrite", "must be true or false"),
         ("createNamespaces: 1", "createNamespaces", "must be true or false"),
+        ("deletesPerHour: 0", "deletesPerHour", "must be a number of copies"),
+        ("deletesPerHour: many", "deletesPerHour", "must be a number of copies"),
         ("onRevoke: keep", "onRevoke", "must be Keep or Purge"),
     ] {
         let error = Policy::parse(text).unwrap_err();

@@ -192,6 +192,22 @@ impl Brake {
         &self.judged
     }
 
+    /// What passed must be judged anew, where it has not gone yet.
+    pub fn doubt(&mut self) {
+        if !self.judged.passed.is_empty() {
+            Arc::make_mut(&mut self.judged).passed.clear();
+        }
+    }
+
+    /// Nothing of the rule is removed any more, only left without marks: what is held is to be judged anew.
+    pub fn reopen(&mut self) {
+        if !self.judged.held.is_empty() {
+            let held = std::mem::take(&mut Arc::make_mut(&mut self.judged).held);
+            self.open.extend(held.into_iter().map(|item| (item, Cause::Indirect)));
+        }
+        self.carried = None;
+    }
+
     /// What the rule wants has changed: nothing that goes from now on is left of an earlier release.
     pub fn wants_something_else(&mut self) {
         self.rest = 0;
@@ -302,6 +318,9 @@ impl Brake {
     }
 
     fn may_pass(&mut self, items: &BTreeSet<Item>, known: &Circumstances<'_>, now: Instant) -> bool {
+        if known.limit == Limit::NONE {
+            return true;
+        }
         if self.is_holding() {
             return false;
         }

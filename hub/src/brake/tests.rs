@@ -632,3 +632,23 @@ fn what_another_rule_wants_changes_hands_and_a_kind_that_is_no_longer_granted_is
         assert_eq!(world.held[&other], world.wanted(&other));
     }
 }
+
+#[test]
+fn what_is_only_left_without_marks_is_not_held_and_what_passed_so_is_not_deleted_later() {
+    let mut world = World::new();
+    world.follow();
+    let uid = RuleUid::from("r0");
+    let nothing = json!([{"resources": ["configmaps"], "names": ["nothing"]}]);
+    respec(&mut world, &uid, "sources", nothing.clone());
+    assert!(world.follow()[&uid].is_empty());
+    respec(&mut world, &uid, "deletionPolicy", json!("Retain"));
+    world.persist();
+    assert_eq!(world.digest(&uid), None, "it would stay");
+    // Nobody has heard of it yet.
+    respec(&mut world, &uid, "deletionPolicy", json!("Delete"));
+    assert!(world.follow()[&uid].is_empty());
+    world.persist();
+    assert_eq!(world.drafts[&uid].removal.as_ref().unwrap().copies, 24 * 5);
+    respec(&mut world, &uid, "deletionPolicy", json!("Retain"));
+    assert_eq!(world.follow()[&uid].len(), 24 * 5);
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, KINDS, RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest};
@@ -235,7 +235,11 @@ impl Index {
     ) -> Option<T> {
         let entry = self.rules.get(uid)?;
         let removal = &entry.rule.removal;
-        let limit = self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling));
+        // What is only left without marks is not removed.
+        let limit = match entry.rule.terms.deletion_policy {
+            DeletionPolicy::Retain => Limit::NONE,
+            DeletionPolicy::Delete => self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling)),
+        };
         // A part of what is not known is nothing.
         let copies = |cluster: &ClusterName| holdings(uid, cluster).map_or(0, |holding| holding.copies);
         let weigh = |items: &BTreeSet<Item>| self.weigh(entry, items, holdings);

@@ -1,7 +1,7 @@
 //! What a rule no longer wants, and what it wants again: told to its brake.
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
 
 use super::RuleEntry;
 use crate::brake::{Cause, Item};
@@ -50,6 +50,12 @@ pub(super) fn note_changes(
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
 ) -> bool {
+    let (before, now) = (former.map(|former| former.rule.terms.deletion_policy), entry.rule.terms.deletion_policy);
+    match now {
+        DeletionPolicy::Retain => entry.brake.reopen(),
+        DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => entry.brake.doubt(),
+        DeletionPolicy::Delete => {}
+    }
     entry.keep_wanted();
     match entry.rule.deleting {
         true => entry.brake.remove(Item::Rule, Cause::Deleted),

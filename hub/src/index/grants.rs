@@ -12,7 +12,38 @@ use super::{Effect, Index, RuleEntry};
 use crate::brake::Cause;
 use crate::plan::{Goes, Lots, Rule, RuleGrant};
 
+/// A namespace of the hub, as its watch shows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SeenNamespace {
+    /// Its labels, by which grants may choose.
+    pub labels: BTreeMap<String, String>,
+    /// Whether it is being deleted: what goes with it was not deleted one by one.
+    pub dying: bool,
+}
+
+/// Namespaces that are remembered as having gone, besides those that are there.
+const GONE: usize = 1000;
+
 impl Index {
+    /// A namespace of the hub is as given now; `None`: it is gone. What it held may be missed only later, so that it counts
+    /// as one that is being deleted until it is there again.
+    pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
+        self.set_dying(name, seen.as_ref().is_none_or(|seen| seen.dying));
+        let effect = self.set_hub_namespace(name, seen.map(|seen| seen.labels));
+        if let Some(known) = self.grants.namespaces.as_ref().filter(|known| self.dying.len() > known.len() + GONE) {
+            self.dying.retain(|name| known.contains_key(name));
+        }
+        effect
+    }
+
+    /// These are all namespaces of the hub; `None`: they cannot be read.
+    pub fn set_seen_namespaces(&mut self, all: Option<BTreeMap<String, SeenNamespace>>) -> Effect {
+        for (name, seen) in all.iter().flatten() {
+            self.set_dying(name, seen.dying);
+        }
+        self.set_hub_namespaces(all.map(|all| all.into_iter().map(|(name, seen)| (name, seen.labels)).collect()))
+    }
+
     /// A grant is as given now; `None`: it is gone. Without effect while grants cannot be read.
     pub fn set_grant(&mut self, name: &str, grant: Option<RuleGrant>) -> Effect {
         let Some(known) = &mut self.grants.all else { return Effect::default() };

@@ -30,6 +30,7 @@ use crate::brake::{Brake, Item, Limit};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
 pub use brake::{Held, Holding, NAMED, Several};
 pub use clusters::Cluster;
+pub use grants::SeenNamespace;
 pub use places::PlaceState;
 pub use sightings::version_number;
 

@@ -10,7 +10,7 @@ use super::progress::Progress;
 use super::seen::{condition, full_name, list, text};
 use super::unjoin::remove;
 use super::{FAILED, IN_VAIN, Session, ended, limit, look, rights, say, usage};
-use crate::crd::{self, FINALIZER};
+use crate::crd::{self, FINALIZER, RELEASE};
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
@@ -109,7 +109,18 @@ impl Removing<'_> {
         while !left.is_empty() && begin.elapsed() < self.timeout {
             let mut still = Vec::new();
             for rule in left {
-                if self.hub.get("read the rule", &look::rule_path(&rule)).await?.is_some() {
+                let path = look::rule_path(&rule);
+                if let Some(now) = self.hub.get("read the rule", &path).await? {
+                    // All of them at once is what the brake is there for, and what was asked for here.
+                    let digest = text(&now, "/status/removal/digest");
+                    if condition(&now, "DeletionHeld").holds()
+                        && now.pointer("/metadata/annotations").and_then(|all| all.get(RELEASE)) != Some(&json!(digest))
+                    {
+                        let patch = json!({"metadata": {"annotations": {RELEASE: digest}}});
+                        self.hub
+                            .patch(&format!("release the removal of rule {}", full_name(&rule)), &path, patch)
+                            .await?;
+                    }
                     still.push(rule);
                 }
             }

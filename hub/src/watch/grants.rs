@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::{Anew, Heard, events, own_events, refusal};
 use crate::crd::DistributionGrant;
-use crate::index::{Effect, Index};
+use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
 use crate::rounds::Watched;
 use crate::shared::Shared;
@@ -44,10 +44,14 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
 
 /// Watches the labels of the hub's namespaces for ever.
 pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
-    let into = Into { resource: "namespaces", one: Index::set_hub_namespace, all: Index::set_hub_namespaces };
+    let into = Into { resource: "namespaces", one: Index::set_seen_namespace, all: Index::set_seen_namespaces };
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
     let events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
-    into.follow(events, &shared, |namespace| namespace.labels().clone()).await;
+    let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
+        labels: namespace.labels().clone(),
+        dying: namespace.metadata.deletion_timestamp.is_some(),
+    };
+    into.follow(events, &shared, read).await;
 }
 
 async fn wait(rounds: &mut watch::Receiver<u64>) {

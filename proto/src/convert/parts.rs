@@ -110,6 +110,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::Denied) => Reason::Denied,
         Ok(wire::Reason::Drifted) => Reason::Drifted,
         Ok(wire::Reason::Fight) => Reason::Fight,
+        Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -130,6 +131,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Denied => wire::Reason::Denied,
         Reason::Drifted => wire::Reason::Drifted,
         Reason::Fight => wire::Reason::Fight,
+        Reason::DeleteLimit => wire::Reason::DeleteLimit,
     };
     wire as i32
 }

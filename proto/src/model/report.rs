@@ -23,6 +23,8 @@ closed_list! {
         Immutable,
         /// Somebody keeps changing the copy; it is put back ever more slowly.
         Fight,
+        /// As many copies were deleted within an hour as the member's own policy allows; this one waits.
+        DeleteLimit,
         /// The object is larger than the agent takes.
         TooLarge,
         /// The agent does not know this kind or cannot read the item.

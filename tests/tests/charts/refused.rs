@@ -39,6 +39,7 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ("runnel-agent", "{policy: {kinds: []}}", "/policy/kinds"),
     ("runnel-agent", "{policy: {secretTypes: [Opaque]}}", "/policy/secretTypes"),
     ("runnel-agent", "{policy: {maxObjectBytes: 1Mi}}", "/policy/maxObjectBytes"),
+    ("runnel-agent", "{policy: {deletesPerHour: 0}}", "/policy/deletesPerHour"),
     ("runnel-agent", "{policy: {overwrite: 'true'}}", "/policy/overwrite"),
     ("runnel-agent", "{policy: {onRevoke: keep}}", "/policy/onRevoke"),
     ("runnel-agent", "{policy: {createNamespace: true}}", "additional properties 'createNamespace'"),

@@ -175,3 +175,27 @@ fn a_revoked_cluster_loses_its_copies_where_its_policy_says_so_and_gets_them_aga
     world.settle_now();
     assert_eq!(world.objects.len(), 5);
 }
+
+#[test]
+fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
+    let mut world = applied();
+    world.set_policy(policy("deletesPerHour: 3"));
+    let gone = vec![tombstone("s0"), tombstone("s1")];
+    world.batch(vec![RuleDelta { tombstones: gone, ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert_eq!(world.objects.len(), 1, "four were to go");
+    world.now += crate::report::INTERVAL;
+    world.settle_now();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.copies, state.counts.removing), (0, 1));
+    assert_eq!(state.failures[0].reason, Reason::DeleteLimit);
+    assert!(state.failures[0].message.contains("deletesPerHour"));
+    // Another order changes nothing; another policy does, and so does time.
+    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert_eq!(world.objects.len(), 1);
+    world.now += std::time::Duration::from_secs(3600);
+    world.settle_now();
+    assert!(world.objects.is_empty());
+    assert!(world.told_state("r").is_none_or(|state| state.gone));
+}

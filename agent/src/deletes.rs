@@ -1,0 +1,70 @@
+//! How many copies may be deleted within an hour, whatever the hub says. Pure: time is an argument.
+//!
+//! The last resort against a hub that is mistaken, or is not what it should be: the number stands in the member's own
+//! policy, and no hub can raise it. What is beyond waits, and is reported with the reason `DeleteLimit`.
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::Reason;
+
+use crate::decide::Trouble;
+
+/// The time for which the number is.
+const WINDOW: Duration = Duration::from_secs(3600);
+/// When all that is let through is still under way.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The deletions of the last hour.
+#[derive(Default)]
+pub struct Deletes {
+    times: VecDeque<Instant>,
+}
+
+impl Deletes {
+    /// A copy was deleted.
+    pub fn done(&mut self, now: Instant) {
+        self.times.push_back(now);
+    }
+
+    /// When the next copy may be deleted, while so many deletions are under way; `None` is at once.
+    pub fn not_before(&mut self, limit: usize, under_way: usize, now: Instant) -> Option<Instant> {
+        while self.times.front().is_some_and(|time| now.saturating_duration_since(*time) >= WINDOW) {
+            self.times.pop_front();
+        }
+        if self.times.len() + under_way < limit {
+            return None;
+        }
+        // As soon as so many are forgotten that there is room for one more.
+        let last = (self.times.len() + under_way - limit).min(self.times.len().saturating_sub(1));
+        Some(self.times.get(last).map_or(now + SOON, |time| *time + WINDOW))
+    }
+}
+
+/// What a copy is reported with that waits.
+pub fn waits(limit: usize) -> Trouble {
+    let text = format!(
+        "this cluster has deleted {limit} copies within an hour, as many as its own policy allows (deletesPerHour): the \
+         others wait; raise it there if they are meant to go"
+    );
+    Trouble::new(Reason::DeleteLimit, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_waits_until_the_oldest_is_an_hour_old() {
+        let (mut deletes, begin) = (Deletes::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        assert_eq!(deletes.not_before(2, 1, at(0)), None);
+        assert_eq!(deletes.not_before(2, 2, at(0)), Some(at(1)));
+        deletes.done(at(0));
+        deletes.done(at(10));
+        assert_eq!(deletes.not_before(2, 0, at(20)), Some(at(3600)));
+        assert_eq!(deletes.not_before(2, 1, at(20)), Some(at(3610)));
+        assert_eq!(deletes.not_before(3, 0, at(20)), None);
+        assert_eq!(deletes.not_before(2, 0, at(3600)), None);
+        assert_eq!(deletes.not_before(2, 1, at(3600)), Some(at(3610)));
+    }
+}
