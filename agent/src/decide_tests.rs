@@ -43,6 +43,44 @@ fn lives() -> impl Strategy<Value = Live> {
     })
 }
 
+#[test]
+fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
+    let live = |ownership, who: Option<&str>| Live {
+        uid: "uid".into(),
+        version: "1".into(),
+        ownership,
+        intact: false,
+        facts: Facts::default(),
+        others: who.map(Into::into),
+        sealed: None,
+        terminating: false,
+        applied_at: 0,
+    };
+    let said = |ownership, who| conflict(&live(ownership, who)).message.to_string();
+    assert_eq!(
+        said(Ownership::Foreign, Some("helm")),
+        "an object that is not Runnel's stands here (written by helm); delete it or rename it"
+    );
+    assert_eq!(
+        said(Ownership::Clone, Some("kubectl-create")),
+        "an object that was cloned from another copy stands here (written by kubectl-create); delete it or rename it"
+    );
+    assert_eq!(said(Ownership::OtherHub, None), "a copy of another hub stands here; delete it or rename it");
+    assert_eq!(
+        said(Ownership::Untouchable, None),
+        "an object that this cluster made for itself stands here, and is never taken over; delete it or rename it"
+    );
+    assert_eq!(
+        said(Ownership::Retained, None),
+        "an object that was retained from an earlier copy stands here with other content; delete it or rename it"
+    );
+    assert_eq!(
+        &*differs(&live(Ownership::Foreign, Some("argocd-controller"))).message,
+        "an object that is not Runnel's stands here (written by argocd-controller); delete it or rename it; its content \
+         differs from the source's, so it is not adopted"
+    );
+}
+
 fn sights() -> impl Strategy<Value = Sight> {
     prop_oneof![Just(Sight::Unknown), Just(Sight::Absent), lives().prop_map(Sight::Live)]
 }

@@ -130,7 +130,12 @@ mod tests {
             now += Duration::from_secs(60);
         }
         let said = fights.trouble(&copy()).unwrap();
-        assert_eq!((said.reason, said.message.starts_with("argocd-controller ")), (Reason::Fight, true));
+        assert_eq!(said.reason, Reason::Fight);
+        assert_eq!(
+            &*said.message,
+            "argocd-controller keeps changing or deleting this copy; it is put back ever more slowly: end it there, or \
+             leave the field to it (ignoreFields), or take the object out of the rule"
+        );
         assert_eq!(fights.count(), 1);
         // Ever more slowly, up to minutes, and the same is said all the time.
         let mut before = Duration::ZERO;

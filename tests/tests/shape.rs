@@ -1,10 +1,12 @@
 //! Copies that are not just their sources: other names, keys, labels, filled variables, overrides; and what cannot be made.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Change, Draft, Id, Place, Recorder, RuleDraft, SOURCE, Scene, condition};
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -215,7 +217,17 @@ async fn what_a_cluster_is_called_and_labelled_goes_into_its_copies_and_follows_
     let secrets = json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["app"]}]}});
     let refused = hub.change(&rule, secrets).await.expect_err("a literal value for a Secret");
     ensure!(format!("{refused:#}").contains("must not hold values"), "{refused:#}");
-    Ok(())
+
+    // The overrides go together with their rule: its copies go as they are, and are not the plain object for a moment.
+    let recorder = Recorder::start(scene.member(2), &id).await?;
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    eventually("the copy to go", Duration::from_secs(60), async || {
+        let records = recorder.about(home, "app")?;
+        ensure!(records.iter().all(|record| record.object["data"]["level"] == "debug"), "{records:?}");
+        Ok(records.iter().any(|record| record.change == Change::Deleted).then_some(()))
+    })
+    .await
 }
 
 #[tokio::test]

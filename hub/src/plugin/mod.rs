@@ -19,7 +19,7 @@ mod look;
 mod progress;
 mod release;
 mod rights;
-mod rules;
+pub(crate) mod rules;
 mod seen;
 mod status;
 mod table;

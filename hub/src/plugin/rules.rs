@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::detail::tone;
 use super::seen::{condition, full_name, list, number, text, time};
 use super::table::{Cell, Table, Tone, age};
+use crate::crd::conditions::ConditionType;
 
 /// The rules as a table.
 pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) -> Table {
@@ -58,19 +59,22 @@ pub fn rule(object: &Value, now: Timestamp, colours: bool) -> String {
 pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
     let count = |name: &str| number(object, &format!("/status/summary/{name}"));
     let mut said = String::new();
-    let mut line = |title: &str, content: &str| _ = writeln!(said, "{title:<10}{content}");
+    let mut line = |title: &str, content: &str| _ = writeln!(said, "{title:<9} {content}");
     line("Rule", &format!("{} {}", text(object, "/kind"), full_name(object)));
-    for kind in ["Ready", "Applied", "Reconciling", "Stalled", "Suspended"] {
-        let seen = condition(object, kind);
+    for kind in ConditionType::ALL {
+        let seen = condition(object, kind.as_str());
         if seen.status.is_empty() {
             continue;
         }
         let tone = match (kind, seen.status) {
-            ("Ready" | "Applied", status) => Tone::of_status(status),
+            (ConditionType::Ready | ConditionType::Applied | ConditionType::Granted, status) => Tone::of_status(status),
             _ => Tone::Odd,
         };
         let since = age(seen.since, now);
-        line(kind, &format!("{} {}: {} ({since})", tone.paint(seen.status, colours), seen.reason, seen.message));
+        // What Ready said already is not said again.
+        let again = kind != ConditionType::Ready && seen.message == condition(object, "Ready").message;
+        let message = if again { "as above" } else { seen.message };
+        line(kind.as_str(), &format!("{} {}: {} ({since})", tone.paint(seen.status, colours), seen.reason, message));
     }
     if object.pointer("/status/summary").is_none() {
         line("", "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs");

@@ -13,6 +13,7 @@ use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
 use crate::plan::{Body, Deal, Goes, Place, Rule, RulePlan, SourceContent};
 
+mod pages;
 mod snapshots;
 
 struct World {
@@ -96,12 +97,13 @@ impl World {
     }
 
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
+        let terms = self.goes.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
         let state = RuleState {
             uid: RuleUid::from("r"),
             rule: self.rule.terms.rule.clone(),
-            intents_digest: self.plan.digest,
+            intents_digest: self.deal.made(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
             intents: 1,
-            terms_digest: Some(self.rule.terms.digest),
+            terms_digest: Some(terms.digest),
             counts,
             failures,
             gone: false,

@@ -52,7 +52,10 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         1 => format!(" to {cluster}"),
         all => format!(" to {all} clusters, among them {cluster}"),
     };
-    let what = if sources.len() == 1 { "1 source is".to_owned() } else { format!("{} sources are", sources.len()) };
-    let message = format!("{what} not sent{place}, and what stands of it stays as it is: {}", withheld.message);
+    let (what, of) = match sources.len() {
+        1 => ("1 source is".to_owned(), "it"),
+        more => (format!("{more} sources are"), "them"),
+    };
+    let message = format!("{what} not sent{place}, and what stands of {of} stays as it is: {}", withheld.message);
     Some((reason(withheld.why), message))
 }

@@ -175,6 +175,21 @@ fn two_sources_of_one_rule_for_one_copy_are_both_left() {
 }
 
 #[test]
+fn a_namespace_that_is_chosen_by_name_and_glob_and_label_counts_once() {
+    let mut world = World::new(&["app-1"]);
+    world.connect();
+    let mut chosen = terms("r", &["app-1", "app-*", "*"]);
+    if let Some(namespaces) = &mut chosen.namespaces {
+        namespaces.selector = Some(Selector::default());
+    }
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", chosen) }]);
+    world.settle_now();
+    assert_eq!((world.objects.len(), world.writes), (1, 1));
+    let counts = world.told_state("r").unwrap().counts;
+    assert_eq!((counts.copies, counts.applied), (1, 1));
+}
+
+#[test]
 fn namespaces_that_come_get_copies_and_those_that_leave_the_choice_lose_them() {
     let mut world = World::new(&["team", "app-1"]);
     world.connect();

@@ -1,0 +1,120 @@
+//! What `kubectl runnel status` prints, above it the line of `kubectl runnel rules`, when a rule cannot be carried out as it
+//! is written, or not everywhere: the planner's own words.
+use runnel_proto::model::{Content, Grant, NamespaceChoice, Pattern, Terms};
+use serde_json::Value;
+
+use super::*;
+use crate::plan::{Minter, NamedTerms};
+use crate::plugin::rules::{rule as page_of, rules as table_of};
+
+fn page(world: &mut World) -> String {
+    world.fold();
+    let now = world.now().wall;
+    let made_at = (now - Duration::from_secs(3600)).to_string();
+    let metadata = json!({"name": "r", "namespace": "a", "creationTimestamp": made_at});
+    let object = json!({"kind": "DistributionRule", "metadata": metadata, "spec": {}, "status": world.status});
+    let table = table_of(std::slice::from_ref(&object), true, false, now).text(false);
+    // No line of a table ends with blanks that an editor would take away.
+    let lines: Vec<_> = table.lines().map(str::to_owned).collect();
+    let page = page_of(&object, now, false);
+    lines
+        .into_iter()
+        .chain([String::new()])
+        .chain(page.lines().map(str::to_owned))
+        .fold(String::new(), |all, line| all + line.trim_end() + "\n")
+}
+
+/// A rule for these objects of its namespace, and two clusters, of which `eu-1` has the label `tier=gold`.
+fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
+    let mut world = World::new(&["eu-1", "eu-2"]);
+    let mut spec = spec;
+    spec["sources"] = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);
+    world.becomes(rule(spec));
+    world.plan = RulePlan::empty(&world.rule);
+    for (number, (resource, name, fields)) in sources.iter().enumerate() {
+        let fields = serde_json::from_value(fields.clone()).unwrap();
+        let payload = Payload::encode(Content { fields, ..Content::default() }.to_bytes());
+        let content = SourceContent::new(Revision([u8::try_from(number).unwrap(); 16]), payload);
+        world.plan.set(&SourceRef::new(resource, "a", name), Some(&Body::Read(content.into())));
+    }
+    let gold = BTreeMap::from([("tier".to_owned(), "gold".to_owned())]);
+    let clusters = [(ClusterName::from("eu-1"), gold.into()), (ClusterName::from("eu-2"), BTreeMap::new().into())];
+    world.deal = Deal::new(&world.rule, &world.plan, clusters.into_iter(), &Minter::default());
+    for cluster in ["eu-1", "eu-2"] {
+        world.applied(cluster);
+    }
+    world
+}
+
+fn config(data: Value) -> Value {
+    json!({"data": data})
+}
+
+#[test]
+fn two_sources_that_want_one_copy() {
+    let sources = [("configmaps", "one", config(json!({}))), ("configmaps", "two", config(json!({})))];
+    insta::assert_snapshot!(page(&mut shaped(json!({"transform": {"name": "shared"}}), &sources)));
+}
+
+#[test]
+fn a_transform_that_does_not_fit() {
+    let spec = json!({"transform": {"keys": {"rename": {"a.yaml": "b.yaml"}}}});
+    let source = ("configmaps", "settings", config(json!({"a.yaml": "1", "b.yaml": "2"})));
+    insta::assert_snapshot!(page(&mut shaped(spec, &[source])));
+}
+
+#[test]
+fn a_label_that_one_cluster_lacks() {
+    let spec = json!({"substitute": {"keys": ["app.yaml"]}});
+    let source = ("configmaps", "settings", config(json!({"app.yaml": "tier: ${cluster.labels.tier}"})));
+    insta::assert_snapshot!(page(&mut shaped(spec, &[source])));
+}
+
+#[test]
+fn a_tls_secret_that_would_lack_its_key() {
+    let spec = json!({"transform": {"keys": {"include": ["tls.crt"]}}});
+    let fields = json!({"type": "kubernetes.io/tls", "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}});
+    insta::assert_snapshot!(page(&mut shaped(spec, &[("secrets", "gateway", fields)])));
+}
+
+#[test]
+fn a_name_that_no_object_can_have() {
+    let spec = json!({"transform": {"name": "App_${source.name}"}});
+    insta::assert_snapshot!(page(&mut shaped(spec, &[("configmaps", "settings", config(json!({})))])));
+}
+
+#[test]
+fn what_is_not_granted_in_one_cluster_and_not_at_all_in_the_other() {
+    let mut world = World::new(&["eu-1"]);
+    let spec = json!({
+        "sources": [{"resources": ["configmaps", "secrets"], "names": ["*"]}],
+        "namespaces": {"names": ["team-a", "shop"]}, "createNamespaces": true, "conflictPolicy": "Overwrite",
+    });
+    world.becomes(rule(spec));
+    world.plan = RulePlan::empty(&world.rule);
+    let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
+    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+    let namespaces = NamespaceChoice { names: vec![Pattern::new("team-*")], ..NamespaceChoice::default() };
+    let grant = Grant { resources: vec!["configmaps".into()], namespaces: Some(namespaces), ..Grant::default() };
+    let terms = NamedTerms::new(Terms { grants: Some(vec![grant]), ..Terms::clone(&world.rule.terms) });
+    world.goes.clusters.insert("eu-1".into(), terms);
+    world.goes.not_granted.insert("eu-2".into());
+    world.applied("eu-1");
+    insta::assert_snapshot!(page(&mut world));
+}
+
+#[test]
+fn grants_that_cannot_be_read() {
+    let mut world = World::new(&["eu-1"]);
+    world.goes.unknown = true;
+    world.applied("eu-1");
+    insta::assert_snapshot!(page(&mut world));
+}
+
+#[test]
+fn a_cluster_that_is_cordoned() {
+    let mut world = World::new(&["eu-1", "eu-2"]);
+    world.goes.cordoned.insert("eu-2".into());
+    world.applied("eu-1");
+    insta::assert_snapshot!(page(&mut world));
+}
