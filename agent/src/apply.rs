@@ -146,6 +146,7 @@ impl Run<'_> {
             Work::Overwrite(target, body) => self.overwrite(target, &body).await,
             Work::Compare(target, body) => self.compare(&target, &body).await,
             Work::Delete(target) => self.delete(target).await,
+            Work::Demote(target) => self.demote(target).await,
             Work::Retain(target, rule) => self.retain(target, &rule).await,
         };
         if let Err(failed) = ended {
@@ -231,7 +232,7 @@ impl Run<'_> {
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
-        let Body { intent, rule, revision, ignored, .. } = body;
+        let Body { intent, rule, revision, ignored, version, .. } = body;
         let object = match &target {
             Some(target) if !ignored.is_empty() => match self.same(target).await? {
                 None => return Ok(()),
@@ -239,7 +240,8 @@ impl Run<'_> {
             },
             Some(_) | None => None,
         };
-        let written = Written { kind: self.kind, copy: self.copy, intent, rule, revision, content: &content, ignored };
+        let (kind, copy, version) = (self.kind, self.copy, *version);
+        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version };
         let over = target.as_ref().map(|target| Over { target, object: object.as_ref() });
         let request = body::apply(&written, over.as_ref(), &self.member.sealer);
         let mut object = match self.member.apply(self.kind, self.copy, &request).await {
@@ -365,13 +367,23 @@ impl Run<'_> {
         Ok(())
     }
 
+    async fn demote(&mut self, target: Target) -> Result<(), Trouble> {
+        let Some(object) = self.same(&target).await? else { return Ok(()) };
+        let Some(patch) = body::demote(&object) else { return Ok(()) };
+        self.patch(target, patch, Wrote::Changed).await
+    }
+
     async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
         let Some(object) = self.same(&target).await? else { return Ok(()) };
-        match self.member.json_patch(self.kind, self.copy, body::retain(&object, rule)).await {
+        self.patch(target, body::retain(&object, rule), Wrote::Retained).await
+    }
+
+    async fn patch(&mut self, target: Target, patch: Value, wrote: Wrote) -> Result<(), Trouble> {
+        match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);
                 self.show(&object);
-                self.done.wrote = Some(Wrote::Retained);
+                self.done.wrote = Some(wrote);
                 Ok(())
             }
             Err(error) if error.is_race() || error.code() == 422 => self.reread(Some(&target), &error).await,

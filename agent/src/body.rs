@@ -3,8 +3,9 @@ use std::collections::BTreeSet;
 
 use kube::api::DynamicObject;
 use runnel_proto::model::{
-    Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, RETAINED_ANNOTATION,
-    RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL,
+    RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
@@ -30,6 +31,8 @@ pub struct Written<'a> {
     pub content: &'a Content,
     /// What is written only when the copy is created.
     pub ignored: &'a BTreeSet<FieldPath>,
+    /// Which version it is, where versions are kept: the newest.
+    pub version: Option<u64>,
 }
 
 /// The live object over which is written.
@@ -42,7 +45,7 @@ pub struct Over<'a> {
 
 /// The body of the apply that makes the copy (over nothing: of the creation, which fails where any object exists).
 pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
-    let Written { kind, copy, intent, rule, revision, content, ignored } = written;
+    let Written { kind, copy, intent, rule, revision, content, ignored, version } = written;
     let content = canonical(content);
     let (of, source) = (intent.rule.clone(), intent.source.clone());
     let sealed = Sealed { rule: of, source, revision: **revision, ignored: (*ignored).clone() };
@@ -59,6 +62,10 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
     if !ignored.is_empty() {
         annotations.insert(IGNORED_ANNOTATION.to_owned(), ignore::text(ignored));
+    }
+    if let Some(version) = version {
+        labels.insert(NEWEST_LABEL.to_owned(), "true".to_owned());
+        annotations.insert(VERSION_ANNOTATION.to_owned(), version.to_string());
     }
     let mut metadata = json!({
         "name": &*copy.name,
@@ -111,16 +118,22 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
     (!removals.is_empty()).then(|| guarded(object, removals))
 }
 
+/// The JSON patch that takes the label of the newest version off a copy; `None` if it has none.
+pub fn demote(object: &DynamicObject) -> Option<Value> {
+    let labelled = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
+    labelled.then(|| guarded(object, vec![remove(&["", "metadata", "labels", NEWEST_LABEL])]))
+}
+
 /// The JSON patch that takes our marks and our managed fields off a copy and notes which rule left it.
 pub fn retain(object: &DynamicObject, rule: &RuleName) -> Value {
     let metadata = &object.metadata;
     let mut changes = vec![];
-    for label in [MANAGED_BY_LABEL, HUB_LABEL] {
+    for label in [MANAGED_BY_LABEL, HUB_LABEL, NEWEST_LABEL] {
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label)) {
             changes.push(remove(&["", "metadata", "labels", label]));
         }
     }
-    for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION, IGNORED_ANNOTATION] {
+    for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION, IGNORED_ANNOTATION, VERSION_ANNOTATION] {
         if metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation)) {
             changes.push(remove(&["", "metadata", "annotations", annotation]));
         }

@@ -27,6 +27,7 @@ fn served_ignoring(copy: &SourceRef, sealer: &Sealer, ignored: Option<&BTreeSet<
     let (intent, rule) = (intent(), RuleName { name: "r".into(), ..RuleName::default() });
     let (revision, content, none) = (Revision([7; 16]), content(), BTreeSet::new());
     let written = Written {
+        version: None,
         kind: kind(),
         copy,
         intent: &intent,
@@ -184,6 +185,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     let revision = Revision([7; 16]);
     let none = BTreeSet::new();
     let written = Written {
+        version: None,
         kind: kind(),
         copy: &copy,
         intent: &intent,
@@ -252,6 +254,7 @@ fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
     let (intent, rule, copy, content, ignored) = (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
     let written = Written {
+        version: None,
         kind: kind(),
         copy: &copy,
         intent: &intent,

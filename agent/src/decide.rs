@@ -102,6 +102,8 @@ pub struct Policies {
     pub recreate: bool,
     /// What is left alone once the copy is created.
     pub ignored: BTreeSet<FieldPath>,
+    /// Where versions are kept: the number that the copy has at least, as the newest.
+    pub version: Option<u64>,
 }
 
 /// Whether an object that is not ours may be taken over.
@@ -135,6 +137,8 @@ pub enum Want {
     Nothing,
     /// It should hold an intent.
     Copy(Box<WantedCopy>),
+    /// It stays as an older version of another copy; once that one stands (`true`), without the label of the newest.
+    Kept(IntentKey, bool),
     /// It should go, if it belongs to this intent.
     Gone(IntentKey, RuleName, Order),
 }
@@ -167,6 +171,8 @@ pub enum Action {
     Compare(Target),
     /// Delete our copy.
     Delete(Target),
+    /// Take the label of the newest version off our copy.
+    Demote(Target),
     /// Take our marks off our copy and leave it.
     Retain(Target),
 }
@@ -187,7 +193,17 @@ pub fn decide(want: &Want, sight: &Sight) -> Verdict {
     match want {
         Want::Nothing => Verdict::Over,
         Want::Copy(wanted) => decide_wanted(wanted, sight),
+        Want::Kept(_, demoted) => decide_kept(*demoted, sight),
         Want::Gone(intent, _, order) => decide_removal(intent, *order, sight),
+    }
+}
+
+fn decide_kept(demoted: bool, sight: &Sight) -> Verdict {
+    match sight {
+        Sight::Live(live) if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating => {
+            Verdict::Do(Action::Demote(Target { uid: live.uid.clone(), version: live.version.clone() }))
+        }
+        _ => Verdict::Over,
     }
 }
 
@@ -226,7 +242,8 @@ fn decide_wanted(wanted: &WantedCopy, sight: &Sight) -> Verdict {
 
 fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     let ignores = live.sealed.as_ref().is_some_and(|sealed| sealed.ignored == wanted.policies.ignored);
-    live.holds(&wanted.intent.rule, &wanted.intent.source, revision) && ignores && !live.terminating
+    let newest = wanted.policies.version.is_none_or(|least| live.newest && live.number >= least);
+    live.holds(&wanted.intent.rule, &wanted.intent.source, revision) && ignores && newest && !live.terminating
 }
 
 /// Whether the copy was deleted, or its marks were, and that is left so.

@@ -38,6 +38,8 @@ fn lives() -> impl Strategy<Value = Live> {
             others: None,
             sealed: sealed.map(Box::new),
             terminating,
+            number: 0,
+            newest: false,
             applied_at: 0,
         }
     })
@@ -108,6 +110,7 @@ fn policies() -> impl Strategy<Value = Policies> {
     ];
     let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
     (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| Policies {
+        version: None,
         takeover,
         drift,
         recreate,
@@ -162,6 +165,8 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             facts: Facts::default(),
             others: None,
             terminating: false,
+            number: 0,
+            newest: false,
             applied_at: 0,
         })
     };
@@ -180,6 +185,10 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             Sight::Unknown | Sight::Absent => written(want),
         },
         Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => written(want),
+        Action::Demote(_) => match there {
+            Sight::Live(live) => Sight::Live(Live { newest: false, ..live.clone() }),
+            Sight::Unknown | Sight::Absent => there.clone(),
+        },
         Action::Compare(target) => {
             if let Want::Copy(wanted) = want {
                 wanted.compared = Some((target.version.clone(), Trouble::new(Reason::Drifted, "so")));
@@ -226,10 +235,10 @@ proptest! {
         }
         let takeover = match &want {
             Want::Copy(wanted) => wanted.policies.takeover.clone(),
-            Want::Gone(..) | Want::Nothing => Takeover::Never,
+            Want::Gone(..) | Want::Kept(..) | Want::Nothing => Takeover::Never,
         };
         match action {
-            Action::Change(_) | Action::Delete(_) | Action::Retain(_) | Action::Compare(_) => {
+            Action::Change(_) | Action::Delete(_) | Action::Retain(_) | Action::Demote(_) | Action::Compare(_) => {
                 return Err(TestCaseError::fail("it is not ours"));
             }
             Action::Overwrite(_) => prop_assert_eq!(takeover, Takeover::Always),

@@ -36,6 +36,8 @@ pub enum Work {
     Compare(Target, Body),
     /// Delete our copy.
     Delete(Target),
+    /// Take the label of the newest version off.
+    Demote(Target),
     /// Take our marks off.
     Retain(Target, RuleName),
 }
@@ -52,6 +54,8 @@ pub struct Body {
     pub content: Origin,
     /// What is written only when the copy is created.
     pub ignored: BTreeSet<FieldPath>,
+    /// Which version it is, where versions are kept.
+    pub version: Option<u64>,
     /// Whether a copy that does not take the change is deleted and created anew.
     pub recreate: bool,
     /// By what the content is judged once more, right before it is written.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldMap, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, Payload, RETAINED_ANNOTATION,
-    RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    Content, FieldMap, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
+    RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    VERSION_ANNOTATION,
 };
 use serde_json::Value;
 
@@ -57,6 +58,10 @@ pub struct Live {
     pub others: Option<Arc<str>>,
     /// It is being deleted.
     pub terminating: bool,
+    /// Which of several versions it is, where versions are kept; the highest became the newest last.
+    pub number: u64,
+    /// It is labelled as the newest of several versions.
+    pub newest: bool,
     /// When our fields were last applied, in seconds since 1970.
     pub applied_at: i64,
 }
@@ -113,6 +118,8 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         facts,
         others: if intact { None } else { others(kind, metadata) },
         terminating: metadata.deletion_timestamp.is_some(),
+        number: annotation(metadata, VERSION_ANNOTATION).and_then(|number| number.parse().ok()).unwrap_or_default(),
+        newest: metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL)),
         applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
     };
     Some((copy, live))

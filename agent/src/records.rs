@@ -145,6 +145,22 @@ impl Records {
         copies.filter_map(|copy| Some((copy, self.live(copy)?)))
     }
 
+    /// The live copies in one namespace that say they hold a source of a rule, under whatever name.
+    pub fn versions<'a>(
+        &'a self,
+        intent: &IntentKey,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = (&'a IntentKey, &'a SourceRef, &'a Live)> {
+        let first = IntentKey { rule: intent.rule.clone(), source: intent.source.plain() };
+        let same = first.clone();
+        let keys = self.by_intent.range(first..);
+        let keys = keys.take_while(move |(key, _)| key.rule == same.rule && key.source.plain() == same.source);
+        let copies = keys.flat_map(|(key, copies)| copies.iter().map(move |copy| (key, copy)));
+        copies
+            .filter(move |(_, copy)| *copy.namespace == *namespace)
+            .filter_map(|(key, copy)| Some((key, copy, self.live(copy)?)))
+    }
+
     /// The intents of one rule of which live copies exist, with those copies.
     pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &BTreeSet<SourceRef>)> {
         let first = IntentKey { rule: rule.clone(), source: SourceRef::new("", "", "") };
@@ -200,6 +216,8 @@ mod tests {
             facts: Facts::default(),
             others: None,
             terminating: false,
+            number: 0,
+            newest: false,
             applied_at: 0,
         }
     }

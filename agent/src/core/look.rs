@@ -74,6 +74,12 @@ impl Core {
                 self.records.live(copy).is_some_and(|live| live.holds(&key.rule, &key.source, revision))
             };
             order.held |= !self.desired.successors(key, copy).iter().all(stands);
+            if self.desired.keeps(key, copy, &self.records) {
+                want = Want::Kept(key.clone(), !order.held);
+            }
+        }
+        if let Want::Copy(wanted) = &mut want {
+            wanted.policies.version = self.desired.version(&wanted.intent, copy, &self.records);
         }
         self.add_history(copy, &mut want);
         want
@@ -84,7 +90,7 @@ impl Core {
         // Not written in any case, or not there to be seen.
         let settled = match want {
             Want::Copy(wanted) => wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace),
-            Want::Nothing | Want::Gone(..) => false,
+            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
         let watched = self.watched(copy).filter(|_| !settled);
         if watched.is_none() && matches!(want, Want::Gone(..)) && !settled {
@@ -98,7 +104,7 @@ impl Core {
                 want,
                 Some(match want {
                     Want::Gone(..) => Outcome::Removing(Some(trouble)),
-                    Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
+                    Want::Copy(_) | Want::Kept(..) | Want::Nothing => Outcome::Failed(trouble),
                 }),
             );
             return None;
@@ -210,7 +216,7 @@ impl Core {
         let outcome = match want {
             Want::Gone(..) => Outcome::Removing(None),
             Want::Copy(wanted) => wanted.fight.clone().map_or(Outcome::UnderWay, Outcome::Failed),
-            Want::Nothing => Outcome::UnderWay,
+            Want::Nothing | Want::Kept(..) => Outcome::UnderWay,
         };
         self.say(copy, want, Some(outcome));
     }
@@ -251,6 +257,8 @@ impl Core {
                 }
                 outcomes.extend(self.desired.idle_winner(copy).map(|uid| (uid, Outcome::UnderWay)));
             }
+            // Who counts the copies of a rule does not count what it was before.
+            (Want::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (Want::Nothing, _) | (_, None) => {}
         }
         self.report.set(copy, outcomes);
@@ -262,7 +270,7 @@ pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
     match want {
         Want::Nothing => None,
         Want::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
-        Want::Gone(key, ..) => Some((key.clone(), None)),
+        Want::Gone(key, ..) | Want::Kept(key, _) => Some((key.clone(), None)),
     }
 }
 
@@ -275,6 +283,6 @@ fn is_news(reason: Reason) -> bool {
 fn failure(want: &Want, trouble: Trouble) -> Outcome {
     match want {
         Want::Gone(..) => Outcome::Removing(Some(trouble)),
-        Want::Copy(_) | Want::Nothing => Outcome::Failed(trouble),
+        Want::Copy(_) | Want::Kept(..) | Want::Nothing => Outcome::Failed(trouble),
     }
 }

@@ -70,7 +70,7 @@ impl Core {
                     && wanted.denied.is_none()
                     && wanted.revision.is_some()
             }
-            Want::Nothing | Want::Gone(..) => false,
+            Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
         let asked = !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
         if !asked {
@@ -102,7 +102,7 @@ impl Core {
         let rule = match want {
             Want::Copy(wanted) => wanted.rule,
             Want::Gone(_, rule, _) => rule,
-            Want::Nothing => RuleName::default(),
+            Want::Kept(..) | Want::Nothing => RuleName::default(),
         };
         self.runs.insert(copy.clone(), Run { about, heard: vec![], drift: drifted.is_some(), others, rule, deletes });
         Some(work)
@@ -115,6 +115,7 @@ impl Core {
             (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted)?),
             (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted)?),
             (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted)?),
+            (Action::Demote(target), _) => Work::Demote(target),
             (Action::Delete(target), _) => Work::Delete(target),
             (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
             _ => return None,
@@ -130,7 +131,10 @@ impl Core {
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
         let (ignored, recreate) = (wanted.policies.ignored.clone(), wanted.policies.recreate);
-        Some(Body { intent, rule, revision, content, ignored, recreate, limits })
+        // What is the newest already keeps its number, though its label was lost.
+        let number = self.records.live(copy).map_or(0, |live| live.number);
+        let version = wanted.policies.version.map(|least| least.max(number));
+        Some(Body { intent, rule, revision, content, ignored, version, recreate, limits })
     }
 
     /// Takes in what came of a piece of work.

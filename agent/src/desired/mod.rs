@@ -8,6 +8,7 @@ mod restore;
 mod take;
 #[cfg(test)]
 mod tests;
+mod versions;
 mod wants;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,8 @@ struct Held {
     facts: Option<Facts>,
     /// A later one that was refused: the hub is told that it is held, so that it is not offered again and again.
     refused: Option<(Revision, Trouble)>,
+    /// It is held because a copy said so after a restart, and the hub has not said it since.
+    restored: bool,
 }
 
 impl Held {

@@ -110,9 +110,12 @@ impl Desired {
             if rule.leaving || rule.intents.contains_key(&key.source) {
                 continue;
             }
+            if self.is_older_version(key, records, &mut looks) {
+                continue;
+            }
             if let Some(revision) = newest(key, records) {
                 let facts = facts(key, &revision, records);
-                self.set_held(key, Some(Held { in_force: Some(revision), facts, refused: None }));
+                self.set_held(key, Some(Held { in_force: Some(revision), facts, refused: None, restored: true }));
                 for copy in self.copies(key) {
                     self.claim(key, &copy);
                     looks.insert(copy);

@@ -89,7 +89,7 @@ impl Desired {
             self.set_terms(&uid, terms, digest, records, taken);
         }
         for intent in upserts {
-            self.upsert(&uid, intent, taken);
+            self.upsert(&uid, intent, records, taken);
         }
     }
 
@@ -148,7 +148,7 @@ impl Desired {
         }
     }
 
-    fn upsert(&mut self, uid: &RuleUid, intent: Intent, taken: &mut Taken) {
+    fn upsert(&mut self, uid: &RuleUid, intent: Intent, records: &Records, taken: &mut Taken) {
         let Intent { source, revision, payload } = intent;
         let facts = match check(&source, &payload) {
             Ok(facts) => Some(facts),
@@ -158,8 +158,10 @@ impl Desired {
             }
         };
         let key = IntentKey { rule: uid.clone(), source };
-        self.set_held(&key, Some(Held { in_force: Some(revision), facts, refused: None }));
+        self.set_held(&key, Some(Held { in_force: Some(revision), facts, refused: None, restored: false }));
         self.claim_all(&key, taken);
+        let policy = self.rules.get(uid).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
+        self.order_versions(&key, policy.unwrap_or_default(), records, &mut taken.looks);
         taken.payloads.push(NewPayload { key, revision, payload });
     }
 
@@ -179,7 +181,10 @@ impl Desired {
             let held = rule.intents.get(&key.source);
             let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
             let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
-            self.set_held(&key, Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)) }));
+            self.set_held(
+                &key,
+                Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)), restored: false }),
+            );
             self.claim_all(&key, taken);
             taken.rules.insert(key.rule);
         }
@@ -197,6 +202,7 @@ impl Desired {
         for copy in &copies {
             self.order(key, copy, policy);
         }
+        self.order_versions(key, policy, records, &mut copies);
         taken.looks.append(&mut copies);
         taken.dropped.push(key.clone());
         taken.rules.insert(key.rule.clone());

@@ -104,6 +104,7 @@ impl Desired {
             drift: terms.drift_policy,
             recreate: terms.immutable_policy == ImmutablePolicy::Recreate,
             ignored: terms.ignore_fields.clone(),
+            version: None,
         }
     }
 

@@ -26,7 +26,9 @@ pub use rule::{
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, RemovalStatus, RuleStatus, Summary};
 pub use selector::{LabelExpression, LabelSelector, Operator};
-pub use shape::{Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom};
+pub use shape::{
+    Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom, VersionedName,
+};
 
 /// The API group.
 pub const GROUP: &str = "runnel.dev";

@@ -17,6 +17,10 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::name_template)]
     pub name: Option<String>,
+    /// Gives each content a name of its own, for who wants immutable copies: an edit makes a new copy beside the old ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "VersionedName")]
+    pub versioned_name: Option<VersionedName>,
     /// Which keys of data and binaryData are copied, and how they are called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Keys")]
@@ -33,6 +37,16 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::secret_type)]
     pub secret_type: Option<String>,
+}
+
+/// Copies are called by their content.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VersionedName {
+    /// How many versions stay in each namespace, the newest included. Copies are called NAME-DIGEST, and the newest one
+    /// carries the label `runnel.dev/newest: "true"`. Older ones go, as deletionPolicy says, when the newest stands. 1 to 20.
+    #[schemars(range(min = 1, max = 20))]
+    pub keep: i32,
 }
 
 /// Chooses keys of data and binaryData.

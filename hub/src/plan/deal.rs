@@ -308,7 +308,7 @@ impl<'a> Maker<'a> {
         };
         let Some(content) = content else { return Some(Outcome::Copy(name, None)) };
         if self.rule.shape.leaves_content() {
-            return Some(Outcome::Copy(name, Some(content.clone())));
+            return Some(self.copy(name, content.clone()));
         }
         let decoded = self.decoded.get_or_init(|| {
             let denied =
@@ -318,10 +318,13 @@ impl<'a> Maker<'a> {
         // What this hub has encoded it decodes.
         let Some((plain, denied)) = decoded else { return Some(Outcome::Copy(name, None)) };
         Some(match self.rule.shape.content(plain.clone(), denied, about, &self.lent) {
-            Ok(shaped) if shaped == *plain => Outcome::Copy(name, Some(content.clone())),
-            Ok(shaped) => Outcome::Copy(name, Some(contents.made(self.source, &shaped, self.minter))),
+            Ok(shaped) if shaped == *plain => self.copy(name, content.clone()),
+            Ok(shaped) => self.copy(name, contents.made(self.source, &shaped, self.minter)),
             Err(Unmade::Awaited) => Outcome::Copy(name, None),
             Err(Unmade::Withheld(why)) => Outcome::Withheld(Some(name), why),
         })
+    }
+    fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> Outcome {
+        Outcome::Copy(self.rule.shape.versioned(name, &content.revision), Some(content))
     }
 }

@@ -299,6 +299,7 @@ fn build(
         immutable_policy: said.immutable_policy.into(),
         // What the schema lets through and is no pointer names no field.
         ignore_fields: said.ignore_fields.iter().filter_map(|text| FieldPath::parse(text)).collect(),
+        versions: said.transform.as_ref().and_then(|said| u32::try_from(said.versioned_name.as_ref()?.keep).ok()),
         grants: None,
     };
     Some(Rule {

@@ -182,6 +182,7 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         suspend: wire.suspend,
         immutable_policy,
         ignore_fields: ignored.collect::<Result<_, _>>()?,
+        versions: (wire.versions > 0).then_some(wire.versions),
         grants: wire.grants.map(|wire| wire.grants.into_iter().map(grant).collect()).transpose()?,
     };
     Ok((terms, digest))
@@ -212,6 +213,7 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
         suspend: terms.suspend,
         immutable_policy: immutable_policy as i32,
         ignore_fields: terms.ignore_fields.iter().map(ToString::to_string).collect(),
+        versions: terms.versions.unwrap_or_default(),
         digest: digest.0.to_vec().into(),
         grants: terms.grants.as_ref().map(|grants| wire::Grants { grants: grants.iter().map(grant_to_wire).collect() }),
     }

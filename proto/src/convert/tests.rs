@@ -91,8 +91,10 @@ fn keeping() -> impl Strategy<Value = Terms> {
     let path = (prop::sample::select(maps), "[a-z./~]{1,9}").prop_map(|(map, key)| FieldPath::new(map, key));
     let policies =
         (prop::sample::select(conflict), prop::sample::select(drift), prop::sample::select(immutable), vec(path, 0..3));
-    policies.prop_map(|(conflict_policy, drift_policy, immutable_policy, paths)| Terms {
+    let policies = (policies, prop::option::of(1..20u32));
+    policies.prop_map(|((conflict_policy, drift_policy, immutable_policy, paths), versions)| Terms {
         conflict_policy,
+        versions,
         drift_policy,
         immutable_policy,
         ignore_fields: paths.into_iter().collect(),

@@ -74,7 +74,11 @@ impl Terms {
     pub fn protocol(&self) -> u32 {
         let keeps = self.conflict_policy != ConflictPolicy::default() || self.drift_policy != DriftPolicy::default();
         let shares = !self.ignore_fields.is_empty() || self.immutable_policy != ImmutablePolicy::default();
-        if self.grants.is_some() || keeps || shares { crate::TERMS_SINCE } else { crate::PROTOCOL_MIN }
+        if self.grants.is_some() || self.versions.is_some() || keeps || shares {
+            crate::TERMS_SINCE
+        } else {
+            crate::PROTOCOL_MIN
+        }
     }
 }
 

@@ -38,6 +38,10 @@ pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
+/// The label of the newest of several versions of a copy.
+pub const NEWEST_LABEL: &str = "runnel.dev/newest";
+/// The annotation that numbers the versions of a copy: the highest became the newest last.
+pub const VERSION_ANNOTATION: &str = "runnel.dev/version";
 /// The annotation that names the fields of a copy that are left alone since its creation, as JSON pointers.
 pub const IGNORED_ANNOTATION: &str = "runnel.dev/ignored-fields";
 /// The annotation by which a namespace of a member refuses copies: `deny`.

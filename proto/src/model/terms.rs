@@ -117,6 +117,10 @@ pub struct Terms {
     /// What is written when a copy is created, and never compared or written again.
     #[serde(default)]
     pub ignore_fields: BTreeSet<FieldPath>,
+    /// How many versions of a copy stay, the newest included, where each content has a name of its own; absent: copies
+    /// are changed in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub versions: Option<u32>,
     /// What is granted to the rule in this cluster; absent: everything. A copy is where it is wanted and granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<Vec<Grant>>,

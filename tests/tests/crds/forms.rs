@@ -19,6 +19,7 @@ pub fn forms() -> Vec<Case> {
     vec![
         ("an unknown variable in a name", transform(json!({"name": "${source.uid}"})), &["spec.transform.name", "of variables there are", "${cluster.name}"]),
         ("a lone dollar in a name", transform(json!({"name": "a$b"})), &["spec.transform.name", "of variables there are"]),
+        ("no version to keep", transform(json!({"versionedName": {"keep": 0}})), &["spec.transform.versionedName.keep", "greater than or equal to 1"]),
         ("an empty name", transform(json!({"name": ""})), &["spec.transform.name", "at least 1"]),
         ("a bad key to include", transform(json!({"keys": {"include": ["a/b"]}})), &["spec.transform.keys.include[0]", "write a key of data"]),
         ("too many keys to exclude", transform(json!({"keys": {"exclude": names(65)}})), &["spec.transform.keys.exclude", "at most 64"]),

@@ -220,6 +220,12 @@ impl World {
         self.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
+    /// The hub has said everything.
+    pub fn confirm(&mut self) {
+        let (intents, digest) = self.core.desired.sum();
+        self.hear(Event::Hub(HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }), vec![]));
+    }
+
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
         self.hear(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
     }
@@ -352,6 +358,8 @@ impl World {
             facts: Facts::default(),
             others: None,
             terminating: false,
+            number: 0,
+            newest: false,
             applied_at: 0,
         };
         self.objects.insert(copy.clone(), Object { live, labelled: false, equal: false });
@@ -424,7 +432,13 @@ impl World {
                 (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Retained));
                 done.passed.push(target.version);
             }
-            Work::Delete(_) | Work::Retain(..) => done.sight = Some(self.sight(&copy)),
+            Work::Demote(target) if self.is(&copy, &target) => {
+                self.writes += 1;
+                self.edit(&copy, |object| object.live.newest = false);
+                (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Changed));
+                done.passed.push(target.version);
+            }
+            Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => done.sight = Some(self.sight(&copy)),
         }
         done
     }
@@ -466,6 +480,8 @@ impl World {
             facts: Facts::default(),
             others: None,
             terminating: false,
+            number: body.version.unwrap_or_default(),
+            newest: body.version.is_some(),
             applied_at: i64::try_from(self.version).unwrap(),
         };
         self.objects.insert(copy.clone(), Object { live: live.clone(), labelled: true, equal: true });

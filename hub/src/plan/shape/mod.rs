@@ -11,8 +11,10 @@ mod valid;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use data_encoding::BASE64;
-use runnel_proto::model::{Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, SourceRef, matches_any};
+use data_encoding::{BASE64, HEXLOWER};
+use runnel_proto::model::{
+    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, matches_any,
+};
 use serde_json::{Map, Value};
 
 use super::{Lent, Why, Withheld};
@@ -20,10 +22,15 @@ use crate::crd;
 use overrides::Override;
 pub use template::About;
 
+/// Bytes of a revision that stand in a name.
+const DIGEST_IN_NAME: usize = 5;
+
 /// What a rule says about the form of its copies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
     name: Option<String>,
+    /// Whether the content goes into the name.
+    versioned: bool,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
     rename: BTreeMap<String, String>,
@@ -79,6 +86,7 @@ impl Shape {
         let marks = |said: &Option<crd::Marks>| said.as_ref().map(Into::into).unwrap_or_default();
         Self {
             name: transform.name,
+            versioned: transform.versioned_name.is_some(),
             include: patterns(&keys.include),
             exclude: patterns(&keys.exclude),
             rename: keys.rename,
@@ -102,7 +110,7 @@ impl Shape {
 
     /// Whether only the name of copies may be another one.
     pub fn leaves_content(&self) -> bool {
-        Self { name: None, ..self.clone() }.is_plain()
+        Self { name: None, versioned: false, ..self.clone() }.is_plain()
     }
 
     /// Whether copies in one cluster may differ from those in another.
@@ -111,11 +119,34 @@ impl Shape {
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
-    /// The name of the copies.
+    /// The name of the copies that hold this, given what [`Shape::name`] says. The digest is that of the revision, which
+    /// is keyed: it says nothing of the content, and is the same after a restart.
+    pub fn versioned(&self, name: Arc<str>, revision: &Revision) -> Arc<str> {
+        match self.versioned {
+            false => name,
+            true => format!("{name}-{}", HEXLOWER.encode(&revision.0[..DIGEST_IN_NAME])).into(),
+        }
+    }
+
+    /// The name of the copies; without the digest of their content, where they are called by that as well.
     ///
     /// # Errors
     /// When it cannot be made, or is none for an object.
     pub fn name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
+        let name = self.plain_name(about)?;
+        if self.versioned && name.len() + 1 + 2 * DIGEST_IN_NAME > 253 {
+            let message = format!(
+                "spec.transform.versionedName for {}: {:?} and a digest are longer than 253 characters; give a shorter \
+                 spec.transform.name",
+                about.source,
+                cut(&name)
+            );
+            return Err(withheld(Why::Name, message));
+        }
+        Ok(name)
+    }
+
+    fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
         let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
         let field = format!("spec.transform.name for {}", about.source);
         let name = template::fill(template, about)

@@ -229,6 +229,41 @@ fn what_fails_for_one_cluster_is_sent_to_the_others() {
     assert!(without.is_unknown(&bad) && without.is_unknown(&bad.as_copy("else")) && !without.is_unknown(&good));
 }
 
+#[test]
+fn copies_are_called_by_their_content_where_the_rule_says_so() {
+    let versioned = rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
+    assert_eq!(versioned.terms.versions, Some(3));
+    assert_eq!(versioned.terms.protocol(), runnel_proto::TERMS_SINCE, "an older agent would take it for a rename");
+    let source = SourceRef::new("configmaps", "team", "app");
+    let mut selection = RulePlan::empty(&versioned);
+    selection.set(&source, Some(&body("one")));
+    let mut deal = deal(&versioned, &selection, &fleet(&[None, None]));
+    let named = |deal: &Deal| {
+        let plan = deal.made(&"c0".into()).unwrap();
+        assert_eq!((plan.intents.len(), plan.protocol()), (1, runnel_proto::RENAMES_SINCE));
+        plan.intents.keys().next().unwrap().copy_name().to_owned()
+    };
+    let first = named(&deal);
+    assert!(first.starts_with("app-v-") && first.len() == "app-v-".len() + 10, "{first}");
+    let mut becomes = |text: &str| {
+        selection.set(&source, Some(&body(text)));
+        deal.update(&versioned, &selection, &source, &Minter::default());
+        named(&deal)
+    };
+    let second = becomes("two");
+    assert!(first != second && becomes("one") == first, "{first} {second}");
+    // What cannot be read has no new name, and what stands stays.
+    selection.set(&source, Some(&Body::Unreadable));
+    deal.update(&versioned, &selection, &source, &Minter::default());
+    let plan = deal.made(&"c0".into()).unwrap();
+    assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
+
+    let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
+    let about = About { source: &long, cluster: &"c".into(), labels: &BTreeMap::new() };
+    let withheld = versioned.shape.name(about).unwrap_err();
+    assert!(withheld.why == Why::Name && withheld.message.contains("shorter"), "{}", withheld.message);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 

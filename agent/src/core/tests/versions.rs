@@ -1,0 +1,192 @@
+//! Older versions of copies that are called by their content.
+use super::*;
+
+fn name(content: u8) -> String {
+    format!("s0-{content}")
+}
+
+fn versioned(keep: u32, namespaces: &[&str]) -> RuleDelta {
+    with_terms("r", Terms { versions: Some(keep), created_at: i64::from(keep), ..terms("r", namespaces) })
+}
+
+fn upsert(content: u8) -> Intent {
+    let intent = intent("s0", content);
+    Intent { source: intent.source.as_copy(&name(content)), ..intent }
+}
+
+fn gives_up(content: u8) -> Tombstone {
+    Tombstone { source: copy("team", "s0").as_copy(&name(content)), deletion_policy: DeletionPolicy::Delete }
+}
+
+/// A rule that keeps three versions, with the first in the namespaces a and b.
+fn first() -> World {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![upsert(1)], ..versioned(3, &["a", "b"]) }]);
+    world.settle();
+    world
+}
+
+/// The source's content becomes another one.
+fn edit(world: &mut World, from: u8, to: u8) {
+    let delta = RuleDelta::new("r".into());
+    let (upserts, tombstones) = (vec![upsert(to)], vec![gives_up(from)]);
+    world.batch(vec![RuleDelta { upserts, ..delta.clone() }, RuleDelta { tombstones, ..delta }]);
+    world.settle();
+}
+
+/// Checks that these versions are there, the first of them labelled as the newest, and that only it is counted.
+fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
+    for namespace in namespaces {
+        let here = world.objects.iter().filter(|(copy, object)| *copy.namespace == **namespace && object.labelled);
+        let mut here: Vec<_> = here.map(|(copy, object)| (object.live.newest, copy.name.to_string())).collect();
+        here.sort();
+        let mut expected: Vec<_> = contents.iter().map(|content| (*content == contents[0], name(*content))).collect();
+        expected.sort();
+        assert_eq!(here, expected, "in {namespace}");
+    }
+    let counts = world.told_state("r").unwrap().counts;
+    assert_eq!((counts.copies, counts.applied, counts.removing), (2, 2, 0));
+}
+
+#[test]
+fn the_newest_versions_stay_and_what_becomes_the_newest_again_counts_as_such() {
+    let mut world = first();
+    for content in 2..=5 {
+        edit(&mut world, content - 1, content);
+    }
+    stand(&world, &["a", "b"], &[5, 4, 3]);
+    // Back to what was: it is the newest again, and no new object.
+    let uid = world.objects[&copy("a", &name(3))].live.uid.clone();
+    edit(&mut world, 5, 3);
+    stand(&world, &["a", "b"], &[3, 5, 4]);
+    assert_eq!(world.objects[&copy("a", &name(3))].live.uid, uid);
+    edit(&mut world, 3, 6);
+    stand(&world, &["a", "b"], &[6, 3, 5]);
+    // Who deletes an older version gets no new one, and another stays one edit longer.
+    world.delete(&copy("a", &name(3)));
+    world.settle();
+    stand(&world, &["a"], &[6, 5]);
+    edit(&mut world, 6, 7);
+    stand(&world, &["a"], &[7, 6, 5]);
+    stand(&world, &["b"], &[7, 6, 3]);
+    // A lost label is put back.
+    world.edit(&copy("a", &name(7)), |object| object.live.newest = false);
+    world.settle();
+    stand(&world, &["a"], &[7, 6, 5]);
+    // Fewer are to stay, and then copies are changed in place again.
+    world.batch(vec![versioned(2, &["a", "b"])]);
+    world.settle();
+    stand(&world, &["a", "b"], &[7, 6]);
+    let delta = with_terms("r", Terms { created_at: 9, ..terms("r", &["a", "b"]) });
+    let (upserts, tombstones) = (vec![intent("s0", 7)], vec![gives_up(7)]);
+    world.batch(vec![RuleDelta { upserts, ..delta }, RuleDelta { tombstones, ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 7) && world.objects.len() == 2);
+}
+
+#[test]
+fn versions_outlive_restarts_of_the_agent_and_the_hub_is_told_of_the_newest() {
+    let mut world = first();
+    for content in 2..=4 {
+        edit(&mut world, content - 1, content);
+    }
+    edit(&mut world, 4, 2);
+    let held = |world: &World| world.core.desired.pairs(&"r".into());
+    let (writes, before) = (world.writes, held(&world));
+    assert_eq!(before.len(), 1);
+    // Alone, and with the hub, which says nothing new.
+    for connects in [false, true] {
+        world.restart();
+        if connects {
+            world.connect();
+            world.confirm();
+        }
+        world.settle();
+        assert_eq!((world.writes, held(&world)), (writes, before.clone()), "{connects}");
+        assert_eq!(world.objects.len(), 6);
+    }
+    // Its order is known: the version before the last but one goes.
+    edit(&mut world, 2, 5);
+    stand(&world, &["a", "b"], &[5, 2, 4]);
+    // A restart between making the newest and seeing to the others.
+    let delta = RuleDelta::new("r".into());
+    world.batch(vec![
+        RuleDelta { upserts: vec![upsert(6)], ..delta.clone() },
+        RuleDelta { tombstones: vec![gives_up(5)], ..delta },
+    ]);
+    world.give_out();
+    assert!(world.work_one());
+    world.restart();
+    world.connect();
+    world.settle();
+    edit(&mut world, 5, 6);
+    world.confirm();
+    world.settle();
+    stand(&world, &["a", "b"], &[6, 5, 2]);
+}
+
+#[test]
+fn nothing_goes_for_a_version_that_cannot_be_made() {
+    let mut world = first();
+    for content in 2..=3 {
+        edit(&mut world, content - 1, content);
+    }
+    world.poisoned.insert(name(4));
+    edit(&mut world, 3, 4);
+    for content in 1..=3 {
+        let object = &world.objects[&copy("a", &name(content))];
+        assert_eq!((object.labelled, object.live.newest), (true, content == 3), "{content}");
+    }
+    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    world.poisoned.clear();
+    world.settle();
+    stand(&world, &["a", "b"], &[4, 3, 2]);
+}
+
+#[test]
+fn all_versions_go_with_their_source_their_namespace_and_their_rule_and_other_sources_stay() {
+    let three = || {
+        let mut world = first();
+        world.batch(vec![RuleDelta { upserts: vec![intent("s1", 1)], ..RuleDelta::new("r".into()) }]);
+        for content in 2..=3 {
+            edit(&mut world, content - 1, content);
+        }
+        assert_eq!(world.objects.len(), 8);
+        world
+    };
+    let gone = |world: &World, namespace: &str| {
+        !world.objects.keys().any(|copy| *copy.namespace == *namespace && copy.name.starts_with("s0"))
+    };
+    let mut world = three();
+    world.batch(vec![RuleDelta { tombstones: vec![gives_up(3)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(gone(&world, "a") && gone(&world, "b") && world.objects.len() == 2, "the source");
+    // The last word on what becomes of them counts for all.
+    let mut world = three();
+    let retain = Tombstone { deletion_policy: DeletionPolicy::Retain, ..gives_up(3) };
+    world.batch(vec![RuleDelta { tombstones: vec![retain], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.objects.len() == 8 && world.objects.values().filter(|object| object.labelled).count() == 2);
+
+    let mut world = three();
+    world.batch(vec![RuleDelta { upserts: vec![], ..versioned(4, &["a"]) }]);
+    world.settle();
+    assert!(gone(&world, "b") && !gone(&world, "a"), "the namespace");
+    // A namespace that comes later gets the newest only.
+    world.batch(vec![versioned(3, &["a", "b"])]);
+    world.settle();
+    let newest = world.objects.keys().filter(|copy| *copy.namespace == *"b" && copy.name.starts_with("s0")).count();
+    assert_eq!(newest, 1);
+
+    for restarts in [false, true] {
+        let mut world = three();
+        if restarts {
+            world.restart();
+            world.connect();
+        }
+        world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+        world.settle();
+        assert!(world.objects.is_empty(), "the rule, {restarts}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Versions: where each content has a copy name of its own, the older ones stay for a while.
+//!
+//! To the hub this is a rename: it gives up the intent under the old name and sends one under the new, and holds no payload
+//! of what was. The agent does not carry such an order out at once: the copy stays as an *older version*, as it is, for
+//! as long as it is among the newest `versions` of its source in its namespace and any intent of that source is wanted
+//! there. It is not made anew in other namespaces, not corrected and not reported.
+//!
+//! All that must outlive a restart stands in the copies: a number (`runnel.dev/version`) that grows each time that a content
+//! becomes the newest, also one that was before, and the label of the newest (`runnel.dev/newest`). The copy of the
+//! highest number is what is held after a restart, and the others are its older versions.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{DeletionPolicy, SourceRef};
+
+use super::{Desired, Rule};
+use crate::live::Live;
+use crate::records::{IntentKey, Records};
+
+impl Rule {
+    /// How many versions stay, the newest included.
+    fn versions(&self) -> Option<usize> {
+        let (terms, _) = self.terms.as_ref()?;
+        usize::try_from(terms.versions?).ok()
+    }
+
+    /// The intents of the same source under other names.
+    fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
+        let plain = key.source.plain();
+        let first = plain.clone();
+        let same = self.intents.range(first..).map(|(source, _)| source).take_while(move |one| one.plain() == plain);
+        same.filter(|source| **source != key.source)
+    }
+}
+
+impl Desired {
+    /// Whether a copy that was ordered to go stays as an older version. Nothing goes while a newer one is not in force, or
+    /// by terms that are only remembered.
+    pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
+        let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else { return false };
+        let (Some(keep), Some(live)) = (rule.versions(), records.live(copy)) else { return false };
+        let holds = |live: &Live| live.sealed.as_ref().is_some_and(|sealed| sealed.source == key.source);
+        if live.number == 0 || !holds(live) {
+            return false;
+        }
+        let wanted = |source: &&SourceRef| {
+            let (copy, key) = (source.copy_in(&copy.namespace), IntentKey { source: (*source).clone(), ..key.clone() });
+            self.claims.get(&copy).is_some_and(|claims| claims.contains(&key))
+        };
+        let newest: BTreeSet<_> = rule.beside(key).filter(wanted).collect();
+        let waits = newest.iter().any(|source| rule.intents.get(source).is_none_or(|held| held.in_force.is_none()));
+        let newer = records.versions(key, &copy.namespace).filter(|(other, _, version)| {
+            !newest.contains(&other.source) && (version.number, &other.source) > (live.number, &key.source)
+        });
+        !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
+    }
+
+    /// The number that the copy of an intent has at least, as the newest version; `None` where no versions are kept.
+    pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
+        self.rules.get(&key.rule)?.versions()?;
+        let others = records.versions(key, &copy.namespace).filter(|(other, ..)| other.source != key.source);
+        Some(others.map(|(_, _, live)| live.number).max().unwrap_or_default().saturating_add(1))
+    }
+
+    /// Orders away the live versions beside this one for which no intent is held: those that are to stay wait, and where
+    /// nothing of the source is wanted any more they go as the last one does.
+    pub(super) fn order_versions(
+        &mut self,
+        key: &IntentKey,
+        policy: DeletionPolicy,
+        records: &Records,
+        looks: &mut BTreeSet<SourceRef>,
+    ) {
+        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
+        let live = rule.targets.iter().chain([&key.source.namespace]).flat_map(|name| records.versions(key, name));
+        let left = |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
+        let older: Vec<_> = live
+            .filter(|(one, _, live)| left(one) && live.number > 0)
+            .map(|(one, copy, _)| (one.clone(), copy.clone()))
+            .collect();
+        for (one, copy) in older {
+            self.order(&one, &copy, policy);
+            looks.insert(copy);
+        }
+    }
+
+    /// After a restart: whether what a copy says it holds is an older version. If it is a newer one than what is held so
+    /// far, that is not held any more.
+    pub(super) fn is_older_version(
+        &mut self,
+        key: &IntentKey,
+        records: &Records,
+        looks: &mut BTreeSet<SourceRef>,
+    ) -> bool {
+        let Some(rule) = self.rules.get(&key.rule) else { return false };
+        let (Some((terms, _)), Some(_)) = (rule.terms.clone(), rule.versions()) else { return false };
+        let number = |key: &IntentKey| records.holders(key).map(|(_, live)| live.number).max().unwrap_or_default();
+        let beside: Vec<_> =
+            rule.beside(key).map(|source| IntentKey { source: source.clone(), ..key.clone() }).collect();
+        let said = |other: &IntentKey| rule.intents.get(&other.source).is_some_and(|held| !held.restored);
+        let newer = beside.iter().any(|other| said(other) || number(other) > number(key));
+        let older = if newer { vec![key.clone()] } else { beside };
+        for older in older {
+            for copy in self.copies(&older) {
+                self.unclaim(&older, &copy);
+                looks.insert(copy);
+            }
+            self.set_held(&older, None);
+            for (copy, _) in records.holders(&older) {
+                self.order(&older, copy, terms.deletion_policy);
+                looks.insert(copy.clone());
+            }
+        }
+        newer
+    }
+}
