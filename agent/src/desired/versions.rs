@@ -54,9 +54,15 @@ impl Desired {
         !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
     }
 
-    /// The number that the copy of an intent has at least, as the newest version; `None` where no versions are kept.
+    /// The number that the copy of an intent has at least, as the newest version; `None` where no versions are kept. While
+    /// two are wanted, which is until the hub has given up one of them, what stands does not contend for being the newest.
     pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
-        self.rules.get(&key.rule)?.versions()?;
+        let rule = self.rules.get(&key.rule)?;
+        rule.versions()?;
+        let stands = records.live(copy).is_some_and(|live| live.number > 0);
+        if stands && rule.beside(key).next().is_some() {
+            return None;
+        }
         let others = records.versions(key, &copy.namespace).filter(|(other, ..)| other.source != key.source);
         Some(others.map(|(_, _, live)| live.number).max().unwrap_or_default().saturating_add(1))
     }
@@ -77,6 +83,8 @@ impl Desired {
             .filter(|(one, _, live)| left(one) && live.number > 0)
             .map(|(one, copy, _)| (one.clone(), copy.clone()))
             .collect();
+        let rest = rule.beside(key).flat_map(|source| self.expand(rule, source));
+        looks.extend(rest);
         for (one, copy) in older {
             self.order(&one, &copy, policy);
             looks.insert(copy);

@@ -38,6 +38,8 @@ impl RuleEntry {
         Some(match () {
             () if !self.plan.wants(&source) => Item::Source(source),
             () if !sent => Item::Kind(cluster.clone(), intent.resource.clone()),
+            // An edit: the agent keeps what it was as an older version.
+            () if self.rule.terms.versions.is_some() => return None,
             () if self.deal.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
             () => Item::Name(intent.clone()),
         })
@@ -116,7 +118,8 @@ fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, clus
 /// The copies of sources that are still selected and have other names now.
 fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName) {
     let Some(now) = entry.deal.plan(cluster, &entry.plan).cloned() else { return };
-    if Arc::ptr_eq(before, &now) {
+    // Where contents have names of their own, another name is an edit.
+    if Arc::ptr_eq(before, &now) || entry.rule.terms.versions.is_some() {
         return;
     }
     let other =
@@ -151,4 +154,42 @@ pub(super) fn note_choice(
         entry.brake.forget(cluster);
     }
     entry.keep_wanted();
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::{Cluster, Index};
+    use super::*;
+    use crate::crd;
+    use crate::plan::Rule;
+
+    /// What would go where a cluster holds the one source under another name.
+    fn stray(transform: &serde_json::Value) -> Option<Item> {
+        let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+            "metadata": {"name": "r", "uid": "r", "generation": 1},
+            "spec": {
+                "sources": [{"resources": ["configmaps"], "namespaces": ["team"], "names": ["app"]}],
+                "clusters": {"all": true}, "transform": transform,
+            },
+        }))
+        .unwrap();
+        let (mut index, cluster) = (Index::new(), ClusterName::from("one"));
+        index.set_place(crate::plan::Place::everywhere("configmaps"), super::super::PlaceState::Known);
+        index.set_cluster(cluster.clone(), Cluster { uid: "u".to_owned(), accepted: true, ..Cluster::default() });
+        index.set_rule(Rule::cluster_scoped(&object, "runnel-system").unwrap());
+        let app = SourceRef::new("configmaps", "team", "app");
+        let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
+        let content = crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
+        index.set_source(app.clone(), [].into(), Some(crate::plan::Body::Read(Arc::new(content))));
+        index.rule(&"r".into()).unwrap().stray(&cluster, &app.as_copy("app-0123456789"))
+    }
+
+    #[test]
+    fn an_earlier_version_is_no_removal_and_an_earlier_name_is_one() {
+        assert_eq!(stray(&json!({"versionedName": {"keep": 3}})), None);
+        assert!(matches!(stray(&json!({"name": "else"})), Some(Item::Name(_))));
+    }
 }

@@ -190,3 +190,21 @@ fn all_versions_go_with_their_source_their_namespace_and_their_rule_and_other_so
         assert!(world.objects.is_empty(), "the rule, {restarts}");
     }
 }
+
+#[test]
+fn two_that_are_wanted_for_a_while_do_not_contend() {
+    let mut world = first();
+    edit(&mut world, 1, 2);
+    let delta = RuleDelta::new("r".into());
+    // The order for the former comes later, or much later: for a new content, and for one that was before.
+    for (from, to) in [(2, 3), (3, 1)] {
+        world.batch(vec![RuleDelta { upserts: vec![upsert(to)], ..delta.clone() }]);
+        world.settle();
+        let writes = world.writes;
+        world.settle();
+        assert_eq!(world.writes, writes, "they contend");
+        world.batch(vec![RuleDelta { tombstones: vec![gives_up(from)], ..delta.clone() }]);
+        world.settle();
+    }
+    stand(&world, &["a", "b"], &[1, 3, 2]);
+}
