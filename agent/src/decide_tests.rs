@@ -56,6 +56,8 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
         others: who.map(Into::into),
         sealed: None,
         terminating: false,
+        number: 0,
+        newest: false,
         applied_at: 0,
     };
     let said = |ownership, who| conflict(&live(ownership, who)).message.to_string();
