@@ -103,9 +103,10 @@ impl Share {
     }
 
     /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
-    /// did not pass the brake.
+    /// did not pass the brake. Where contents have names of their own, another name is an edit and no removal.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
-        self.is_unknown(source) || !self.judged.passes_intent(&self.cluster, source)
+        let is_edit = || self.terms.versions.is_some() && self.has_source(source);
+        self.is_unknown(source) || !(is_edit() || self.judged.passes_intent(&self.cluster, source))
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not
