@@ -23,12 +23,12 @@ impl Rule {
         usize::try_from(terms.versions?).ok()
     }
 
-    /// The intents of the same source under other names.
+    /// The versions of the same source beside this one.
     fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
         let plain = key.source.plain();
         let first = plain.clone();
         let same = self.intents.range(first..).map(|(source, _)| source).take_while(move |one| one.plain() == plain);
-        same.filter(|source| **source != key.source)
+        same.filter(|source| **source != key.source && source.is_version())
     }
 }
 
@@ -58,7 +58,7 @@ impl Desired {
     /// two are wanted, which is until the hub has given up one of them, what stands does not contend for being the newest.
     pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
         let rule = self.rules.get(&key.rule)?;
-        rule.versions()?;
+        rule.versions().filter(|_| key.source.is_version())?;
         let stands = records.live(copy).is_some_and(|live| live.number > 0);
         if stands && rule.beside(key).next().is_some() {
             return None;
@@ -101,6 +101,10 @@ impl Desired {
     ) -> bool {
         let Some(rule) = self.rules.get(&key.rule) else { return false };
         let (Some((terms, _)), Some(_)) = (rule.terms.clone(), rule.versions()) else { return false };
+        // What was called otherwise before versions were kept goes by the hub's word alone.
+        if !key.source.is_version() {
+            return false;
+        }
         let number = |key: &IntentKey| records.holders(key).map(|(_, live)| live.number).max().unwrap_or_default();
         let beside: Vec<_> =
             rule.beside(key).map(|source| IntentKey { source: source.clone(), ..key.clone() }).collect();

@@ -31,7 +31,8 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 pub const DELIBERATE: usize = 10;
 /// The deletion of a rule is judged after this: that of its namespace, or of many others, may be heard a little later.
 pub const DELAY: Duration = Duration::from_secs(1);
-/// The most removals that one rule's brake remembers to have let pass. What is forgotten is judged again.
+/// How many removals one rule's brake remembers to have let pass, besides those of its last judgement. What is forgotten
+/// is judged again.
 const REMEMBERED: usize = 20_000;
 
 /// What may be removed at a time: a source's copies everywhere, everything in one cluster, or all copies of the rule.
@@ -368,10 +369,11 @@ impl Brake {
             return;
         }
         let judged = Arc::make_mut(&mut self.judged);
-        judged.passed.extend(items);
-        while judged.passed.len() > REMEMBERED {
-            judged.passed.pop_last();
+        // Never what passes now: it would never go.
+        if judged.passed.len() + items.len() > REMEMBERED {
+            judged.passed.clear();
         }
+        judged.passed.extend(items);
     }
 
     /// What the status says: what is held, or what was released last. `None` if there is nothing to say.

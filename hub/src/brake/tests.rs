@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Limit, WINDOW};
+use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Claim, Cluster, Effect, Holding, Index, PlaceState};
-use crate::plan::{Body, Place, Rule, RuleGrant, Share, SourceContent};
+use crate::plan::{Body, Place, Refused, Rule, RuleGrant, Share, SourceContent};
 
 const SOURCES: u64 = 24;
 const CLUSTERS: u64 = 5;
@@ -651,4 +651,63 @@ fn what_is_only_left_without_marks_is_not_held_and_what_passed_so_is_not_deleted
     assert_eq!(world.drafts[&uid].removal.as_ref().unwrap().copies, 24 * 5);
     respec(&mut world, &uid, "deletionPolicy", json!("Retain"));
     assert_eq!(world.follow()[&uid].len(), 24 * 5);
+}
+
+#[test]
+fn too_many_sources_that_refuse_are_held_as_too_many_that_are_deleted() {
+    let mut world = World::new();
+    world.follow();
+    let uid = RuleUid::from("r0");
+    for number in 0..SOURCES {
+        let refused = Some(Body::Refused(Refused::Annotation));
+        world.change(|index| index.set_source(source(number), labels("team", 0), refused));
+        world.follow();
+    }
+    // Ten by a deliberate act each, and two within the limit.
+    assert_eq!(world.held[&uid].len(), 12 * 5);
+    world.persist();
+    assert!(world.digest(&uid).is_some());
+}
+
+#[test]
+fn names_of_before_versions_were_kept_are_a_removal_and_another_version_is_none() {
+    let mut world = World::new();
+    world.follow();
+    let uid = RuleUid::from("r0");
+    respec(&mut world, &uid, "transform", json!({"versionedName": {"keep": 3}}));
+    assert!(world.follow()[&uid].is_empty());
+    world.persist();
+    assert_eq!(world.drafts[&uid].removal.as_ref().unwrap().copies, 24 * 5);
+    let payload = Payload::encode(Content::default().to_bytes());
+    let edited = Body::Read(SourceContent::new(Revision([2; 16]), payload).into());
+    world.change(|index| index.set_source(source(0), labels("team", 0), Some(edited)));
+    assert_eq!(world.follow()[&uid].len(), 5, "the former version");
+    world.persist();
+    let digest = world.digest(&uid);
+    world.drafts.get_mut(&uid).unwrap().release = digest;
+    world.write(&uid);
+    assert_eq!(world.follow()[&uid].len(), 24 * 5);
+    assert_eq!(world.held[&uid], world.wanted(&uid));
+}
+
+#[test]
+fn what_passes_goes_however_much_did_before() {
+    let known = Circumstances {
+        uid: "r",
+        limit: Limit::NONE,
+        all: 0,
+        weigh: &|items| items.len() as u64,
+        doubtful: &|_| false,
+        wanted: &String::new,
+        release: None,
+    };
+    let (mut brake, now) = (Brake::default(), Instant::now());
+    let mut passes = |items: &[Item]| {
+        items.iter().for_each(|item| brake.remove(item.clone(), Cause::Indirect));
+        brake.judge(&known, now);
+        items.iter().all(|item| brake.judged().passes(item))
+    };
+    let many: Vec<_> = (0..30_000).map(|number| Item::Source(source(number))).collect();
+    assert!(passes(&many));
+    assert!(passes(&[Item::Source(SourceRef::new("secrets", "z", "last"))]));
 }

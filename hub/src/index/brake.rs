@@ -77,6 +77,7 @@ impl Index {
     /// Forgets what was judged: from now on this process decides, and rules' statuses say what is held.
     pub fn begin_to_judge(&mut self) {
         self.deletions.clear();
+        self.undated_deletions = 0;
         let uids: Vec<_> = self.rules.keys().cloned().collect();
         for uid in uids {
             if let Some(entry) = self.rules.get_mut(&uid) {
@@ -152,6 +153,7 @@ impl Index {
     /// Judges what a rule no longer wants.
     pub fn judge(&mut self, uid: &RuleUid, holdings: Holdings<'_>, now: Instant) -> Effect {
         let mut effect = Effect::default();
+        self.deletions.extend(std::iter::repeat_n(now, std::mem::take(&mut self.undated_deletions)));
         self.deletions.retain(|at| now.saturating_duration_since(*at) < WINDOW);
         let Some(entry) = self.rules.get_mut(uid) else { return effect };
         let mut brake = std::mem::take(&mut entry.brake);
@@ -294,5 +296,10 @@ impl Index {
 
     pub(super) fn was_deleted(&mut self, now: Instant) {
         self.deletions.push_back(now);
+    }
+
+    /// Something was deleted, or is refused from now on, and is judged next.
+    pub(super) fn goes_by_order(&mut self) {
+        self.undated_deletions += 1;
     }
 }

@@ -21,6 +21,11 @@ impl RuleEntry {
         }
     }
 
+    /// Whether an intent has the name of a version of its source, of which the agent keeps some.
+    fn is_version(&self, intent: &SourceRef) -> bool {
+        self.rule.terms.versions.is_some() && intent.is_version()
+    }
+
     /// Nothing of what is wanted may go.
     pub(super) fn keep_wanted(&mut self) {
         let mut brake = std::mem::take(&mut self.brake);
@@ -39,7 +44,7 @@ impl RuleEntry {
             () if !self.plan.wants(&source) => Item::Source(source),
             () if !sent => Item::Kind(cluster.clone(), intent.resource.clone()),
             // An edit: the agent keeps what it was as an older version.
-            () if self.rule.terms.versions.is_some() => return None,
+            () if self.is_version(intent) => return None,
             () if self.deal.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
             () => Item::Name(intent.clone()),
         })
@@ -118,12 +123,13 @@ fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, clus
 /// The copies of sources that are still selected and have other names now.
 fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName) {
     let Some(now) = entry.deal.plan(cluster, &entry.plan).cloned() else { return };
-    // Where contents have names of their own, another name is an edit.
-    if Arc::ptr_eq(before, &now) || entry.rule.terms.versions.is_some() {
+    if Arc::ptr_eq(before, &now) {
         return;
     }
-    let other =
-        |intent: &&SourceRef| !now.wants(intent) && !now.is_unknown(intent) && entry.plan.wants(&intent.plain());
+    // Where contents have names of their own, another one of those is an edit.
+    let other = |intent: &&SourceRef| {
+        !now.wants(intent) && !now.is_unknown(intent) && !entry.is_version(intent) && entry.plan.wants(&intent.plain())
+    };
     let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
     for intent in gone {
         entry.brake.remove(Item::Copy(cluster.clone(), intent), Cause::Indirect);
@@ -166,7 +172,7 @@ mod tests {
     use crate::plan::Rule;
 
     /// What would go where a cluster holds the one source under another name.
-    fn stray(transform: &serde_json::Value) -> Option<Item> {
+    fn stray(transform: &serde_json::Value, name: &str) -> Option<Item> {
         let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
             "metadata": {"name": "r", "uid": "r", "generation": 1},
@@ -184,12 +190,17 @@ mod tests {
         let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
         let content = crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
         index.set_source(app.clone(), [].into(), Some(crate::plan::Body::Read(Arc::new(content))));
-        index.rule(&"r".into()).unwrap().stray(&cluster, &app.as_copy("app-0123456789"))
+        index.rule(&"r".into()).unwrap().stray(&cluster, &app.as_copy(name))
     }
 
     #[test]
     fn an_earlier_version_is_no_removal_and_an_earlier_name_is_one() {
-        assert_eq!(stray(&json!({"versionedName": {"keep": 3}})), None);
-        assert!(matches!(stray(&json!({"name": "else"})), Some(Item::Name(_))));
+        let versions = json!({"versionedName": {"keep": 3}});
+        assert_eq!(stray(&versions, "app-0123456789"), None);
+        assert!(matches!(stray(&json!({"name": "else"}), "app-0123456789"), Some(Item::Name(_))));
+        // What was called otherwise before versions were kept.
+        for former in ["app", "app-settings", "app-012345678", "app-012345678X"] {
+            assert!(matches!(stray(&versions, former), Some(Item::Name(_))), "{former}");
+        }
     }
 }

@@ -134,8 +134,10 @@ pub struct Index {
     /// The newest version of each rule.
     changes: BTreeMap<u64, RuleUid>,
     forgotten: BTreeMap<u64, RuleUid>,
-    /// When sources and rules were deleted, as far back as it matters.
+    /// When sources and rules were deleted, or refused from then on, as far back as it matters.
     deletions: VecDeque<Instant>,
+    /// How many more went since something was judged last.
+    undated_deletions: usize,
     /// Namespaces that are being deleted.
     dying: BTreeSet<String>,
     /// What no rule can raise.

@@ -24,6 +24,7 @@ impl Index {
     pub fn set_source(&mut self, source: SourceRef, labels: BTreeMap<String, String>, body: Option<Body>) -> Effect {
         self.vanished.remove(&source);
         let known = self.sources.get(&source).map(|known| known.body.clone());
+        let was_sent = matches!(known, Some(Body::Read(_) | Body::Stale(_))) && self.selected_by.contains_key(&source);
         // Content that was read before outlives a failure to read it again.
         let body = match (body, known) {
             (None | Some(Body::Unread), Some(known @ (Body::Read(_) | Body::Stale(_)))) => known,
@@ -31,6 +32,9 @@ impl Index {
             (Some(body), _) => body,
             (None, known) => known.unwrap_or(Body::Unread),
         };
+        if was_sent && matches!(body, Body::Refused(_)) {
+            self.goes_by_order();
+        }
         let mut effect = Effect::default();
         for uid in self.touched(&source) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));

@@ -205,6 +205,10 @@ impl Deal {
                 let mut by_former: BTreeMap<*const Made, Vec<usize>> = BTreeMap::new();
                 for (cluster, cut) in cuts.iter_mut() {
                     let outcome = maker.outcome(cluster, &cut.labels, &mut self.contents);
+                    if let Some(made) = Arc::get_mut(&mut cut.made) {
+                        made.set(source, body.as_ref(), outcome);
+                        continue;
+                    }
                     let same = |other: &Option<Outcome>| match (other, &outcome) {
                         (Some(other), Some(outcome)) => other.is(outcome),
                         (None, None) => true,
@@ -325,6 +329,6 @@ impl<'a> Maker<'a> {
         })
     }
     fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> Outcome {
-        Outcome::Copy(self.rule.shape.versioned(name, &content.revision), Some(content))
+        Outcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
     }
 }

@@ -105,7 +105,7 @@ impl Share {
     /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
     /// did not pass the brake. Where contents have names of their own, another name is an edit and no removal.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
-        let is_edit = || self.terms.versions.is_some() && self.has_source(source);
+        let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
         self.is_unknown(source) || !(is_edit() || self.judged.passes_intent(&self.cluster, source))
     }
 

@@ -118,7 +118,9 @@ pub async fn bury_sources(shared: Arc<Shared>) {
     loop {
         let (next, judgement) = {
             let index = shared.index.read();
-            (index.next_burial(grace), index.next_judgement())
+            // Who does not serve judges nothing; who begins to looks again.
+            let judgement = index.next_judgement().filter(|_| shared.serving_since().is_some());
+            (index.next_burial(grace), judgement)
         };
         tokio::select! {
             () = shared.vanished.notified() => {}

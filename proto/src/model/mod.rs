@@ -19,7 +19,7 @@ pub use frames::{
 };
 pub use grants::{Allowance, Grant};
 pub use kinds::{KINDS, Kind};
-pub use names::{ClusterName, RuleName, RuleUid, SourceRef};
+pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
 pub use report::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleState};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest};

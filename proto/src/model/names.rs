@@ -73,6 +73,9 @@ impl fmt::Display for RuleName {
     }
 }
 
+/// How many hexadecimal digits tell the versions of a copy apart that is called by its content.
+pub const VERSION_DIGITS: usize = 10;
+
 /// An object by kind, namespace and name: a source on the hub, or a copy in a member.
 ///
 /// A source whose copies have another name than itself is told from the same source under any other copy name: so a
@@ -115,6 +118,14 @@ impl SourceRef {
     /// Whether the copies have another name than the source.
     pub fn is_renamed(&self) -> bool {
         self.renamed.is_some()
+    }
+
+    /// Whether its copies are called by their content as well: `NAME-DIGEST`, with [`VERSION_DIGITS`] of a digest. Means
+    /// something only where the rule's terms keep versions.
+    pub fn is_version(&self) -> bool {
+        let digest = self.renamed.as_ref().and_then(|name| name.rsplit_once('-')).map(|(_, digest)| digest);
+        let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        digest.is_some_and(|digest| digest.len() == VERSION_DIGITS && digest.bytes().all(hex))
     }
 
     /// The copy of this intent in a namespace.

@@ -2,7 +2,7 @@
 use super::*;
 
 fn name(content: u8) -> String {
-    format!("s0-{content}")
+    format!("s0-{content:010}")
 }
 
 fn versioned(keep: u32, namespaces: &[&str]) -> RuleDelta {
@@ -207,4 +207,34 @@ fn two_that_are_wanted_for_a_while_do_not_contend() {
         world.settle();
     }
     stand(&world, &["a", "b"], &[1, 3, 2]);
+}
+
+#[test]
+fn what_was_called_otherwise_before_goes_by_the_hubs_word_alone() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
+    world.settle();
+    world.batch(vec![RuleDelta { upserts: vec![upsert(1)], ..versioned(3, &["a"]) }]);
+    world.settle();
+    let labelled =
+        |world: &World, name: &str| world.objects.get(&copy("a", name)).is_some_and(|object| object.labelled);
+    assert!(labelled(&world, "s0") && labelled(&world, &name(1)));
+    for connects in [false, true] {
+        world.restart();
+        if connects {
+            world.connect();
+            world.confirm();
+        }
+        world.settle();
+        assert!(labelled(&world, "s0") && labelled(&world, &name(1)), "{connects}");
+    }
+    edit(&mut world, 1, 2);
+    world.edit(&copy("a", "s0"), |object| object.live.newest = true);
+    world.settle();
+    assert!(labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
+    let tombstone = Tombstone { source: copy("team", "s0"), deletion_policy: DeletionPolicy::Delete };
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(!labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
 }

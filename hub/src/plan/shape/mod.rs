@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use data_encoding::{BASE64, HEXLOWER};
+use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
-    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, matches_any,
+    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS, matches_any,
 };
 use serde_json::{Map, Value};
 
@@ -21,9 +22,6 @@ use super::{Lent, Why, Withheld};
 use crate::crd;
 use overrides::Override;
 pub use template::About;
-
-/// Bytes of a revision that stand in a name.
-const DIGEST_IN_NAME: usize = 5;
 
 /// What a rule says about the form of its copies.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -119,13 +117,17 @@ impl Shape {
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
-    /// The name of the copies that hold this, given what [`Shape::name`] says. The digest is that of the revision, which
-    /// is keyed: it says nothing of the content, and is the same after a restart.
-    pub fn versioned(&self, name: Arc<str>, revision: &Revision) -> Arc<str> {
-        match self.versioned {
-            false => name,
-            true => format!("{name}-{}", HEXLOWER.encode(&revision.0[..DIGEST_IN_NAME])).into(),
+    /// The name of the copies that hold this, given what [`Shape::name`] says. The digest is made of the revision, which
+    /// is keyed, and of the source: it says nothing of the content, not even that two sources have the same, and it is
+    /// the same after a restart.
+    pub fn versioned(&self, name: Arc<str>, source: &SourceRef, revision: &Revision) -> Arc<str> {
+        if !self.versioned {
+            return name;
         }
+        let mut digest = Context::new(&SHA256);
+        digest.update(&revision.0);
+        digest.update(source.plain().to_string().as_bytes());
+        format!("{name}-{}", HEXLOWER.encode(&digest.finish().as_ref()[..VERSION_DIGITS / 2])).into()
     }
 
     /// The name of the copies; without the digest of their content, where they are called by that as well.
@@ -134,7 +136,7 @@ impl Shape {
     /// When it cannot be made, or is none for an object.
     pub fn name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
         let name = self.plain_name(about)?;
-        if self.versioned && name.len() + 1 + 2 * DIGEST_IN_NAME > 253 {
+        if self.versioned && name.len() + 1 + VERSION_DIGITS > 253 {
             let message = format!(
                 "spec.transform.versionedName for {}: {:?} and a digest are longer than 253 characters; give a shorter \
                  spec.transform.name",
