@@ -192,10 +192,15 @@ async fn is_cordoned_and_catches_up(hub: &Place, first: &Place, home: &str, targ
     for place in [first, hub] {
         place.lacks(&there(&gone)?).await?;
     }
-    let told = hub.says_ready(&rule, "False", "Cordoned").await?;
-    let entry = entry_of(&told, "late")?;
-    ensure!(entry["state"] == "Waiting" && entry["reason"] == "Cordoned" && entry["applied"] == 1, "{entry}");
-    ensure!(entry_of(&told, "member-1")?["state"] == "Ready", "{}", told["status"]);
+    hub.says_ready(&rule, "False", "Cordoned").await?;
+    // What went there is counted a moment later.
+    hub.sees("how each cluster fares", &rule, |told| {
+        let entry = entry_of(told, "late")?;
+        ensure!(entry["state"] == "Waiting" && entry["reason"] == "Cordoned" && entry["applied"] == 1, "{entry}");
+        ensure!(entry_of(told, "member-1")?["state"] == "Ready", "{}", told["status"]);
+        Ok(())
+    })
+    .await?;
     hub.change(&there(&kept)?, json!({"data": {"k": "mine"}})).await?;
     hub.has_copy(&kept, target, &rule).await?;
     steadily("it gets nothing new", A_SECOND, async || {
