@@ -13,6 +13,7 @@ pub mod index;
 pub mod join;
 pub mod lease;
 pub mod metrics;
+pub mod names;
 pub mod plan;
 pub mod plugin;
 pub mod query;

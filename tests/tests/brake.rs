@@ -74,6 +74,16 @@ impl Stage {
         self.scene.hub.change(rule, change).await.map(|_| ())
     }
 
+    /// The rule that is held goes when it is released, and takes all its copies along.
+    async fn ends(&self, digest: &str) -> Result<()> {
+        self.release(&self.rule, digest).await?;
+        self.scene.hub.lacks(&self.rule).await?;
+        for member in 1..=MEMBERS {
+            ensure!(self.copies(member).await?.is_empty());
+        }
+        Ok(())
+    }
+
     /// The plugin's exit code and words.
     async fn runnel(&self, words: &[&str]) -> Result<(Option<i32>, String)> {
         let mut command = Command::new(self.fleet.binaries().folder.join("kubectl-runnel"));
@@ -256,12 +266,7 @@ async fn what_dies_with_its_namespace_is_held() -> Result<()> {
     hub.delete(&Id::namespace(HOME)).await?;
     // Its sources went with it, and so did the rule.
     let digest = stage.is_held(24, 12).await?;
-    stage.release(&stage.rule, &digest).await?;
-    hub.lacks(&stage.rule).await?;
-    for member in 1..=MEMBERS {
-        ensure!(stage.copies(member).await?.is_empty());
-    }
-    Ok(())
+    stage.ends(&digest).await
 }
 
 #[tokio::test]
@@ -273,10 +278,5 @@ async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_rele
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     hub.delete(&stage.rule).await?;
     let digest = stage.is_held(24, 12).await?;
-    stage.release(&stage.rule, &digest).await?;
-    hub.lacks(&stage.rule).await?;
-    for member in 1..=MEMBERS {
-        ensure!(stage.copies(member).await?.is_empty());
-    }
-    Ok(())
+    stage.ends(&digest).await
 }

@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 55] = [
+const DECIDE: [&str; 56] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -28,6 +28,7 @@ const DECIDE: [&str; 55] = [
     "hub/src/join/tokens",
     "hub/src/lease/decide",
     "hub/src/lib",
+    "hub/src/names",
     "hub/src/plan",
     "hub/src/plugin/args",
     "hub/src/plugin/checks",

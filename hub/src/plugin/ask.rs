@@ -54,11 +54,8 @@ pub struct Held {
 /// # Errors
 /// A sentence with the cure.
 pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Vec<ClusterRow>> {
-    within(hub, question, async |mut client, token| {
-        let rule = question.rule;
-        let request =
-            wire::RuleClustersRequest { kind: of(rule, "/kind"), namespace: of(rule, NAMESPACE), name: of(rule, NAME) };
-        let mut pages = client.rule_clusters(bearing(request, token)?).await.map_err(refused)?.into_inner();
+    within(hub, question, async |mut client, request| {
+        let mut pages = client.rule_clusters(request).await.map_err(refused)?.into_inner();
         let mut rows = Vec::new();
         while let Some(page) = pages.message().await.map_err(refused)? {
             rows.extend(page.clusters.into_iter().map(row));
@@ -73,11 +70,8 @@ pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<
 /// # Errors
 /// A sentence with the cure.
 pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Option<Held>> {
-    within(hub, question, async |mut client, token| {
-        let rule = question.rule;
-        let request =
-            wire::RuleHeldRequest { kind: of(rule, "/kind"), namespace: of(rule, NAMESPACE), name: of(rule, NAME) };
-        let mut pages = client.rule_held(bearing(request, token)?).await.map_err(refused)?.into_inner();
+    within(hub, question, async |mut client, request| {
+        let mut pages = client.rule_held(request).await.map_err(refused)?.into_inner();
         let mut held = None;
         while let Some(page) = pages.message().await.map_err(refused)? {
             let held = held.get_or_insert_with(|| Held { digest: page.digest, copies: page.copies, items: vec![] });
@@ -92,7 +86,7 @@ pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Opti
 async fn within<T>(
     hub: &Cluster,
     question: &Question<'_>,
-    ask: impl AsyncFnOnce(QueryClient<Channel>, &str) -> anyhow::Result<T>,
+    ask: impl AsyncFnOnce(QueryClient<Channel>, Request<wire::RuleQuestion>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let (hub_id, pin) = identity(hub, question.namespace).await?;
     let token = match hub.bearer().await? {
@@ -109,32 +103,30 @@ async fn within<T>(
             &forwarded.address
         }
     };
+    let request = request(question.rule, &token)?;
     let asked = async {
         let channel = endpoint(address)?.connect_with_connector(connector).await;
         let channel = channel.map_err(|error| anyhow!("{}", super::explain::whole(&error)))?;
-        ask(QueryClient::new(channel), &token).await
+        ask(QueryClient::new(channel), request).await
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;
     answer.map_err(|_| anyhow!("the hub at {address} did not answer within {} seconds", LIMIT.as_secs()))?
-}
-
-/// Where a rule's namespace and name stand.
-const NAMESPACE: &str = "/metadata/namespace";
-const NAME: &str = "/metadata/name";
-
-fn of(rule: &Value, path: &str) -> String {
-    text(rule, path).to_owned()
 }
 
 fn refused(status: tonic::Status) -> anyhow::Error {
     anyhow!("the hub says: {}", status.message())
 }
 
-fn bearing<T>(request: T, token: &str) -> anyhow::Result<Request<T>> {
+/// The question about a rule, with the caller's token.
+fn request(rule: &Value, token: &str) -> anyhow::Result<Request<wire::RuleQuestion>> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
     let mut bearer = bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
     bearer.set_sensitive(true);
-    let mut request = Request::new(request);
+    let mut request = Request::new(wire::RuleQuestion {
+        kind: text(rule, "/kind").to_owned(),
+        namespace: text(rule, "/metadata/namespace").to_owned(),
+        name: text(rule, "/metadata/name").to_owned(),
+    });
     request.metadata_mut().insert("authorization", bearer);
     Ok(request)
 }

@@ -8,7 +8,7 @@ use super::access::Cluster;
 use super::args::Release;
 use super::ask::{self, Held, Question};
 use super::limit;
-use super::look::API;
+use super::look::rule_path;
 use super::seen::{condition, full_name, number, text};
 use super::{FAILED, IN_VAIN, Session, ended, say, status, usage};
 use crate::crd::RELEASE;
@@ -49,7 +49,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
     if !options.yes && !is_confirmed(&format!("Remove these {copies} of rule {}?", full_name(&rule)))? {
         return Err(ended(FAILED, "nothing was released"));
     }
-    let path = path(&rule);
+    let path = rule_path(&rule);
     hub.patch("release the removal", &path, json!({"metadata": {"annotations": {RELEASE: digest}}})).await?;
     let heeded = heeded(&hub, &path, &digest, timeout).await?;
     match heeded {
@@ -91,14 +91,6 @@ async fn heeded(hub: &Cluster, path: &str, digest: &str, timeout: Duration) -> a
             () if begin.elapsed() >= timeout => return Ok(Heeded::No),
             () => tokio::time::sleep(BETWEEN).await,
         }
-    }
-}
-
-fn path(rule: &Value) -> String {
-    let (namespace, name) = (text(rule, "/metadata/namespace"), text(rule, "/metadata/name"));
-    match namespace.is_empty() {
-        true => format!("{API}/clusterdistributionrules/{name}"),
-        false => format!("{API}/namespaces/{namespace}/distributionrules/{name}"),
     }
 }
 

@@ -67,7 +67,9 @@ impl Questions {
     }
 
     /// The rule that is asked about, where the caller may get it and this hub can answer.
-    async fn asked<T>(&self, request: &Request<T>, rule: RuleName) -> Result<RuleName, Status> {
+    async fn asked(&self, request: &Request<wire::RuleQuestion>) -> Result<RuleName, Status> {
+        let wire::RuleQuestion { kind, namespace, name } = request.get_ref().clone();
+        let rule = RuleName { kind, namespace, name };
         let (address, token) = (address(request), review::bearer(request.metadata())?);
         let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
         let resource = resource.ok_or_else(|| {
@@ -144,10 +146,9 @@ impl Query for Questions {
 
     async fn rule_clusters(
         &self,
-        request: Request<wire::RuleClustersRequest>,
+        request: Request<wire::RuleQuestion>,
     ) -> Result<Response<Self::RuleClustersStream>, Status> {
-        let wire::RuleClustersRequest { kind, namespace, name } = request.get_ref().clone();
-        let rule = self.asked(&request, RuleName { kind, namespace, name }).await?;
+        let rule = self.asked(&request).await?;
         let details = self.details(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
         let pages: Vec<_> = details.chunks(PAGE).map(|clusters| Ok(page(clusters))).collect();
         Ok(Response::new(Box::pin(stream::iter(pages))))
@@ -155,12 +156,8 @@ impl Query for Questions {
 
     type RuleHeldStream = HeldPages;
 
-    async fn rule_held(
-        &self,
-        request: Request<wire::RuleHeldRequest>,
-    ) -> Result<Response<Self::RuleHeldStream>, Status> {
-        let wire::RuleHeldRequest { kind, namespace, name } = request.get_ref().clone();
-        let rule = self.asked(&request, RuleName { kind, namespace, name }).await?;
+    async fn rule_held(&self, request: Request<wire::RuleQuestion>) -> Result<Response<Self::RuleHeldStream>, Status> {
+        let rule = self.asked(&request).await?;
         let (memory, items) = self.held(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
         let pages = memory.map(|memory| held_pages(&memory, &items)).unwrap_or_default();
         Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))

@@ -12,6 +12,7 @@
 //!   new session with a new account of what is held.
 //! - Memory: a session that is up to date refers to the shared plans and holds nothing per source. What it keeps of what
 //!   the agent says has one bound for all of it.
+mod account;
 mod budget;
 mod held;
 mod rest;
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, DeletionPolicy, HeldIntent, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, Terms,
+    Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, Terms,
     TermsDigest, Tombstone,
 };
 
@@ -121,28 +122,6 @@ impl Session {
         }
     }
 
-    /// The agent's pairs of one rule, for which it was asked.
-    ///
-    /// # Errors
-    /// [`TooMuch`], when it says more than the session keeps: the session must end, as the rest would be lost.
-    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) -> Result<(), TooMuch> {
-        if !matches!(self.rules.get(uid), Some(Held { items: Items::Asked(_), .. })) {
-            return Ok(());
-        }
-        self.afford(intents.iter().map(|intent| &intent.source))?;
-        let Some(held) = self.rules.get_mut(uid) else { return Ok(()) };
-        let Items::Asked(pairs) = &mut held.items else { return Ok(()) };
-        pairs.extend(intents.into_iter().map(|intent| (intent.source, intent.revision)));
-        if !last {
-            return Ok(());
-        }
-        held.items = Items::Pairs(std::mem::take(pairs));
-        if let Some(claim) = held.claim.clone() {
-            self.reconcile(uid, claim);
-        }
-        Ok(())
-    }
-
     /// The agent has taken in a batch.
     pub fn ack(&mut self, nonce: u64) {
         self.unacked.remove(&nonce);
@@ -173,11 +152,6 @@ impl Session {
     /// whatever the agent holds of the rule.
     pub fn take_strays(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
         std::mem::take(&mut self.strays)
-    }
-
-    /// The rules whose pairs the agent must be asked for now.
-    pub fn take_questions(&mut self) -> Vec<RuleUid> {
-        std::mem::take(&mut self.ask).into_iter().collect()
     }
 
     /// The next batch, if there is something to say and room in the window.
@@ -323,20 +297,8 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        match &held.items {
-            Items::Asked(_) => {}
-            Items::Digest { digest, .. } if *digest == share.digest() => {
-                held.items = Items::exactly(share.clone());
-                self.serve_wants(uid);
-            }
-            // An account that matches nothing yet, and may still.
-            Items::Digest { .. } if share.is_growing() => {}
-            Items::Digest { .. } | Items::Uncertain => {
-                held.items = Items::Asked(BTreeMap::new());
-                self.ask.insert(uid.clone());
-            }
-            Items::Pairs(_) | Items::Share { .. } => self.follow(uid, share),
+        if self.knows_items(uid, share) {
+            self.follow(uid, share);
         }
     }
 

@@ -28,32 +28,21 @@ impl Session {
         if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.has_unsent(uid) {
             self.rest(uid);
         }
-        let Some(held) = self.rules.get_mut(uid).filter(|held| held.removing.is_none()) else { return };
-        if share.terms.suspend {
+        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || share.terms.suspend {
             return;
         }
-        match &held.items {
-            Items::Asked(_) => {}
-            Items::Digest { digest, .. } if *digest == share.digest() => {
-                held.items = Items::exactly(share.clone());
-                self.serve_wants(uid);
-            }
-            Items::Digest { .. } if share.is_growing() => {}
-            Items::Digest { .. } | Items::Uncertain => {
-                held.items = Items::Asked(BTreeMap::new());
-                self.ask.insert(uid.clone());
-            }
-            Items::Pairs(_) | Items::Share { .. } => {
-                let (kept, gone) = held.items.without_surplus(share);
-                held.items = Items::Pairs(kept);
-                let strays = held.items.unjudged(share);
-                if !strays.is_empty() {
-                    self.strays.entry(uid.clone()).or_default().extend(strays);
-                }
-                for source in gone {
-                    self.changes.insert((uid.clone(), source), Change::Tombstone(share.terms.deletion_policy));
-                }
-            }
+        if !self.knows_items(uid, share) {
+            return;
+        }
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        let (kept, gone) = held.items.without_surplus(share);
+        held.items = Items::Pairs(kept);
+        let strays = held.items.unjudged(share);
+        if !strays.is_empty() {
+            self.strays.entry(uid.clone()).or_default().extend(strays);
+        }
+        for source in gone {
+            self.changes.insert((uid.clone(), source), Change::Tombstone(share.terms.deletion_policy));
         }
     }
 

@@ -1,5 +1,5 @@
 //! What is selected and not sent, as a person reads it.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{self, ClusterName, SourceRef};
 
@@ -34,13 +34,13 @@ pub(super) fn from_cluster(view: &View<'_>, cluster: &ClusterName) -> Option<(Re
 pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     let mut first: Option<(&ClusterName, &Withheld)> = None;
     let mut clusters = 0;
-    let mut sources: BTreeMap<&SourceRef, ()> = BTreeMap::new();
+    let mut sources: BTreeSet<&SourceRef> = BTreeSet::new();
     // Clusters to which the same is sent share it: each of these is looked into once.
     let mut seen: BTreeMap<*const RulePlan, bool> = BTreeMap::new();
     for cluster in view.goes.clusters.keys() {
         let sent = view.sent(cluster);
         let lacks = *seen.entry(std::ptr::from_ref(sent)).or_insert_with(|| {
-            sources.extend(sent.withheld.keys().map(|source| (source, ())));
+            sources.extend(sent.withheld.keys());
             !sent.withheld.is_empty()
         });
         clusters += usize::from(lacks);

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use runnel_proto::identity::{is_address, is_cluster_name};
 
+use crate::names::is_name_part;
+
 /// The command line of `runnel-hub token create`, as it was typed.
 #[derive(Clone, Debug, Default)]
 pub struct TokenRequest {
@@ -83,7 +85,8 @@ fn ttl(text: &str) -> Result<SignedDuration, RequestError> {
 fn labels(texts: &[String]) -> Result<BTreeMap<String, String>, RequestError> {
     let mut labels = BTreeMap::new();
     for text in texts {
-        let pair = text.split_once('=').filter(|(key, value)| is_label_key(key) && is_label_value(value));
+        let pair =
+            text.split_once('=').filter(|(key, value)| is_label_key(key) && (value.is_empty() || is_name_part(value)));
         let (key, value) = pair.ok_or_else(|| RequestError::Label(text.clone()))?;
         if labels.insert(key.to_owned(), value.to_owned()).is_some_and(|before| before != value) {
             return Err(RequestError::LabelTwice(key.to_owned()));
@@ -95,18 +98,9 @@ fn labels(texts: &[String]) -> Result<BTreeMap<String, String>, RequestError> {
 fn is_label_key(key: &str) -> bool {
     let is_prefix = |prefix: &str| prefix.len() <= 253 && prefix.split('.').all(is_cluster_name);
     match key.split_once('/') {
-        Some((prefix, name)) => is_prefix(prefix) && !name.is_empty() && is_label_value(name),
-        None => !key.is_empty() && is_label_value(key),
+        Some((prefix, name)) => is_prefix(prefix) && is_name_part(name),
+        None => is_name_part(key),
     }
-}
-
-/// Empty, or letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
-fn is_label_value(value: &str) -> bool {
-    let is_end = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-    value.len() <= 63
-        && value.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        && is_end(value.chars().next())
-        && is_end(value.chars().last())
 }
 
 #[cfg(test)]

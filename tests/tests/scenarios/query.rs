@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use runnel_proto::identity::Fingerprint;
 use runnel_proto::tls::{Connector, Route, endpoint, join_config};
 use runnel_proto::wire::query_client::QueryClient;
-use runnel_proto::wire::{RuleCluster, RuleClustersRequest};
+use runnel_proto::wire::{RuleCluster, RuleQuestion};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
@@ -118,7 +118,7 @@ impl Asked {
 
     async fn by(&self, token: Option<&str>, namespace: &str, name: &str) -> Result<Vec<RuleCluster>, Status> {
         let (kind, namespace, name) = ("DistributionRule".to_owned(), namespace.to_owned(), name.to_owned());
-        let mut request = Request::new(RuleClustersRequest { kind, namespace, name });
+        let mut request = Request::new(RuleQuestion { kind, namespace, name });
         if let Some(token) = token {
             let header = format!("Bearer {token}").parse().map_err(|_| Status::internal("no header"))?;
             request.metadata_mut().insert("authorization", header);

@@ -35,6 +35,16 @@ fn edit(world: &mut World, from: u8, to: u8) {
     world.settle();
 }
 
+/// The agent begins anew, alone or with the hub, which says nothing new.
+fn restart(world: &mut World, connects: bool) {
+    world.restart();
+    if connects {
+        world.connect();
+        world.confirm();
+    }
+    world.settle();
+}
+
 /// Checks that these versions are there, the first of them labelled as the newest, and that only it is counted.
 fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
     for namespace in namespaces {
@@ -95,14 +105,8 @@ fn versions_outlive_restarts_of_the_agent_and_the_hub_is_told_of_the_newest() {
     let held = |world: &World| world.core.desired.pairs(&"r".into());
     let (writes, before) = (world.writes, held(&world));
     assert_eq!(before.len(), 1);
-    // Alone, and with the hub, which says nothing new.
     for connects in [false, true] {
-        world.restart();
-        if connects {
-            world.connect();
-            world.confirm();
-        }
-        world.settle();
+        restart(&mut world, connects);
         assert_eq!((world.writes, held(&world)), (writes, before.clone()), "{connects}");
         assert_eq!(world.objects.len(), 6);
     }
@@ -221,12 +225,7 @@ fn what_was_called_otherwise_before_goes_by_the_hubs_word_alone() {
         |world: &World, name: &str| world.objects.get(&copy("a", name)).is_some_and(|object| object.labelled);
     assert!(labelled(&world, "s0") && labelled(&world, &name(1)));
     for connects in [false, true] {
-        world.restart();
-        if connects {
-            world.connect();
-            world.confirm();
-        }
-        world.settle();
+        restart(&mut world, connects);
         assert!(labelled(&world, "s0") && labelled(&world, &name(1)), "{connects}");
     }
     edit(&mut world, 1, 2);

@@ -5,6 +5,8 @@ use data_encoding::BASE64;
 use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value};
 
+use crate::names::is_name_part;
+
 /// The most bytes that the values of an object may have together.
 const SIZE_LIMIT: usize = 1024 * 1024;
 /// The most bytes that the annotations of an object may have together.
@@ -77,12 +79,6 @@ fn is_qualified_name(key: &str) -> bool {
         Some((prefix, name)) => is_object_name(prefix) && is_name_part(name),
         None => is_name_part(key),
     }
-}
-
-fn is_name_part(text: &str) -> bool {
-    let edge = |c: char| c.is_ascii_alphanumeric();
-    let legal = |c: char| edge(c) || matches!(c, '-' | '_' | '.');
-    text.len() <= 63 && text.starts_with(edge) && text.ends_with(edge) && text.chars().all(legal)
 }
 
 /// What the type of a Secret asks for.
