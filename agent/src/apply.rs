@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::body::{self, Over, Written};
 use crate::classify::{CallError, trouble};
-use crate::decide::{Target, Trouble, differs};
+use crate::decide::{Target, Trouble};
 use crate::desired::NewPayload;
 use crate::differ;
 use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
@@ -308,7 +308,8 @@ impl Run<'_> {
         let content = self.content(body).await?;
         let Some(object) = self.same(&target).await? else { return Ok(()) };
         if !live::has_equal_fields(self.kind, &object, &content, &body.ignored) {
-            return Err(self.live().map_or_else(|| Trouble::new(Reason::Conflict, "it has gone meanwhile"), differs));
+            let gone = || Trouble::new(Reason::Conflict, "it has gone meanwhile");
+            return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
         self.write(Some(target), body).await?;
         if self.done.wrote.is_some() {

@@ -2,7 +2,8 @@
 //! action has been carried out, deciding again gives rest.
 //!
 //! An object that is not ours is changed only as the conflict policy says, but for one that was retained from a copy and
-//! is taken back when it is equal. Nothing is removed without an order (a tombstone, a removal, a namespace that the
+//! is taken back when it is equal; and what would be lost by that only when the hub has named it, see
+//! [`crate::takeovers`]. Nothing is removed without an order (a tombstone, a removal, a namespace that the
 //! terms no longer name). What the member's policy denies is not written, whatever the hub says.
 //!
 //! Where drift is only reported, a copy that somebody changed or deleted stays so until its source changes: a new
@@ -116,6 +117,8 @@ pub enum Takeover {
     IfEqual,
     /// In any case.
     Always,
+    /// If its content is what should stand there; in any other case when the hub has said so.
+    Asked,
     /// The rule says so, but this cluster does not let it.
     Denied(Trouble),
 }
@@ -281,6 +284,11 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verd
         Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
             Verdict::Rest(Outcome::Failed(denied.clone()))
         }
+        // What a copy of another hub holds is not looked into.
+        Takeover::Asked if !hands_off && live.ownership == Ownership::OtherHub => {
+            Verdict::Rest(Outcome::Failed(waits(live)))
+        }
+        Takeover::Asked if !hands_off => Verdict::Do(Action::Adopt(target)),
         // A copy of another hub is that hub's, however equal.
         Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => Verdict::Do(Action::Adopt(target)),
         _ if !hands_off && live.ownership == Ownership::Retained => Verdict::Do(Action::Adopt(target)),
@@ -308,6 +316,14 @@ pub fn differs(live: &Live) -> Trouble {
         return Trouble { reason, message };
     }
     Trouble::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
+}
+
+/// The failure for an object that is to be overwritten, once the hub says so.
+pub fn waits(live: &Live) -> Trouble {
+    let conflict = conflict(live);
+    let what = conflict.message.split("; delete it").next().unwrap_or_default();
+    let message = format!("{what}; it is to be overwritten, which waits for the word of the hub");
+    Trouble::new(Reason::TakeoverWaiting, message)
 }
 
 fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {

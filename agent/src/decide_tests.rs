@@ -83,6 +83,11 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
         "an object that is not Runnel's stands here (written by argocd-controller); delete it or rename it; its content \
          differs from the source's, so it is not adopted"
     );
+    assert_eq!(
+        &*waits(&live(Ownership::Foreign, Some("helm"))).message,
+        "an object that is not Runnel's stands here (written by helm); it is to be overwritten, which waits for the word \
+         of the hub"
+    );
 }
 
 fn sights() -> impl Strategy<Value = Sight> {
@@ -108,6 +113,7 @@ fn policies() -> impl Strategy<Value = Policies> {
         Just(Takeover::Never),
         Just(Takeover::IfEqual),
         Just(Takeover::Always),
+        Just(Takeover::Asked),
         Just(Takeover::Denied(Trouble::new(Reason::Denied, "no"))),
     ];
     let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
@@ -246,7 +252,8 @@ proptest! {
             Action::Overwrite(_) => prop_assert_eq!(takeover, Takeover::Always),
             // The equality is checked when it is carried out, against the version that was seen.
             Action::Adopt(_) => {
-                let equal = takeover == Takeover::IfEqual && live.ownership != Ownership::OtherHub;
+                let by_policy = matches!(takeover, Takeover::IfEqual | Takeover::Asked);
+                let equal = by_policy && live.ownership != Ownership::OtherHub;
                 prop_assert!(equal || live.ownership == Ownership::Retained);
             }
             Action::CreateNamespace | Action::Read | Action::Create => {}

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef};
 
-use crate::decide::{Target, Trouble};
+use crate::decide::{Target, Trouble, differs, waits};
 use crate::desired::NewPayload;
+use crate::live::Live;
 use crate::policy::Policy;
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
@@ -58,8 +59,17 @@ pub struct Body {
     pub version: Option<u64>,
     /// Whether a copy that does not take the change is deleted and created anew.
     pub recreate: bool,
+    /// Whether an object that is not equal waits for the hub's word, and is no conflict.
+    pub asks: bool,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
+}
+
+impl Body {
+    /// The failure for an object that is not adopted, as it is not equal.
+    pub fn unequal(&self, live: &Live) -> Trouble {
+        if self.asks { waits(live) } else { differs(live) }
+    }
 }
 
 /// The policy that a write must keep.

@@ -2,7 +2,7 @@
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
 //! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`], [`differ`],
-//! [`fight`], [`ignore`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`fight`], [`ignore`], [`takeovers`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
@@ -33,5 +33,6 @@ pub mod room;
 pub mod run;
 pub mod seal;
 pub mod store;
+pub mod takeovers;
 pub mod watch;
 pub mod worker;

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, RuleUid, SourceRef};
+use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef};
 
 use crate::decide::{Outcome, Trouble};
 
@@ -84,6 +84,13 @@ impl Report {
     /// The counts of a rule.
     pub fn counts(&self, rule: &RuleUid) -> Counts {
         self.rules.get(rule).map(|entry| entry.counts).unwrap_or_default()
+    }
+
+    /// The copies of a rule that failed for one reason.
+    pub fn failed_by(&self, rule: &RuleUid, reason: Reason) -> impl Iterator<Item = &SourceRef> {
+        let first = (reason.rank(), SourceRef::new("", "", ""));
+        let failures = self.rules.get(rule).into_iter().flat_map(move |entry| entry.failures.range(first.clone()..));
+        failures.map(|(key, _)| key).take_while(move |(rank, _)| *rank == reason.rank()).map(|(_, copy)| copy)
     }
 
     /// The worst failures of a rule.

@@ -1,5 +1,8 @@
 //! The brake: removals above a rule's limit wait, everywhere, until somebody releases exactly that set.
 
+#[path = "brake/takeovers.rs"]
+mod takeovers;
+
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};

@@ -70,6 +70,7 @@ const DECIDE: [&str; 56] = [
     "agent/src/rights",
     "agent/src/room",
     "agent/src/seal",
+    "agent/src/takeovers",
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.

@@ -13,6 +13,8 @@ impl Core {
     pub(super) fn connected(&mut self, now: Instant) {
         let rules: Vec<_> = self.desired.rules().cloned().collect();
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
+        // A new stream says anew what may be overwritten.
+        self.takeovers.drop_offers();
         let mut session = Session::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
         session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
@@ -34,6 +36,7 @@ impl Core {
             counts: self.report.counts(uid),
             failures: self.report.failures(uid),
             gone: false,
+            takeovers: self.takeovers_of(uid),
         })
     }
 
@@ -84,6 +87,8 @@ impl Core {
 
     fn batch(&mut self, batch: Batch, unreadable: Vec<Refusal>, now: Instant) {
         let nonce = batch.nonce;
+        let offers: Vec<_> =
+            batch.rules.iter().filter_map(|delta| Some((delta.uid.clone(), delta.overwrite?))).collect();
         let taken = self.desired.take(batch, unreadable, &self.records);
         for new in taken.payloads {
             self.wanting.remove(&new.key);
@@ -96,6 +101,10 @@ impl Core {
         self.store_due |= taken.terms_changed;
         for copy in &taken.looks {
             self.look_afresh(copy, now);
+        }
+        for (uid, offer) in offers {
+            self.takeovers.offer(&uid, offer);
+            self.take_offer(&uid, now);
         }
         for uid in &taken.rules {
             self.report.touch(uid);
@@ -164,6 +173,9 @@ impl Core {
 
     fn say_states(&mut self, now: Instant) {
         let due = self.report.take_due(now);
+        for uid in &due {
+            self.take_offer(uid, now);
+        }
         let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
         self.send(AgentFrame::Report(states));
     }
@@ -179,5 +191,6 @@ fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
         counts: Counts::default(),
         failures: vec![],
         gone: true,
+        takeovers: None,
     }
 }

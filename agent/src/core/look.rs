@@ -81,6 +81,7 @@ impl Core {
         if let Want::Copy(wanted) = &mut want {
             wanted.policies.version = self.desired.version(&wanted.intent, copy, &self.records);
         }
+        self.ask_first(copy, &mut want);
         self.add_history(copy, &mut want);
         want
     }
@@ -126,6 +127,9 @@ impl Core {
         }
         if outcome.is_none() {
             self.fights.forget(copy);
+        }
+        if !matches!(outcome, Some(Outcome::Failed(_))) {
+            self.takeovers.forget(copy);
         }
         let key = Self::key(copy);
         if self.reread.contains(copy) {

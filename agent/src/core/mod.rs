@@ -5,6 +5,7 @@ mod hub;
 mod look;
 mod policy;
 mod revoke;
+mod takeovers;
 #[cfg(test)]
 mod tests;
 mod watched;
@@ -29,6 +30,7 @@ use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
 use crate::room::{ROOM_BYTES, Room};
+use crate::takeovers::Takeovers;
 
 /// Content that was asked for and has not come is asked for again after this: the hub may just have started.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
@@ -206,6 +208,8 @@ pub struct Core {
     compared: BTreeMap<SourceRef, Compared>,
     /// Copies that were deleted, or lost their marks, and are left so: what they held.
     lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
+    /// Objects that the hub lets us overwrite.
+    takeovers: Takeovers,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -251,6 +255,7 @@ impl Core {
             deletes: Deletes::default(),
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
+            takeovers: Takeovers::default(),
             wanting: BTreeSet::new(),
             session: None,
             revoked: false,

@@ -7,7 +7,7 @@ use runnel_proto::model::{Reason, RuleName, SourceRef};
 use super::look::about;
 use super::{Compared, Core, Failed, Notice, PARALLEL, Run};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
-use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, WantedCopy, decide};
+use crate::decide::{Action, Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
 use crate::queue::Key;
 use crate::records::Sight;
@@ -131,10 +131,11 @@ impl Core {
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
         let (ignored, recreate) = (wanted.policies.ignored.clone(), wanted.policies.recreate);
+        let asks = wanted.policies.takeover == Takeover::Asked;
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
-        Some(Body { intent, rule, revision, content, ignored, version, recreate, limits })
+        Some(Body { intent, rule, revision, content, ignored, version, recreate, asks, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -177,7 +178,13 @@ impl Core {
             if is_puzzling(&run, &sight, &done.passed) {
                 self.reread.insert(copy.clone());
             }
+            let stood = self.records.live(copy).map(|live| live.uid.clone());
             self.records.shown(copy, sight, done.passed);
+            let stands = self.records.live(copy).map(|live| live.uid.clone());
+            if stood.is_some() && stood != stands {
+                // What waits to be overwritten may be another object of the same name.
+                self.report.touch(&run.about.0.rule);
+            }
         } else if done.trouble.is_some() && *self.records.sight(copy) == Sight::Absent {
             // The request may have done its work all the same: what is there is not known any more.
             self.records.forget(copy);
@@ -211,7 +218,7 @@ impl Core {
 
     fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
         let backoff = match trouble.reason {
-            Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
+            Reason::Conflict | Reason::TakeoverWaiting | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };

@@ -5,6 +5,7 @@ use ring::digest::{Context, SHA256};
 use runnel_proto::model::{ClusterName, SourceRef};
 
 use super::Item;
+use super::takeovers::Waiting;
 use crate::plan::RulePlan;
 
 /// Names exactly this set of one rule; `previous` is the digest that was released before.
@@ -27,6 +28,19 @@ pub fn digest_of(uid: &str, previous: &str, held: &BTreeSet<Item>) -> String {
             Item::Name(intent) => text.intent("name", intent),
             Item::Source(source) => text.line("source", &source.to_string()),
         }
+    }
+    text.end()
+}
+
+/// Names exactly the objects that a rule is to overwrite; `previous` is the digest that was released before.
+pub fn takeovers_digest(uid: &str, previous: &str, held: &Waiting) -> String {
+    let mut text = Text::new();
+    text.line("takeovers", uid);
+    text.line("after", previous);
+    for (cluster, asked) in held {
+        text.line("cluster", cluster.as_str());
+        text.line("objects", &data_encoding::HEXLOWER.encode(&asked.digest.0));
+        text.line("number", &asked.objects.to_string());
     }
     text.end()
 }

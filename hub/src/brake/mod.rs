@@ -11,8 +11,14 @@
 //! rule's status keeps ([`Memory`]) the digest, the number of copies, and a digest of what the rule wanted besides:
 //! while the rule wants the same, what agents still hold beyond it is the same set or what is left of it, up to that
 //! number of copies.
+//!
+//! # Takeovers
+//! What an object that is not Runnel's holds is lost when it is overwritten, so that is braked as well, by the same limit
+//! and the same annotation, and beside the removals: neither holds up the other. See [`Takeovers`].
 mod digest;
+mod judged;
 mod limit;
+mod takeovers;
 #[cfg(test)]
 mod tests;
 
@@ -20,10 +26,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{ClusterName, SourceRef};
+use runnel_proto::model::{self, ClusterName, SourceRef};
 
 pub use digest::{digest_of, wanted_digest};
+pub use judged::Judged;
 pub use limit::Limit;
+pub use takeovers::{Asked, Permits, Takeovers, Waiting};
 
 /// Indirect removals within this time add up, and deletions within it are one act.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -63,59 +71,6 @@ pub enum Cause {
     Indirect,
 }
 
-/// What was judged. Sessions remove only what passed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
-    passed: BTreeSet<Item>,
-    held: BTreeSet<Item>,
-}
-
-impl Judged {
-    /// These may go. For tests.
-    #[cfg(test)]
-    pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
-        Arc::new(Self { passed: items.into_iter().collect(), held: BTreeSet::new() })
-    }
-
-    /// Whether it may be removed.
-    pub fn passes(&self, item: &Item) -> bool {
-        self.passed.contains(item)
-    }
-
-    /// Whether an intent may be removed in a cluster.
-    pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        items_of(cluster, intent).iter().any(|item| self.passes(item))
-    }
-
-    /// Whether an intent is held in a cluster.
-    pub fn holds_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        items_of(cluster, intent).iter().any(|item| self.holds(item))
-    }
-
-    /// Whether what may go differs in what clusters hear of that the rule does not choose.
-    pub fn differs_elsewhere(&self, former: &Judged) -> bool {
-        let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
-        let others = |judged: &Judged| judged.passed.iter().take_while(is_for_all).cloned().collect::<Vec<_>>();
-        others(self) != others(former)
-    }
-
-    /// Whether it is held.
-    pub fn holds(&self, item: &Item) -> bool {
-        self.held.contains(item)
-    }
-}
-
-/// What an intent goes by in a cluster that the rule chooses. What is wanted again was taken out, so each of these says
-/// enough.
-fn items_of(cluster: &ClusterName, intent: &SourceRef) -> [Item; 4] {
-    [
-        Item::Source(intent.plain()),
-        Item::Name(intent.clone()),
-        Item::Copy(cluster.clone(), intent.clone()),
-        Item::Kind(cluster.clone(), intent.resource.clone()),
-    ]
-}
-
 /// What a rule's status remembers of its brake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -145,8 +100,15 @@ pub struct Circumstances<'a> {
     pub doubtful: &'a dyn Fn(&Item) -> bool,
     /// Names what the rule wants.
     pub wanted: &'a dyn Fn() -> String,
-    /// The digest that the rule's annotation releases.
+    /// The digests that the rule's annotation releases.
     pub release: Option<&'a str>,
+    /// What is to be overwritten.
+    pub takeovers: Asked,
+}
+
+/// Whether an annotation releases a digest: it names one, or several with commas between them.
+fn is_released(release: Option<&str>, digest: &str) -> bool {
+    release.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
 }
 
 /// The brake of one rule.
@@ -167,12 +129,13 @@ pub struct Brake {
     rest: u64,
     /// Digests are made of the last one released, too.
     previous: String,
+    takeovers: Takeovers,
 }
 
 impl Brake {
-    /// A brake that remembers what the rule's status says.
-    pub fn remembering(memory: Option<&Memory>) -> Self {
-        let mut brake = Self::default();
+    /// A brake that remembers what the rule's status says of removals and of takeovers.
+    pub fn remembering(memory: Option<&Memory>, takeovers: Option<&Memory>) -> Self {
+        let mut brake = Self { takeovers: Takeovers::remembering(takeovers), ..Self::default() };
         match memory {
             Some(memory) if memory.released => {
                 brake.previous.clone_from(&memory.digest);
@@ -255,12 +218,26 @@ impl Brake {
         self.open.retain(|item, _| !unknown(item));
     }
 
-    /// Whether something waits to be judged.
+    /// Whether something waits to be judged, or what was judged may have to be judged anew.
     pub fn is_open(&self) -> bool {
-        !self.open.is_empty()
+        !self.open.is_empty() || self.takeovers.is_holding() || !self.judged.permits.is_empty()
     }
 
-    /// Whether something is held, by this process or by the one before.
+    /// The brake on takeovers.
+    pub fn takeovers(&self) -> &Takeovers {
+        &self.takeovers
+    }
+
+    /// Whether an agent asks for something else than what was judged.
+    pub fn asks_anew(&self, cluster: &ClusterName, asked: Option<model::Takeovers>) -> bool {
+        let held = self.takeovers.held().get(cluster).copied();
+        match asked {
+            Some(asked) => self.judged.permit(cluster) != Some(asked.digest) && held != Some(asked),
+            None => self.judged.permit(cluster).is_some() || held.is_some(),
+        }
+    }
+
+    /// Whether a removal is held, by this process or by the one before.
     pub fn is_holding(&self) -> bool {
         !self.judged.held.is_empty() || self.carried.is_some()
     }
@@ -272,7 +249,8 @@ impl Brake {
 
     /// Every agent has said what it holds: what an earlier process held is held by this one, or is over.
     pub fn settle(&mut self) -> bool {
-        self.carried.take().is_some()
+        let takeovers = self.takeovers.settle();
+        self.carried.take().is_some() || takeovers
     }
 
     /// Whether nobody has said this before.
@@ -292,6 +270,11 @@ impl Brake {
             }
         }
         let released = self.heed_release(known);
+        let mut permits = self.judged.permits.clone();
+        self.takeovers.judge(&mut permits, known, now);
+        if permits != self.judged.permits {
+            Arc::make_mut(&mut self.judged).permits = permits;
+        }
         released || *before != *self.judged
     }
 
@@ -352,8 +335,9 @@ impl Brake {
     }
 
     fn heed_release(&mut self, known: &Circumstances<'_>) -> bool {
-        let Some(release) = known.release.filter(|_| self.is_holding()) else { return false };
-        let Some(shown) = self.shown(known).filter(|shown| shown.digest == release) else { return false };
+        let Some(shown) = self.shown(known).filter(|shown| is_released(known.release, &shown.digest)) else {
+            return false;
+        };
         let held = std::mem::take(&mut Arc::make_mut(&mut self.judged).held);
         let done = (known.weigh)(&held);
         self.pass(held);

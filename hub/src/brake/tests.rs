@@ -1,9 +1,9 @@
 //! Random edits of everything that decides what goes where, against agents that do what they are told: nothing above the
-//! limit ever goes without its digest, and with it exactly that goes.
+//! limit ever goes, or is overwritten, without its digest, and with it exactly that.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef, TakeoverDigest, Takeovers};
 use serde_json::json;
 
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW};
@@ -27,6 +27,15 @@ impl Dice {
 }
 
 type Copies = BTreeSet<(ClusterName, SourceRef)>;
+/// Objects that are not Runnel's and stand where copies of a rule should.
+type Foreign = BTreeMap<(RuleUid, ClusterName), BTreeSet<u64>>;
+
+/// How an agent names them.
+fn digest(objects: &BTreeSet<u64>) -> TakeoverDigest {
+    let mix =
+        |sum: u128, object: &u64| (sum ^ u128::from(*object)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    TakeoverDigest(objects.iter().fold(7, mix).to_be_bytes())
+}
 
 /// One rule as it is written.
 #[derive(Clone)]
@@ -35,6 +44,7 @@ struct Draft {
     generation: i64,
     release: Option<String>,
     removal: Option<RemovalStatus>,
+    takeovers: Option<RemovalStatus>,
     deleting: bool,
 }
 
@@ -57,6 +67,17 @@ struct World {
     removals: u64,
     holds: u64,
     releases: u64,
+    foreign: Foreign,
+    /// What was named last.
+    objects: u64,
+    /// What each digest stood for when it was shown first.
+    named: BTreeMap<String, BTreeSet<u64>>,
+    /// What was held when the statuses were last written.
+    held_objects: BTreeMap<RuleUid, BTreeSet<u64>>,
+    /// What was permitted without a release.
+    spent_takeovers: BTreeMap<RuleUid, Vec<(Instant, u64)>>,
+    /// How many objects were overwritten: within the limit, and released.
+    overwritten: (u64, u64),
 }
 
 fn source(number: u64) -> SourceRef {
@@ -112,6 +133,12 @@ impl World {
             removals: 0,
             holds: 0,
             releases: 0,
+            foreign: Foreign::new(),
+            objects: 0,
+            named: BTreeMap::new(),
+            held_objects: BTreeMap::new(),
+            spent_takeovers: BTreeMap::new(),
+            overwritten: (0, 0),
         };
         for number in 0..SOURCES {
             world.change(|index| index.set_source(source(number), labels("team", 0), Some(content())));
@@ -126,10 +153,12 @@ impl World {
                     "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"team": "v0"}}}],
                     // What another rule wants as well would not go.
                     "clusters": {"all": true}, "namespaces": {"names": [format!("n{number}")]},
+                    "conflictPolicy": "Overwrite",
                 }),
                 generation: 1,
                 release: None,
                 removal: None,
+                takeovers: None,
                 deleting: false,
             };
             world.drafts.insert(uid.clone(), draft);
@@ -143,7 +172,7 @@ impl World {
         let mut object = json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": uid.as_str(), "namespace": "a", "uid": uid.as_str(), "generation": draft.generation},
-            "spec": draft.spec, "status": {"removal": draft.removal},
+            "spec": draft.spec, "status": {"removal": draft.removal, "takeovers": draft.takeovers},
         });
         if let Some(release) = &draft.release {
             object["metadata"]["annotations"] = json!({"runnel.dev/release": release});
@@ -172,9 +201,12 @@ impl World {
     }
 
     /// What agents last said.
-    fn holding(held: &BTreeMap<RuleUid, Copies>, uid: &RuleUid, cluster: &ClusterName) -> Holding {
+    fn holding(held: &BTreeMap<RuleUid, Copies>, foreign: &Foreign, uid: &RuleUid, cluster: &ClusterName) -> Holding {
         let copies = held.get(uid).into_iter().flatten().filter(|(name, _)| name == cluster).count() as u64;
-        Holding { copies, intents: copies }
+        let objects = foreign.get(&(uid.clone(), cluster.clone())).filter(|objects| !objects.is_empty());
+        let takeovers =
+            objects.map(|all| Takeovers { objects: u32::try_from(all.len()).unwrap(), digest: digest(all) });
+        Holding { copies, intents: copies, takeovers }
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Index) -> Effect) {
@@ -187,12 +219,64 @@ impl World {
     }
 
     fn judge(&mut self, effect: Effect) {
-        let (held, connected, now) = (&self.held, &self.connected, self.now);
         for uid in effect.judge {
+            let before = self.permitted(&uid);
+            let (held, foreign, connected) = (&self.held, &self.foreign, &self.connected);
             let said = |uid: &RuleUid, cluster: &ClusterName| {
-                connected.contains(cluster).then(|| Self::holding(held, uid, cluster))
+                connected.contains(cluster).then(|| Self::holding(held, foreign, uid, cluster))
             };
-            self.index.judge(&uid, &said, now);
+            self.index.judge(&uid, &said, self.now);
+            let new = self.permitted(&uid).difference(&before).copied().collect();
+            self.account_takeovers(&uid, &new);
+        }
+    }
+
+    /// The objects that agents may overwrite.
+    fn permitted(&self, uid: &RuleUid) -> BTreeSet<u64> {
+        let Some(entry) = self.index.rule(uid) else { return BTreeSet::new() };
+        let own = self.foreign.iter().filter(|((rule, _), _)| rule == uid);
+        let named = own.filter(|((_, cluster), all)| entry.brake.judged().permit(cluster) == Some(digest(all)));
+        named.flat_map(|(_, all)| all).copied().collect()
+    }
+
+    /// Checks that no more may be overwritten than the limit allows, but for what was shown and released.
+    fn account_takeovers(&mut self, uid: &RuleUid, new: &BTreeSet<u64>) {
+        if new.is_empty() {
+            return;
+        }
+        let objects = new.len() as u64;
+        let release = self.drafts[uid].release.clone().unwrap_or_default();
+        if let Some(digest) = release.split(',').find(|digest| self.named.get(*digest) == Some(new)) {
+            self.named.remove(digest);
+            self.held_objects.remove(uid);
+            self.overwritten.1 += objects;
+            return;
+        }
+        let held = self.held_objects.get(uid).into_iter().flatten().filter(|object| new.contains(*object));
+        assert_eq!(held.count(), 0, "{uid}: what was held passed without a release");
+        let spent = self.spent_takeovers.entry(uid.clone()).or_default();
+        spent.retain(|(at, _)| self.now.saturating_duration_since(*at) < WINDOW);
+        let before: u64 = spent.iter().map(|(_, objects)| objects).sum();
+        let copies = self.held.get(uid).map_or(0, BTreeSet::len) as u64;
+        assert!(Limit::default().allows(before + objects, copies), "{uid}: {objects} objects, and {before} before");
+        spent.push((self.now, objects));
+        self.overwritten.0 += objects;
+    }
+
+    /// An agent says what waits to be overwritten.
+    fn ask(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+        let asked = Self::holding(&self.held, &self.foreign, uid, cluster).takeovers;
+        if self.index.asks_anew(uid, cluster, asked) {
+            self.judge(Effect { judge: BTreeSet::from([uid.clone()]), ..Effect::default() });
+        }
+    }
+
+    /// An agent overwrites what it was told, if that is what waits.
+    fn overwrite(&mut self, uid: &RuleUid, cluster: &ClusterName, permit: Option<TakeoverDigest>) {
+        let Some(objects) = self.foreign.get_mut(&(uid.clone(), cluster.clone())) else { return };
+        if permit == Some(digest(objects)) {
+            objects.clear();
+            self.ask(uid, cluster);
         }
     }
 
@@ -214,10 +298,12 @@ impl World {
     }
 
     fn follow_one(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+        self.ask(uid, cluster);
         let held = self.held.entry(uid.clone()).or_default();
         let own: Vec<_> = held.iter().filter(|(name, _)| name == cluster).cloned().collect();
         let effect = match self.index.claim(uid, cluster) {
             Claim::Wanted(share) => {
+                let permit = share.permit();
                 held.extend(share.intents().map(|(source, _)| (cluster.clone(), source.clone())));
                 let surplus: Vec<_> = own.iter().filter(|(_, source)| share.content(source).is_none()).collect();
                 for copy in surplus.iter().filter(|(_, source)| !share.must_stay(source)) {
@@ -225,6 +311,7 @@ impl World {
                 }
                 let strays: BTreeSet<_> =
                     surplus.iter().filter(|(_, s)| share.is_unjudged(s)).map(|(_, s)| s.clone()).collect();
+                self.overwrite(uid, cluster, permit);
                 match strays.is_empty() {
                     true => Effect::default(),
                     false => self.index.strays(uid, cluster, strays, self.now),
@@ -243,13 +330,33 @@ impl World {
 
     /// Writes down in the statuses what the brakes remember.
     fn persist(&mut self) {
-        let (held, connected) = (&self.held, &self.connected);
+        let (held, foreign, connected) = (&self.held, &self.foreign, &self.connected);
         let said = |uid: &RuleUid, cluster: &ClusterName| {
-            connected.contains(cluster).then(|| Self::holding(held, uid, cluster))
+            connected.contains(cluster).then(|| Self::holding(held, foreign, uid, cluster))
         };
         for (uid, draft) in &mut self.drafts {
             draft.removal = self.index.brake_of(uid, &said).0.map(Into::into);
+            let memory = self.index.takeovers_of(uid).map(|held| held.memory);
+            draft.takeovers = memory.clone().map(Into::into);
+            let waiting = self.index.rule(uid).unwrap().brake.takeovers().held().keys();
+            let objects = waiting.filter_map(|cluster| self.foreign.get(&(uid.clone(), cluster.clone()))).flatten();
+            let objects: BTreeSet<_> = objects.copied().collect();
+            match memory.filter(|memory| !memory.released) {
+                Some(memory) => {
+                    self.named.entry(memory.digest).or_insert_with(|| objects.clone());
+                    self.held_objects.entry(uid.clone()).or_default().extend(objects);
+                }
+                None => drop(self.held_objects.remove(uid)),
+            }
         }
+    }
+
+    /// What releases all that is shown to be held of a rule.
+    fn all_digests(&self, uid: &RuleUid) -> Option<String> {
+        let draft = &self.drafts[uid];
+        let held = draft.removal.iter().chain(&draft.takeovers).filter(|held| !held.released);
+        let digests: Vec<_> = held.map(|held| held.digest.clone()).collect();
+        (!digests.is_empty()).then(|| digests.join(","))
     }
 
     fn digest(&self, uid: &RuleUid) -> Option<String> {
@@ -266,6 +373,7 @@ impl World {
         self.index.begin_to_judge();
         // A new process knows what is held, not what went a moment ago.
         self.spent.clear();
+        self.spent_takeovers.clear();
         let all: BTreeSet<_> = self.index.rules().map(|(uid, _)| uid.clone()).collect();
         self.connected.clear();
         self.judge(Effect { judge: all, ..Effect::default() });
@@ -323,7 +431,7 @@ impl World {
 fn edit(world: &mut World, dice: &mut Dice) {
     let uid = RuleUid::from(format!("r{}", dice.roll(RULES)));
     world.now += Duration::from_secs([1, 1, 10, 90][dice.roll(4) as usize]);
-    match dice.roll(15) {
+    match dice.roll(19) {
         0 => respec(world, &uid, "sources", selector(dice)),
         1 | 2 => respec(world, &uid, "clusters", choice(dice)),
         3 | 4 => {
@@ -372,11 +480,29 @@ fn edit(world: &mut World, dice: &mut Dice) {
         }
         10 => {
             world.persist();
-            if let Some(digest) = world.digest(&uid) {
-                world.drafts.get_mut(&uid).unwrap().release = Some(digest);
-                world.note_release(&uid);
+            if let Some(digests) = world.all_digests(&uid) {
+                world.drafts.get_mut(&uid).unwrap().release = Some(digests);
+                if world.digest(&uid).is_some() {
+                    world.note_release(&uid);
+                }
                 world.write(&uid);
             }
+        }
+        15 | 16 => {
+            // Somebody makes objects of his own, which agents find; or takes some away.
+            let cluster = cluster_name(dice.roll(CLUSTERS));
+            let (make, number) = (dice.roll(3) > 0, dice.roll(16));
+            let first = world.objects;
+            world.objects += number;
+            let objects = world.foreign.entry((uid, cluster)).or_default();
+            match make {
+                true => objects.extend(first..first + number),
+                false => (0..number).for_each(|_| _ = objects.pop_first()),
+            }
+        }
+        17 => {
+            let policy = ["Overwrite", "Overwrite", "Fail"][dice.roll(3) as usize];
+            respec(world, &uid, "conflictPolicy", json!(policy));
         }
         _ => {
             // A digest that fits nothing, or an old one.
@@ -414,7 +540,7 @@ fn choice(dice: &mut Dice) -> serde_json::Value {
 
 #[test]
 fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest() {
-    let (mut removals, mut holds, mut releases) = (0, 0, 0);
+    let (mut removals, mut holds, mut releases, mut overwritten, mut held) = (0, 0, 0, (0, 0), 0);
     for seed in 0..100 {
         let (mut world, mut dice) = (World::new(), Dice(seed));
         world.follow();
@@ -428,11 +554,16 @@ fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest
                 world.account(&gone);
                 world.persist();
             }
+            let holds = |draft: &&Draft| draft.takeovers.as_ref().is_some_and(|held| !held.released);
+            held += world.drafts.values().filter(holds).count();
             world.holds += world.drafts.keys().filter(|uid| world.digest(uid).is_some()).count() as u64;
         }
         settle_all(&mut world);
         (removals, holds, releases) = (removals + world.removals, holds + world.holds, releases + world.releases);
+        overwritten = (overwritten.0 + world.overwritten.0, overwritten.1 + world.overwritten.1);
     }
+    let (within, released) = overwritten;
+    assert!(within > 1000 && released > 1000 && held > 500, "{within} overwritten, {released} released, {held} held");
     assert!(removals > 100 && holds > 500 && releases > 100, "{removals} removals, {holds} held, {releases} released");
 }
 
@@ -441,6 +572,9 @@ fn settle_all(world: &mut World) {
     world.connected = (0..CLUSTERS).map(cluster_name).collect();
     // While nobody can tell what is granted, nothing goes.
     world.change(|index| index.set_grants(Some(granted(0))));
+    for uid in world.drafts.keys().cloned().collect::<Vec<_>>() {
+        respec(world, &uid, "conflictPolicy", json!("Overwrite"));
+    }
     for _ in 0..4 {
         world.now += 2 * WINDOW;
         world.follow();
@@ -450,12 +584,16 @@ fn settle_all(world: &mut World) {
         }
         world.persist();
         for uid in world.drafts.keys().cloned().collect::<Vec<_>>() {
-            let Some(digest) = world.digest(&uid) else { continue };
-            world.drafts.get_mut(&uid).unwrap().release = Some(digest);
+            let Some(digests) = world.all_digests(&uid) else { continue };
+            world.drafts.get_mut(&uid).unwrap().release = Some(digests);
             world.write(&uid);
         }
     }
     world.follow();
+    for ((uid, cluster), objects) in &world.foreign {
+        let goes = world.index.rule(uid).unwrap().goes.clusters.contains_key(cluster);
+        assert!(objects.is_empty() || !goes, "{uid} in {cluster}: {objects:?} wait for ever");
+    }
     for uid in world.drafts.keys() {
         let wanted = world.wanted(uid);
         let more: Vec<_> = world.held[uid].difference(&wanted).take(5).collect();

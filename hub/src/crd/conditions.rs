@@ -19,6 +19,9 @@ closed_list! {
         Stalled,
         /// Rule: a removal is larger than its removalLimit and is held until a person releases it. Present only while true.
         DeletionHeld,
+        /// Rule: more objects that are not Runnel's would be overwritten than its removalLimit, and that is held until a person
+        /// releases it. Present only while true.
+        TakeoverHeld,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
@@ -91,6 +94,8 @@ closed_list! {
         Deleting,
         /// A removal of more copies than the rule's removalLimit is held.
         RemovalLimit,
+        /// Takeovers of more objects than the rule's removalLimit are held.
+        TakeoverLimit,
         /// The rule rests.
         Suspended,
         /// Something that the rule wants is not granted to the rules of its namespace.

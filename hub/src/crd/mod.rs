@@ -37,7 +37,8 @@ pub const VERSION: &str = "v1alpha1";
 /// The finalizer on rules: a rule is gone only when its copies have been seen to.
 pub const FINALIZER: &str = "runnel.dev/copies";
 
-/// The annotation of a rule by which a person releases the removal that the condition `DeletionHeld` names: its digest.
+/// The annotation of a rule by which a person releases what the condition `DeletionHeld` or `TakeoverHeld` names: its digest,
+/// or several with commas between them.
 pub const RELEASE: &str = "runnel.dev/release";
 
 /// What a spec may hold at most, so that the API server can bound the cost of checking it.

@@ -112,7 +112,8 @@ pub struct RuleTerms {
     pub create_namespaces: bool,
     /// What to do when an object that is not a copy stands where a copy should. Fail: leave it alone and report it, with
     /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's; otherwise
-    /// as Fail. Overwrite: take it over in any case; what it held is lost. A member may refuse Overwrite.
+    /// as Fail. Overwrite: take it over in any case; what it held is lost. More of those at a time than removalLimit allows
+    /// are held, and the condition TakeoverHeld says how to release them. A member may refuse Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
     /// What to do when a copy was changed or deleted in a member cluster. Correct: put it back. Report: leave it so and
@@ -149,7 +150,8 @@ pub struct RuleTerms {
     pub overrides: Vec<Override>,
     /// How many copies may go at a time because of an edit, a label or the like. A removal of more is held, in every
     /// cluster, and the condition DeletionHeld says how many, where, and how to release it. A deliberate act is not
-    /// held: the delete of a source or of the rule, or of a literal name out of a list.
+    /// held: the delete of a source or of the rule, or of a literal name out of a list. As many objects may be overwritten
+    /// at a time, as conflictPolicy says.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.

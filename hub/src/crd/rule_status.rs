@@ -30,7 +30,12 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RemovalStatus")]
     pub removal: Option<RemovalStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld and Suspended while they are true.
+    /// The takeovers by `conflictPolicy: Overwrite` that are held, or those that were released last; `copies` says how many
+    /// objects they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "RemovalStatus")]
+    pub takeovers: Option<RemovalStatus>,
+    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld and Suspended while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
@@ -65,11 +70,12 @@ pub struct Summary {
     pub copies_drifted: i64,
 }
 
-/// A removal that is held until it is released, or that was released.
+/// What is held until it is released, or was released.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RemovalStatus {
-    /// Names exactly what is held: the annotation runnel.dev/release with this value releases it, and nothing else.
+    /// Names exactly what is held: the annotation runnel.dev/release with this value releases it, and nothing else. Several
+    /// values have commas between them.
     #[schemars(transform = schema::text(64))]
     pub digest: String,
     /// How many copies it is, as the agents counted them.

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, DeletionPolicy, KINDS, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, ConflictPolicy, DeletionPolicy, KINDS, RuleUid, SourceRef, Takeovers};
 
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest};
+use crate::brake::{
+    Asked, Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest,
+};
 use crate::plan::NamedTerms;
 
 /// What an agent said that it holds of a rule.
@@ -17,6 +19,8 @@ pub struct Holding {
     pub copies: u64,
     /// Intents.
     pub intents: u64,
+    /// What is to be overwritten.
+    pub takeovers: Option<Takeovers>,
 }
 
 /// What is known of what agents hold.
@@ -68,6 +72,15 @@ pub struct Held {
     pub rule: bool,
 }
 
+/// What is to be overwritten for a rule, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldTakeovers {
+    /// What the status remembers.
+    pub memory: Memory,
+    /// Where, and how many in each.
+    pub clusters: Several<(ClusterName, u32)>,
+}
+
 impl Index {
     /// The index, with a limit that no rule can raise.
     pub fn with_ceiling(self, ceiling: Limit) -> Self {
@@ -81,7 +94,8 @@ impl Index {
         let uids: Vec<_> = self.rules.keys().cloned().collect();
         for uid in uids {
             if let Some(entry) = self.rules.get_mut(&uid) {
-                entry.brake = Brake::remembering(entry.rule.removal.memory.as_ref());
+                entry.brake =
+                    Brake::remembering(entry.rule.removal.memory.as_ref(), entry.rule.removal.takeovers.as_ref());
                 if entry.rule.deleting {
                     entry.brake.remove(Item::Rule, Cause::Deleted);
                 }
@@ -218,6 +232,33 @@ impl Index {
         (memory, held)
     }
 
+    /// What a rule's status says of its takeovers: what is held, or what was released last.
+    pub fn takeovers_of(&self, uid: &RuleUid) -> Option<HeldTakeovers> {
+        let takeovers = self.rules.get(uid)?.brake.takeovers();
+        let mut said = HeldTakeovers { memory: takeovers.memory(uid.as_str())?, ..HeldTakeovers::default() };
+        for (cluster, asked) in takeovers.held() {
+            said.clusters.add(&(cluster.clone(), asked.objects));
+        }
+        Some(said)
+    }
+
+    /// Whether a cluster's agent asks to overwrite something else than what was judged.
+    pub fn asks_anew(&self, uid: &RuleUid, cluster: &ClusterName, asked: Option<Takeovers>) -> bool {
+        self.rules.get(uid).is_some_and(|entry| entry.brake.asks_anew(cluster, asked))
+    }
+
+    /// What waits to be overwritten where the rule goes, if it is to overwrite anything.
+    fn asked(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> Asked {
+        let (terms, removal) = (&entry.rule.terms, &entry.rule.removal);
+        let limit = self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling));
+        if terms.conflict_policy != ConflictPolicy::Overwrite || entry.rule.deleting {
+            return Asked { limit, ..Asked::default() };
+        }
+        let asked = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster)?.takeovers;
+        let waiting = entry.goes.clusters.keys().filter_map(|cluster| Some((cluster.clone(), asked(cluster)?)));
+        Asked { limit, waiting: waiting.collect() }
+    }
+
     /// Whether a rule that is being deleted may go: what it has did pass the brake.
     pub fn may_go(&self, uid: &RuleUid) -> bool {
         self.rules.get(uid).is_none_or(|entry| entry.brake.judged().passes(&Item::Rule))
@@ -225,7 +266,7 @@ impl Index {
 
     /// Whether something of a rule is held.
     pub fn is_held(&self, uid: &RuleUid) -> bool {
-        self.rules.get(uid).is_some_and(|entry| entry.brake.is_holding())
+        self.rules.get(uid).is_some_and(|entry| entry.brake.is_holding() || entry.brake.takeovers().is_holding())
     }
 
     fn with_circumstances<T>(
@@ -267,6 +308,7 @@ impl Index {
             doubtful: &doubtful,
             wanted: &wanted,
             release,
+            takeovers: self.asked(entry, holdings),
         };
         Some(ask(&known))
     }

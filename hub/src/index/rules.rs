@@ -41,7 +41,7 @@ impl Index {
         let mut former = former;
         let brake = match &mut former {
             Some(former) => std::mem::take(&mut former.brake),
-            None => Brake::remembering(rule.removal.memory.as_ref()),
+            None => Brake::remembering(rule.removal.memory.as_ref(), rule.removal.takeovers.as_ref()),
         };
         let mut entry = RuleEntry { rule, plan, deal, goes, brake, version };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);

@@ -96,7 +96,7 @@ impl StateCollector {
             ),
             (
                 "runnel_removals_held",
-                "Rules of which more copies than their removalLimit are to go, which waits until somebody releases it",
+                "Rules by which more copies than their removalLimit are to go, or objects to be overwritten, which waits for a release",
                 held,
             ),
             (

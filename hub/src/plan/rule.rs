@@ -48,10 +48,12 @@ pub struct RemovalTerms {
     pub limit: Limit,
     /// Whether the limit holds for the deletion of the rule, too.
     pub on_rule_delete: bool,
-    /// The digest that the rule's annotation releases.
+    /// The digests that the rule's annotation releases.
     pub release: Option<String>,
-    /// What the status remembers.
+    /// What the status remembers of removals.
     pub memory: Option<Memory>,
+    /// What it remembers of takeovers.
+    pub takeovers: Option<Memory>,
     /// When the rule was deleted.
     pub deleted_at: Option<Timestamp>,
 }
@@ -318,6 +320,7 @@ fn build(
             on_rule_delete: said.removal_limit.on_rule_delete == crd::OnRuleDelete::Hold,
             release: object.annotations().get(crd::RELEASE).cloned(),
             memory: status.and_then(|status| status.removal.as_ref()).map(Memory::from),
+            takeovers: status.and_then(|status| status.takeovers.as_ref()).map(Memory::from),
             deleted_at: meta.deletion_timestamp.as_ref().map(|time| time.0),
         },
         runnel_namespace: runnel_namespace.into(),

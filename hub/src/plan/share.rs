@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{ClusterName, SetDigest, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{ClusterName, SetDigest, SourceRef, TakeoverDigest, Terms, TermsDigest};
 
 use super::{RulePlan, SourceContent};
 use crate::brake::Judged;
@@ -107,6 +107,11 @@ impl Share {
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
         self.is_unknown(source) || !(is_edit() || self.judged.passes_intent(&self.cluster, source))
+    }
+
+    /// What may be overwritten in the cluster.
+    pub fn permit(&self) -> Option<TakeoverDigest> {
+        self.judged.permit(&self.cluster)
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not

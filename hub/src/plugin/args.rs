@@ -39,7 +39,7 @@ pub enum Command {
     Status(Status),
     /// Show the member clusters.
     Members(Members),
-    /// Let a removal go that a rule's removalLimit holds: shows what goes, asks, and releases exactly that.
+    /// Release what a rule's removalLimit holds, removals and takeovers: shows it, asks, and releases exactly that.
     Release(Release),
     /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
     Unjoin(Unjoin),

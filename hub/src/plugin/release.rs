@@ -1,4 +1,4 @@
-//! `kubectl runnel release`: a removal that is held goes, exactly as it was shown.
+//! `kubectl runnel release`: what is held is carried out, exactly as it was shown: removals and takeovers alike.
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
         }
     }
     let rule = status::one(&hub, &options.rule, namespace).await?;
-    let shown = condition(&rule, "DeletionHeld");
-    if !shown.holds() {
+    let held = held_of(&rule);
+    if held.is_empty() {
         return Err(ended(FAILED, format!("nothing of rule {} is held", full_name(&rule))));
     }
     let question = Question { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
@@ -41,19 +41,29 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
         Ok(None) => return Err(ended(FAILED, format!("nothing of rule {} is held any more", full_name(&rule)))),
         Err(why) => {
             eprintln!("warning: the hub could not be asked for all of it ({why}); this is what the status says");
-            say(&format!("{}\n", shown.message.split(". To remove").next().unwrap_or_default()))?;
-            (text(&rule, "/status/removal/digest").to_owned(), number(&rule, "/status/removal/copies"))
+            for (name, _) in &held {
+                let message = condition(&rule, name).message.split(". To ").next().unwrap_or_default();
+                say(&format!("{message}\n"))?;
+            }
+            let digests: Vec<_> = held.iter().map(|(_, path)| text(&rule, &format!("{path}/digest"))).collect();
+            (digests.join(","), held.iter().map(|(_, path)| number(&rule, &format!("{path}/copies"))).sum())
         }
     };
+    // What is overwritten is a copy from then on.
     let copies = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
-    if !options.yes && !is_confirmed(&format!("Remove these {copies} of rule {}?", full_name(&rule)))? {
+    let (question, done) = match held[..] {
+        [(TAKEOVER_HELD, _)] => ("Overwrite these objects, to make them", "being made of what is overwritten"),
+        [(DELETION_HELD, _)] => ("Remove these", "being removed"),
+        _ => ("Remove and overwrite all of this, in all", "being removed, or made of what is overwritten"),
+    };
+    if !options.yes && !is_confirmed(&format!("{question} {copies} of rule {}?", full_name(&rule)))? {
         return Err(ended(FAILED, "nothing was released"));
     }
     let path = rule_path(&rule);
-    hub.patch("release the removal", &path, json!({"metadata": {"annotations": {RELEASE: digest}}})).await?;
+    hub.patch("release what is held", &path, json!({"metadata": {"annotations": {RELEASE: digest}}})).await?;
     let heeded = heeded(&hub, &path, &digest, timeout).await?;
     match heeded {
-        Heeded::Gone => say(&format!("Released: {copies} are being removed.\n")),
+        Heeded::Gone => say(&format!("Released: {copies} are {done}.\n")),
         Heeded::Other => Err(ended(
             FAILED,
             "what is held has changed meanwhile, so nothing was released: `kubectl runnel release` again shows it",
@@ -69,6 +79,15 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
     }
 }
 
+const DELETION_HELD: &str = "DeletionHeld";
+const TAKEOVER_HELD: &str = "TakeoverHeld";
+
+/// The conditions by which something of a rule is held, and where its status names that.
+fn held_of(rule: &Value) -> Vec<(&'static str, &'static str)> {
+    let all = [(DELETION_HELD, "/status/removal"), (TAKEOVER_HELD, "/status/takeovers")];
+    all.into_iter().filter(|(name, _)| condition(rule, name).holds()).collect()
+}
+
 enum Heeded {
     /// The set goes.
     Gone,
@@ -82,12 +101,16 @@ async fn heeded(hub: &Cluster, path: &str, digest: &str, timeout: Duration) -> a
     let begin = Instant::now();
     loop {
         let Some(rule) = hub.get("read the rule", path).await? else { return Ok(Heeded::Gone) };
-        let (named, held) = (text(&rule, "/status/removal/digest"), condition(&rule, "DeletionHeld").holds());
-        let released = rule.pointer("/status/removal/released").and_then(Value::as_bool).unwrap_or_default();
+        let held = held_of(&rule);
+        // What is held as it was named is still to be heeded.
+        let is_named = |(_, path): &(&str, &str)| {
+            let held = text(&rule, &format!("{path}/digest"));
+            digest.split(',').any(|named| named == held)
+        };
         match () {
-            () if !held || (named == digest && released) => return Ok(Heeded::Gone),
+            () if held.is_empty() => return Ok(Heeded::Gone),
             // Whatever was held beyond it when the hub looked is another set.
-            () if named != digest && begin.elapsed() >= Duration::from_secs(3) => return Ok(Heeded::Other),
+            () if !held.iter().all(is_named) && begin.elapsed() >= Duration::from_secs(3) => return Ok(Heeded::Other),
             () if begin.elapsed() >= timeout => return Ok(Heeded::No),
             () => tokio::time::sleep(BETWEEN).await,
         }
@@ -113,6 +136,8 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
         "Kind" => format!("  all {object} in {cluster}: no longer granted\n"),
         "Copy" => format!("  {object} in {cluster}: another name now\n"),
         "Name" => format!("  {object} everywhere: another name now\n"),
+        "Takeover" if object == "1" => format!("  1 object in {cluster} that is not Runnel's: overwritten\n"),
+        "Takeover" => format!("  {object} objects in {cluster} that are not Runnel's: overwritten\n"),
         "Source" => format!("  {object} everywhere: no longer selected\n"),
         other => format!("  {other} {object} {cluster}\n"),
     }

@@ -14,7 +14,7 @@ use runnel_proto::wire;
 use runnel_proto::wire::query_server::{Query, QueryServer};
 use tonic::{Request, Response, Status};
 
-use crate::brake::{Item, Memory};
+use crate::brake::Item;
 use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
@@ -56,14 +56,27 @@ impl Questions {
         Some(details(&view, &ledger, Instant::now()))
     }
 
-    /// What is held of a rule: the digest, the number of copies, and every item.
-    fn held(&self, rule: &RuleName) -> Option<(Option<Memory>, Vec<Item>)> {
+    /// What is held of a rule, in full.
+    fn held(&self, rule: &RuleName) -> Option<AllHeld> {
         self.shared.serving_since()?;
         let index = self.shared.index.read();
         let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let ledger = self.shared.ledger.lock();
         let (_, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
-        Some((held.map(|held| held.memory), entry.brake.held().iter().cloned().collect()))
+        let mut all = AllHeld::default();
+        if let Some(held) = held {
+            all.add(held.memory.digest, held.memory.copies);
+            all.items.extend(entry.brake.held().iter().map(held_item));
+        }
+        if let Some(held) = index.takeovers_of(uid).filter(|held| !held.memory.released) {
+            all.add(held.memory.digest, held.memory.copies);
+            all.items.extend(entry.brake.takeovers().held().iter().map(|(cluster, asked)| wire::HeldItem {
+                what: "Takeover".to_owned(),
+                cluster: cluster.as_str().to_owned(),
+                object: asked.objects.to_string(),
+            }));
+        }
+        Some(all)
     }
 
     /// The rule that is asked about, where the caller may get it and this hub can answer.
@@ -111,16 +124,31 @@ fn failure(failure: &runnel_proto::model::Failure) -> wire::RuleFailure {
     }
 }
 
-/// At least one page, as the digest stands on it.
-fn held_pages(memory: &Memory, items: &[Item]) -> Vec<wire::RuleHeldPage> {
-    let copies = i64::try_from(memory.copies).unwrap_or(i64::MAX);
-    let page = |items: &[Item]| {
-        let items = items.iter().map(held_item).collect();
-        wire::RuleHeldPage { digest: memory.digest.clone(), copies, items }
-    };
-    match items.is_empty() {
-        true => vec![page(&[])],
-        false => items.chunks(PAGE).map(page).collect(),
+/// All that is held of a rule.
+#[derive(Default)]
+struct AllHeld {
+    /// What releases it.
+    digests: Vec<String>,
+    copies: u64,
+    items: Vec<wire::HeldItem>,
+}
+
+impl AllHeld {
+    fn add(&mut self, digest: String, copies: u64) {
+        self.digests.push(digest);
+        self.copies = self.copies.saturating_add(copies);
+    }
+
+    /// At least one page where something is held, as the digest stands on it.
+    fn pages(&self) -> Vec<wire::RuleHeldPage> {
+        let (digest, copies) = (self.digests.join(","), i64::try_from(self.copies).unwrap_or(i64::MAX));
+        let page =
+            |items: &[wire::HeldItem]| wire::RuleHeldPage { digest: digest.clone(), copies, items: items.to_vec() };
+        match (self.digests.is_empty(), self.items.is_empty()) {
+            (true, _) => vec![],
+            (false, true) => vec![page(&[])],
+            (false, false) => self.items.chunks(PAGE).map(page).collect(),
+        }
     }
 }
 
@@ -158,8 +186,7 @@ impl Query for Questions {
 
     async fn rule_held(&self, request: Request<wire::RuleQuestion>) -> Result<Response<Self::RuleHeldStream>, Status> {
         let rule = self.asked(&request).await?;
-        let (memory, items) = self.held(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
-        let pages = memory.map(|memory| held_pages(&memory, &items)).unwrap_or_default();
-        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
+        let held = self.held(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
+        Ok(Response::new(Box::pin(stream::iter(held.pages().into_iter().map(Ok)))))
     }
 }

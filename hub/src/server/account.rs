@@ -1,4 +1,5 @@
 //! What an agent says about itself: what it holds when it connects, its reports, what it refuses.
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use dashmap::mapref::entry::Entry;
@@ -9,6 +10,7 @@ use tonic::Status;
 
 use super::admission;
 use super::session::Running;
+use crate::index::Effect;
 use crate::status::SessionFacts;
 
 /// The longest version or uid that is taken from an agent, as the API takes it.
@@ -60,9 +62,11 @@ impl Running {
             session.hello(held.clone());
             session.hello_done();
         }
+        let rules: Vec<_> = held.iter().map(|state| state.uid.clone()).collect();
         self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
         self.shared.mark_rules_of(&cluster);
         self.update();
+        self.judge_takeovers(&cluster, &rules);
         self.claim_held();
     }
 
@@ -139,7 +143,20 @@ impl Running {
             self.shared.dirty_members.add([cluster.clone()]);
         }
         self.judge_unchosen(&cluster, &changed);
+        self.judge_takeovers(&cluster, &changed);
         self.shared.dirty_rules.add(changed);
+    }
+
+    /// What waits to be overwritten is judged when it is another set than it was.
+    fn judge_takeovers(&self, cluster: &ClusterName, rules: &[RuleUid]) {
+        let judge: BTreeSet<_> = {
+            let (index, ledger) = (self.shared.index.read(), self.shared.ledger.lock());
+            let asked = |uid: &RuleUid| ledger.holding(uid, cluster).and_then(|holding| holding.takeovers);
+            rules.iter().filter(|uid| index.asks_anew(uid, cluster, asked(uid))).cloned().collect()
+        };
+        if !judge.is_empty() {
+            self.shared.change(|_| Effect { judge, ..Effect::default() });
+        }
     }
 
     /// What a cluster holds of a rule that does not choose it can be judged now that it is counted.
@@ -195,6 +212,7 @@ mod tests {
                 message: "forbidden".to_owned(),
             }],
             gone: false,
+            takeovers: None,
         };
         let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
         assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
+use runnel_proto::model::{DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TakeoverDigest, TermsDigest};
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
@@ -15,6 +15,8 @@ pub(super) struct Held {
     /// The terms that it has.
     pub(super) told: Option<TermsDigest>,
     pub(super) items: Items,
+    /// What the agent was told that it may overwrite, or will be when what waits is sent.
+    pub(super) permit: Option<TakeoverDigest>,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,

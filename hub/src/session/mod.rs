@@ -24,8 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, Terms,
-    TermsDigest, Tombstone,
+    Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, TakeoverDigest,
+    Terms, TermsDigest, Tombstone,
 };
 
 use runnel_proto::PROTOCOL_MAX;
@@ -58,6 +58,8 @@ enum Change {
 struct Heading {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     unclaimed: bool,
+    /// What may be overwritten.
+    overwrite: Option<TakeoverDigest>,
 }
 
 /// A version of the protocol.
@@ -198,13 +200,15 @@ impl Session {
     /// Returns whether headings are left for another batch.
     fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
         while let Some((uid, heading)) = self.headings.pop_first() {
-            if let Some(held) = self.rules.get_mut(&uid) {
+            let is_of_terms = heading.terms.is_some() || heading.unclaimed;
+            if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
             delta.unclaimed = heading.unclaimed;
+            delta.overwrite = heading.overwrite;
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
                 return !self.headings.is_empty();
             }
@@ -297,6 +301,7 @@ impl Session {
             self.take_back(uid);
             return;
         }
+        self.say_permit(uid, share);
         if self.knows_items(uid, share) {
             self.follow(uid, share);
         }
@@ -350,6 +355,7 @@ impl Session {
         }
         held.removing = Some(policy);
         held.told_unclaimed = false;
+        held.permit = None;
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
         held.terms = None;

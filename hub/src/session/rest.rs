@@ -19,6 +19,7 @@ impl Session {
             // It was never said.
             held.terms = held.told;
             held.told_unclaimed = false;
+            held.permit = None;
         }
         self.take_back(uid);
     }
@@ -61,7 +62,7 @@ impl Session {
         if held.removing.is_some() {
             return;
         }
-        held.items = Items::Uncertain;
+        (held.items, held.permit) = (Items::Uncertain, None);
         let told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
@@ -69,7 +70,7 @@ impl Session {
         if told {
             return;
         }
-        self.headings.insert(uid.clone(), Heading { terms: None, unclaimed: true });
+        self.headings.insert(uid.clone(), Heading { unclaimed: true, ..Heading::default() });
     }
 
     /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
@@ -80,6 +81,27 @@ impl Session {
         {
             held.items = Items::Asked(BTreeMap::new());
             self.ask.insert(uid.clone());
+        }
+    }
+
+    /// What may be overwritten is said once, when it is judged.
+    pub(super) fn say_permit(&mut self, uid: &RuleUid, share: &Share) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        let permit = share.permit();
+        if std::mem::replace(&mut held.permit, permit) == permit {
+            return;
+        }
+        match permit {
+            Some(_) => self.headings.entry(uid.clone()).or_default().overwrite = permit,
+            None => {
+                let is_empty = self.headings.get_mut(uid).is_some_and(|heading| {
+                    heading.overwrite = None;
+                    heading.terms.is_none() && !heading.unclaimed
+                });
+                if is_empty {
+                    self.headings.remove(uid);
+                }
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use runnel_proto::model::{
     Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision, RuleName,
-    RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    RuleState, RuleUid, SetDigest, SourceRef, TakeoverDigest, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -67,6 +67,7 @@ impl Agent {
             counts: Counts::default(),
             failures: vec![],
             gone: false,
+            takeovers: None,
         }
     }
 
@@ -390,6 +391,45 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
     let batch = again.next_batch().unwrap();
     assert_eq!(batch.rules.iter().map(|delta| (delta.upserts.len(), delta.tombstones.len())).max(), Some((1, 0)));
     assert!(batch.rules.iter().any(|delta| delta.tombstones.len() == 1));
+}
+
+#[test]
+fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_cluster() {
+    let digest = |name| TakeoverDigest([name; 16]);
+    let share = |permit: Option<u8>| {
+        let share = share_of("r", false, &[(1, content(1))]);
+        let judged =
+            permit.map_or_else(|| share.judged.clone(), |name| Judged::permitting(&"one".into(), digest(name)));
+        Share { judged, ..share }
+    };
+    let said = |session: &mut Session| {
+        let batches = std::iter::from_fn(|| session.next_batch());
+        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.overwrite).collect::<Vec<_>>()
+    };
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([("r".into(), Claim::Wanted(share(None)))]);
+    agent.drain(&mut session);
+    session.update([("r".into(), Claim::Wanted(share(Some(1))))]);
+    let batch = session.next_batch().unwrap();
+    assert_eq!((batch.rules[0].overwrite, batch.rules[0].terms.is_some()), (Some(digest(1)), false));
+    agent.take(&batch);
+    session.ack(batch.nonce);
+    session.update([("r".into(), Claim::Wanted(share(Some(1))))]);
+    assert!(session.next_batch().is_none(), "it is said once");
+    // Another set; taken back before it was said; the terms are known as before.
+    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    session.update([("r".into(), Claim::Wanted(share(None)))]);
+    assert!(said(&mut session).is_empty());
+    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    session.update([("r".into(), Claim::Cordoned(share(Some(2))))]);
+    assert!(said(&mut session).is_empty());
+    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    assert_eq!(said(&mut session), [digest(2)]);
+    // Another stream.
+    let mut again = agent.connect();
+    again.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    assert_eq!(said(&mut again), [digest(2)]);
 }
 
 #[test]

@@ -91,6 +91,7 @@ mod tests {
             counts: Counts { copies: 2, applied, failed, ..Counts::default() },
             failures: vec![],
             gone: false,
+            takeovers: None,
         }
     }
 

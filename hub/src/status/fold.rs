@@ -6,7 +6,7 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::held::said_of_held;
+use super::held::{said_of_held, said_of_takeovers};
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
@@ -15,7 +15,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::index::Held;
+use crate::index::{Held, HeldTakeovers};
 use crate::plan::{Deal, Goes, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
@@ -34,6 +34,8 @@ pub struct View<'a> {
     pub removal: Option<Memory>,
     /// What the brake holds.
     pub held: Option<Held>,
+    /// What it says of takeovers, held or released.
+    pub takeovers: Option<HeldTakeovers>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
@@ -76,6 +78,7 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
     status.removal = view.removal.clone().map(Into::into);
+    status.takeovers = view.takeovers.as_ref().map(|takeovers| takeovers.memory.clone().into());
     let ready = set_conditions(&mut status, view, &standings, now);
     if ready {
         status.revision = Some(revision(view));
@@ -143,11 +146,12 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 5] = [
+    let said: [(ConditionType, Option<Verdict>); 6] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
         (ConditionType::DeletionHeld, deletion_held(view)),
+        (ConditionType::TakeoverHeld, takeover_held(view)),
         (ConditionType::Suspended, suspended(view)),
     ];
     for (condition_type, verdict) in said {
@@ -188,7 +192,7 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
-        return withheld(view).or_else(|| deletion_held(view));
+        return withheld(view).or_else(|| deletion_held(view)).or_else(|| takeover_held(view));
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
@@ -202,6 +206,11 @@ fn withheld(view: &View<'_>) -> Option<Verdict> {
 fn deletion_held(view: &View<'_>) -> Option<Verdict> {
     let message = said_of_held(view.rule, view.held.as_ref()?);
     Some(Verdict::new(ConditionStatus::True, Reason::RemovalLimit, message))
+}
+
+fn takeover_held(view: &View<'_>) -> Option<Verdict> {
+    let held = view.takeovers.as_ref().filter(|takeovers| !takeovers.memory.released)?;
+    Some(Verdict::new(ConditionStatus::True, Reason::TakeoverLimit, said_of_takeovers(view.rule, held)))
 }
 
 fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict {

@@ -1,7 +1,7 @@
-//! What people are told of a removal that is held.
+//! What people are told of a removal, or of takeovers, that are held.
 use super::fold::counted;
 use crate::crd::RELEASE;
-use crate::index::{Held, Several};
+use crate::index::{Held, HeldTakeovers, Several};
 use crate::plan::Rule;
 
 /// How many copies, where, why, and how to release them.
@@ -20,17 +20,34 @@ pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
         causes.push("as the hub said before it restarted; the agents have not said yet what is left".to_owned());
     }
     let copies = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "copy", "copies");
+    format!(
+        "the removal of {copies} is above spec.removalLimit and is held: {}. To remove exactly these: {}; to keep them, undo the change",
+        causes.join("; "),
+        release(rule, &held.memory.digest),
+    )
+}
+
+/// How many objects, where, and how to release them.
+pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldTakeovers) -> String {
+    let objects = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "object", "objects");
+    let clusters = held.clusters.first.iter().map(|(cluster, objects)| format!("{cluster} ({objects})")).collect();
+    let clusters = Several { first: clusters, all: held.clusters.all };
+    let place = said(&clusters, "cluster holds", "clusters hold", "them")
+        .unwrap_or_else(|| "as the hub said before it restarted; the agents have not said yet what is left".to_owned());
+    format!(
+        "to overwrite {objects} that are not Runnel's is above spec.removalLimit and is held: {place}. To overwrite exactly these: {}; to keep them, set conflictPolicy to AdoptIfEqual or Fail",
+        release(rule, &held.memory.digest),
+    )
+}
+
+/// The command that releases it.
+fn release(rule: &Rule, digest: &str) -> String {
     let name = &rule.terms.rule;
     let (kind, namespace) = match name.is_cluster_scoped() {
         true => ("cdrule", String::new()),
         false => ("drule", format!(" -n {}", name.namespace)),
     };
-    format!(
-        "the removal of {copies} is above spec.removalLimit and is held: {}. To remove exactly these: kubectl annotate {kind} {}{namespace} --overwrite {RELEASE}={}; to keep them, undo the change",
-        causes.join("; "),
-        name.name,
-        held.memory.digest,
-    )
+    format!("kubectl annotate {kind} {}{namespace} --overwrite {RELEASE}={digest}", name.name)
 }
 
 fn said<T: std::fmt::Display>(several: &Several<T>, one: &str, more: &str, what: &str) -> Option<String> {

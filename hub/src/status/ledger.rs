@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, Counts, Failure, RuleName, RuleState, RuleUid, SetDigest, TermsDigest};
+use runnel_proto::model::{
+    ClusterName, Counts, Failure, RuleName, RuleState, RuleUid, SetDigest, Takeovers, TermsDigest,
+};
 
 use super::SILENCE;
 use crate::index::Holding;
@@ -16,6 +18,10 @@ pub(super) struct Account {
     pub(super) intents: u32,
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
+    /// What is to be overwritten, as it was when nothing else was under way: what is being found out is not all of it.
+    pub(super) takeovers: Option<Takeovers>,
+    /// How many of the copies that failed wait to be overwritten.
+    pub(super) waiting_takeovers: u32,
 }
 
 /// What a session says about its member.
@@ -102,7 +108,10 @@ impl Ledger {
             return presence.accounts.remove(&state.uid).is_some();
         }
         presence.names.insert(state.uid.clone(), state.rule);
+        let before = presence.accounts.get(&state.uid).and_then(|account| account.takeovers);
         let account = Account {
+            takeovers: if state.counts.is_settled() { state.takeovers } else { before },
+            waiting_takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
             intents: state.intents,
@@ -185,7 +194,8 @@ impl Ledger {
     /// What a cluster last said that it holds of a rule.
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
-        Some(Holding { copies: account.counts.copies.into(), intents: account.intents.into() })
+        let takeovers = account.takeovers.filter(|takeovers| takeovers.objects > 0);
+        Some(Holding { copies: account.counts.copies.into(), intents: account.intents.into(), takeovers })
     }
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {

@@ -51,6 +51,10 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     if let Some(now) = held(next).filter(|_| held(previous).is_none()) {
         notices.push(Notice { warning: true, reason: ConditionType::DeletionHeld.into(), message: now.message });
     }
+    let overwriting = |status: &RuleStatus| condition(&status.conditions, ConditionType::TakeoverHeld).cloned();
+    if let Some(now) = overwriting(next).filter(|_| overwriting(previous).is_none()) {
+        notices.push(Notice { warning: true, reason: ConditionType::TakeoverHeld.into(), message: now.message });
+    }
     let (before, after) = (unreachable(previous), unreachable(next));
     let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
     // Only the worst clusters are listed: one that was not listed before may have been silent all the time.

@@ -59,13 +59,17 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     };
     let counts = account.counts;
     match () {
-        () if counts.failed > 0 => ClusterState::Failed,
+        () if failed_copies(view, account) > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
         () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
         () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
-        () if is_reading(view) || !holds_the_plan(view, cluster, account) || !counts.is_settled() => {
+        () if is_reading(view)
+            || !holds_the_plan(view, cluster, account)
+            || !counts.is_settled()
+            || counts.failed > 0 =>
+        {
             ClusterState::Progressing
         }
         () if counts.drifted > 0 => ClusterState::Drifted,
@@ -109,7 +113,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
-        failed: counts.failed.into(),
+        failed: account.map_or(0, |account| failed_copies(view, account)).into(),
         waiting: counts.waiting.into(),
         drifted: counts.drifted.into(),
         reason,
@@ -150,6 +154,15 @@ fn silent(was_connected: bool) -> (Reason, String) {
 fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
     let worst = account?.failures.first()?;
     Some((worst.reason.into(), format!("{}: {}", worst.copy, worst.message)))
+}
+
+/// The copies that failed. What waits to be overwritten and is not held is on its way.
+fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
+    let held = view.takeovers.as_ref().is_some_and(|takeovers| !takeovers.memory.released);
+    match held {
+        true => account.counts.failed,
+        false => account.counts.failed.saturating_sub(account.waiting_takeovers),
+    }
 }
 
 fn failed() -> (Reason, String) {

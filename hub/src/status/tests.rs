@@ -27,6 +27,8 @@ struct World {
     seconds: u64,
     overdue: bool,
     held: Option<crate::index::Held>,
+    takeovers: Option<runnel_proto::model::Takeovers>,
+    held_takeovers: Option<crate::index::HeldTakeovers>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -66,8 +68,20 @@ impl World {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
-        let (deal, held) = (Deal::default(), None);
-        Self { rule, plan, deal, goes, ledger, status, started: Instant::now(), seconds: 60, overdue: false, held }
+        Self {
+            rule,
+            plan,
+            deal: Deal::default(),
+            goes,
+            ledger,
+            status,
+            started: Instant::now(),
+            seconds: 60,
+            overdue: false,
+            held: None,
+            takeovers: None,
+            held_takeovers: None,
+        }
     }
 
     /// The rule is edited.
@@ -90,6 +104,7 @@ impl World {
             unreadable: BTreeMap::new(),
             removal: self.held.as_ref().map(|held| held.memory.clone()),
             held: self.held.clone(),
+            takeovers: self.held_takeovers.clone(),
             previous,
             hub_started: self.started,
             overdue: self.overdue,
@@ -107,6 +122,7 @@ impl World {
             counts,
             failures,
             gone: false,
+            takeovers: self.takeovers,
         };
         self.ledger.report(&cluster.into(), 1, state);
     }
@@ -426,4 +442,51 @@ proptest! {
         prop_assert!(worst_first);
         prop_assert!(!world.fold(), "folding again changes nothing");
     }
+}
+
+#[test]
+fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
+    let mut world = World::new(&["one", "two"]);
+    let digest = runnel_proto::model::TakeoverDigest([1; 16]);
+    let waits = |world: &mut World| {
+        world.takeovers = Some(runnel_proto::model::Takeovers { objects: 2, digest });
+        let failures = vec![failure(Reason::TakeoverWaiting, "it is to be overwritten"); 2];
+        world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, failures);
+        world.takeovers = None;
+    };
+    waits(&mut world);
+    world.applied("two");
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Progressing"));
+    assert_eq!(world.status.summary.unwrap().copies_failed, 0, "nothing has failed");
+
+    let memory = crate::brake::Memory { digest: "0123456789abcdef0123".to_owned(), copies: 2, ..Default::default() };
+    let clusters = crate::index::Several { first: vec![("one".into(), 2)], all: 1 };
+    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: memory.clone(), clusters });
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "TakeoverLimit"));
+    assert_eq!(world.says(ConditionType::TakeoverHeld), pair("True", "TakeoverLimit"));
+    assert_eq!(world.says(ConditionType::DeletionHeld), pair("", ""));
+    let said = condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message.clone();
+    assert_eq!(
+        said,
+        "to overwrite 2 objects that are not Runnel's is above spec.removalLimit and is held: 1 cluster holds them: one (2). \
+         To overwrite exactly these: kubectl annotate drule r -n a --overwrite runnel.dev/release=0123456789abcdef0123; \
+         to keep them, set conflictPolicy to AdoptIfEqual or Fail"
+    );
+    assert_eq!(world.status.clusters[0].reason, "TakeoverWaiting");
+    assert_eq!(world.status.takeovers.as_ref().unwrap().copies, 2);
+
+    // While something else is under way, what waits is not counted anew.
+    let before = world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers;
+    world.report("one", Counts { copies: 2, failed: 1, ..Counts::default() }, vec![]);
+    assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
+
+    let released = crate::brake::Memory { released: true, ..memory };
+    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: released, ..Default::default() });
+    world.applied("one");
+    world.fold();
+    assert_eq!((world.ready().0.as_str(), world.says(ConditionType::TakeoverHeld)), ("True", pair("", "")));
+    assert!(world.status.takeovers.as_ref().unwrap().released);
+    assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, None);
 }

@@ -25,6 +25,7 @@ pub(crate) fn view<'a>(
     Some(View {
         removal,
         held,
+        takeovers: index.takeovers_of(uid),
         rule: &entry.rule,
         plan: &entry.plan,
         deal: &entry.deal,

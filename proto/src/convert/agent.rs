@@ -5,7 +5,8 @@ use super::parts::{
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, Counts, FAILURES_LIMIT, Failure, HeldIntent, Hello, Refusal, RuleState, SetDigest, TermsDigest,
+    AgentFrame, Counts, FAILURES_LIMIT, Failure, HeldIntent, Hello, Refusal, RuleState, SetDigest, TakeoverDigest,
+    Takeovers, TermsDigest,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -51,6 +52,13 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         [] => None,
         bytes => Some(TermsDigest(bytes.try_into().map_err(|_| "terms_digest")?)),
     };
+    let takeovers = match wire.takeovers_digest.as_ref() {
+        [] => None,
+        bytes => Some(Takeovers {
+            objects: wire.takeovers,
+            digest: TakeoverDigest(bytes.try_into().map_err(|_| "takeovers_digest")?),
+        }),
+    };
     let counts = wire.counts.unwrap_or_default();
     Ok(RuleState {
         uid: rule_uid(wire.rule_uid)?,
@@ -68,6 +76,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         },
         failures: wire.failures.into_iter().take(FAILURES_LIMIT).map(failure).collect(),
         gone: wire.gone,
+        takeovers,
     })
 }
 
@@ -143,6 +152,8 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         failures: state.failures.iter().take(FAILURES_LIMIT).map(failure_to_wire).collect(),
         gone: state.gone,
         intents: state.intents,
+        takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
+        takeovers_digest: state.takeovers.map(|takeovers| takeovers.digest.0.to_vec().into()).unwrap_or_default(),
     }
 }
 

@@ -6,7 +6,7 @@ use super::parts::{
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, Reason, Refusal, Revision, RuleDelta, RuleUid,
-    SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
+    SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, TakeoverDigest, Tombstone,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -147,6 +147,13 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         Some(Err(part)) => refused.add_rule(part.into()),
     }
     delta.unclaimed = wire.unclaimed;
+    match wire.overwrite.as_ref() {
+        [] => {}
+        bytes => match bytes.try_into() {
+            Ok(digest) => delta.overwrite = Some(TakeoverDigest(digest)),
+            Err(_) => refused.add_rule(ItemError::Unreadable("overwrite")),
+        },
+    }
     delta
 }
 
@@ -209,6 +216,7 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         tombstones: delta.tombstones.iter().map(tombstone).collect(),
         removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
         unclaimed: delta.unclaimed,
+        overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
     }
 }
 

@@ -111,6 +111,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::Drifted) => Reason::Drifted,
         Ok(wire::Reason::Fight) => Reason::Fight,
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
+        Ok(wire::Reason::TakeoverWaiting) => Reason::TakeoverWaiting,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -132,6 +133,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Drifted => wire::Reason::Drifted,
         Reason::Fight => wire::Reason::Fight,
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
+        Reason::TakeoverWaiting => wire::Reason::TakeoverWaiting,
     };
     wire as i32
 }

@@ -38,8 +38,10 @@ fn state() -> impl Strategy<Value = RuleState> {
         message,
     });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
-    (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), any::<bool>()).prop_map(|(head, n, failures, gone)| {
-        RuleState {
+    let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
+    let rest = (any::<bool>(), takeovers);
+    (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
+        |(head, n, failures, (gone, takeovers))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -48,8 +50,9 @@ fn state() -> impl Strategy<Value = RuleState> {
             counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4], drifted: n[5] },
             failures,
             gone,
-        }
-    })
+            takeovers: takeovers.map(|(objects, digest)| Takeovers { objects, digest: TakeoverDigest(digest) }),
+        },
+    )
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -158,9 +161,10 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let tombstone = (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
-    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>()).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed)| {
-            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, unclaimed })
+    let overwrite = prop::option::of(any::<[u8; 16]>().prop_map(TakeoverDigest));
+    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), overwrite).prop_map(
+        |(uid, terms, (upserts, tombstones), removal, unclaimed, overwrite)| {
+            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, unclaimed, overwrite })
         },
     )
 }
@@ -176,6 +180,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.tombstones == b.tombstones
         && a.removal == b.removal
         && a.unclaimed == b.unclaimed
+        && a.overwrite == b.overwrite
 }
 
 fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
@@ -319,6 +324,7 @@ fn the_largest_possible_item_fits_a_frame() {
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
+        takeovers: Some(Takeovers { objects: u32::MAX, digest: TakeoverDigest([1; 16]) }),
     };
     let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
     assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));

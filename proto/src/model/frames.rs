@@ -1,7 +1,10 @@
 //! What travels on a stream, in the model's words. `sync.proto` says when each frame is sent and what it promises.
 use bytes::Bytes;
 
-use super::{DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest};
+use super::{
+    DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, TakeoverDigest, Terms,
+    TermsDigest,
+};
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
 pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;
@@ -101,12 +104,14 @@ pub struct RuleDelta {
     pub removal: Option<DeletionPolicy>,
     /// The hub does not know this rule.
     pub unclaimed: bool,
+    /// The objects that may be overwritten.
+    pub overwrite: Option<TakeoverDigest>,
 }
 
 impl RuleDelta {
     /// A delta that changes nothing yet.
     pub fn new(uid: RuleUid) -> Self {
-        Self { uid, terms: None, upserts: vec![], tombstones: vec![], removal: None, unclaimed: false }
+        Self { uid, terms: None, upserts: vec![], tombstones: vec![], removal: None, unclaimed: false, overwrite: None }
     }
 }
 

@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+use super::{RuleName, RuleUid, SetDigest, SourceRef, TakeoverDigest, TermsDigest};
 
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
@@ -13,6 +13,8 @@ closed_list! {
     pub enum Reason {
         /// An object that is not ours stands where the copy should.
         Conflict,
+        /// An object that is not ours is to be overwritten, and that waits for the word of the hub.
+        TakeoverWaiting,
         /// The member's API server refused the object.
         Invalid,
         /// The agent lacks a right.
@@ -111,4 +113,15 @@ pub struct RuleState {
     pub failures: Vec<Failure>,
     /// Nothing of the rule is left here and the agent has forgotten it.
     pub gone: bool,
+    /// What is to be overwritten and waits for the hub's word.
+    pub takeovers: Option<Takeovers>,
+}
+
+/// Objects in one cluster that are not ours and that one rule is to overwrite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Takeovers {
+    /// How many.
+    pub objects: u32,
+    /// Names exactly these.
+    pub digest: TakeoverDigest,
 }

@@ -51,6 +51,10 @@ pub enum DeletionPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermsDigest(pub [u8; 16]);
 
+/// Opaque digest of objects that are to be overwritten, made by the agent; a hub only gives it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TakeoverDigest(pub [u8; 16]);
+
 /// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NamespaceChoice {

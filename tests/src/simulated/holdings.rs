@@ -117,6 +117,7 @@ impl HeldRule {
             counts: Counts { copies, applied: copies, ..Counts::default() },
             failures: Vec::new(),
             gone: false,
+            takeovers: None,
         }
     }
 

@@ -48,6 +48,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         display: Some(Display::from(&summary)),
         summary: Some(summary),
         removal: None,
+        takeovers: None,
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {
             name: "eu-3".to_owned(),

@@ -41,6 +41,7 @@ fn state(uid: &str) -> RuleState {
         counts: Default::default(),
         failures: Vec::new(),
         gone: false,
+        takeovers: None,
     }
 }
 

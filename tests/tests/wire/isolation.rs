@@ -54,6 +54,7 @@ impl Scene {
             counts: Counts::default(),
             failures: Vec::new(),
             gone: false,
+            takeovers: None,
         });
         RuleState { intents_digest, terms_digest, ..base }
     }

@@ -3,6 +3,7 @@ mod keeping;
 mod policy;
 mod renames;
 mod revoke;
+mod takeovers;
 mod versions;
 mod world;
 

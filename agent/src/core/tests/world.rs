@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use crate::core::{Core, Event, Setup};
-use crate::decide::{Target, Trouble, differs};
+use crate::decide::{Target, Trouble};
 use crate::desired::{Home, Namespace, StoredRule};
 use crate::job::{Body, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
@@ -403,7 +403,7 @@ impl World {
             }
             Work::Adopt(target, body) => match self.objects.get(&copy) {
                 Some(object) if self.is(&copy, &target) && !object.equal => {
-                    (done.trouble, done.sight) = (Some(differs(&object.live)), Some(self.sight(&copy)));
+                    (done.trouble, done.sight) = (Some(body.unequal(&object.live)), Some(self.sight(&copy)));
                 }
                 _ => self.write(&copy, Some(&target), &body, &mut done),
             },
@@ -495,6 +495,19 @@ impl World {
         self.objects.get(copy).is_some_and(|object| {
             object.labelled && object.live.holds(&rule.into(), &self::copy("team", name), &Revision([revision; 16]))
         })
+    }
+
+    /// The hub lets what waits be overwritten, and everything happens that follows.
+    pub fn let_overwrite(&mut self, uid: &str) {
+        if let Some(waiting) = self.told_state(uid).and_then(|state| state.takeovers) {
+            self.name_takeovers(uid, waiting.digest);
+        }
+        self.settle();
+    }
+
+    /// The hub names what may be overwritten.
+    pub fn name_takeovers(&mut self, uid: &str, digest: TakeoverDigest) {
+        self.batch(vec![RuleDelta { overwrite: Some(digest), ..RuleDelta::new(uid.into()) }]);
     }
 
     /// The newest state of a rule that was sent.

@@ -1,0 +1,74 @@
+//! What was judged, as sessions see it.
+use std::collections::BTreeSet;
+#[cfg(test)]
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, SourceRef, TakeoverDigest};
+
+use super::{Item, Permits};
+
+/// What was judged. Sessions remove only what passed, and let be overwritten only what is permitted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    pub(super) passed: BTreeSet<Item>,
+    pub(super) held: BTreeSet<Item>,
+    /// What may be overwritten.
+    pub(super) permits: Permits,
+}
+
+impl Judged {
+    /// These may go. For tests.
+    #[cfg(test)]
+    pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
+        Arc::new(Self { passed: items.into_iter().collect(), ..Self::default() })
+    }
+
+    /// Whether it may be removed.
+    pub fn passes(&self, item: &Item) -> bool {
+        self.passed.contains(item)
+    }
+
+    /// Whether an intent may be removed in a cluster.
+    pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.passes(item))
+    }
+
+    /// Whether an intent is held in a cluster.
+    pub fn holds_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        items_of(cluster, intent).iter().any(|item| self.holds(item))
+    }
+
+    /// Whether what may go differs in what clusters hear of that the rule does not choose.
+    pub fn differs_elsewhere(&self, former: &Judged) -> bool {
+        let is_for_all = |item: &&Item| matches!(item, Item::Rule | Item::Cluster(_));
+        let others = |judged: &Judged| judged.passed.iter().take_while(is_for_all).cloned().collect::<Vec<_>>();
+        others(self) != others(former)
+    }
+
+    /// What may be overwritten in a cluster.
+    pub fn permit(&self, cluster: &ClusterName) -> Option<TakeoverDigest> {
+        self.permits.get(cluster).copied()
+    }
+
+    /// May be overwritten. For tests.
+    #[cfg(test)]
+    pub fn permitting(cluster: &ClusterName, digest: TakeoverDigest) -> Arc<Self> {
+        Arc::new(Self { permits: Permits::from([(cluster.clone(), digest)]), ..Self::default() })
+    }
+
+    /// Whether it is held.
+    pub fn holds(&self, item: &Item) -> bool {
+        self.held.contains(item)
+    }
+}
+
+/// What an intent goes by in a cluster that the rule chooses. What is wanted again was taken out, so each of these says
+/// enough.
+fn items_of(cluster: &ClusterName, intent: &SourceRef) -> [Item; 4] {
+    [
+        Item::Source(intent.plain()),
+        Item::Name(intent.clone()),
+        Item::Copy(cluster.clone(), intent.clone()),
+        Item::Kind(cluster.clone(), intent.resource.clone()),
+    ]
+}

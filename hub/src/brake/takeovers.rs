@@ -1,0 +1,271 @@
+//! The brake on takeovers: what `conflictPolicy: Overwrite` would lose is no more at a time than the rule's limit, until a
+//! person releases exactly that set. Pure.
+//!
+//! An agent overwrites nothing before the hub has named it. It says, cluster by cluster, how many objects wait and a
+//! digest that names them; what was judged is named back to it by that digest ([`Permits`]), so nothing else can be
+//! meant. All that waits together passes if the limit allows it, with what passed within the last minute. If not, all of
+//! it is held, and while anything is held whatever else comes joins it.
+//!
+//! Another process of the hub hears the same from the agents, and so calls the same set the same. All that the rule's
+//! status must remember ([`Memory`]) is that something was held, so that agents which come back one after another do not
+//! pass one after another, and the digest that was released last, which no later set is made with. Until every agent has
+//! spoken nothing that waits passes, and a release is heeded only when the whole set is there.
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use runnel_proto::model::{self, ClusterName, TakeoverDigest};
+
+use super::digest::takeovers_digest;
+use super::{Circumstances, Limit, Memory, WINDOW, is_released};
+
+/// What waits to be overwritten, by cluster, as agents said.
+pub type Waiting = BTreeMap<ClusterName, model::Takeovers>;
+/// What agents may overwrite.
+pub type Permits = BTreeMap<ClusterName, TakeoverDigest>;
+
+/// What the judgement of takeovers needs to know besides.
+#[derive(Default)]
+pub struct Asked {
+    /// What waits, in the clusters that the rule goes to.
+    pub waiting: Waiting,
+    /// What may be overwritten without a release.
+    pub limit: Limit,
+}
+
+/// The brake on one rule's takeovers.
+#[derive(Default)]
+pub struct Takeovers {
+    held: Waiting,
+    /// What passed without a release, within [`WINDOW`].
+    spent: VecDeque<(Instant, u64)>,
+    /// What another process of the hub held and nobody has released.
+    carried: Option<Memory>,
+    /// What was released last.
+    released: Option<Memory>,
+    /// Digests are made of the last one released, too.
+    previous: String,
+}
+
+impl Takeovers {
+    /// A brake that remembers what the rule's status says.
+    pub fn remembering(memory: Option<&Memory>) -> Self {
+        let mut brake = Self::default();
+        match memory {
+            Some(memory) if memory.released => {
+                brake.previous.clone_from(&memory.digest);
+                brake.released = Some(memory.clone());
+            }
+            Some(memory) => {
+                brake.previous.clone_from(&memory.previous);
+                brake.carried = Some(memory.clone());
+            }
+            None => {}
+        }
+        brake
+    }
+
+    /// Whether something is held, by this process or by the one before.
+    pub fn is_holding(&self) -> bool {
+        !self.held.is_empty() || self.carried.is_some()
+    }
+
+    /// What is held.
+    pub fn held(&self) -> &Waiting {
+        &self.held
+    }
+
+    /// Every agent has said what waits: what an earlier process held is held by this one, or is over.
+    pub fn settle(&mut self) -> bool {
+        self.carried.take().is_some()
+    }
+
+    /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
+    pub fn judge(&mut self, permits: &mut Permits, known: &Circumstances<'_>, now: Instant) {
+        let waiting = &known.takeovers.waiting;
+        permits.retain(|cluster, digest| waiting.get(cluster).is_some_and(|asked| asked.digest == *digest));
+        let is_open =
+            |(cluster, asked): &(&ClusterName, &model::Takeovers)| permits.get(*cluster) != Some(&asked.digest);
+        let open: Waiting = waiting.iter().filter(is_open).map(|(cluster, asked)| (cluster.clone(), *asked)).collect();
+        if !self.is_holding() && self.may_pass(&open, known, now) {
+            permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
+        } else {
+            self.held = open;
+        }
+        self.heed_release(permits, known);
+    }
+
+    fn may_pass(&mut self, open: &Waiting, known: &Circumstances<'_>, now: Instant) -> bool {
+        while self.spent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
+            self.spent.pop_front();
+        }
+        let spent: u64 = self.spent.iter().map(|(_, objects)| objects).sum();
+        let objects = count(open);
+        let allowed = known.takeovers.limit.allows(spent.saturating_add(objects), known.all);
+        if allowed && objects > 0 {
+            self.spent.push_back((now, objects));
+        }
+        allowed
+    }
+
+    /// The digest is that of what waits here and now, whatever another process has shown.
+    fn heed_release(&mut self, permits: &mut Permits, known: &Circumstances<'_>) {
+        let Some(memory) = self.named(known.uid).filter(|named| is_released(known.release, &named.digest)) else {
+            return;
+        };
+        let held = std::mem::take(&mut self.held);
+        permits.extend(held.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
+        self.carried = None;
+        self.previous.clone_from(&memory.digest);
+        self.released = Some(Memory { released: true, ..memory });
+    }
+
+    fn named(&self, uid: &str) -> Option<Memory> {
+        let digest = takeovers_digest(uid, &self.previous, &self.held);
+        let (previous, wanted) = (self.previous.clone(), String::new());
+        let memory = Memory { digest, copies: count(&self.held), wanted, released: false, previous };
+        (!self.held.is_empty()).then_some(memory)
+    }
+
+    /// What the status says: what is held, or what was released last. `None` if there is nothing to say.
+    pub fn memory(&self, uid: &str) -> Option<Memory> {
+        let named = self.named(uid);
+        let copies = named.as_ref().map_or(0, |named| named.copies);
+        // Agents that were heard by another process have not all spoken to this one.
+        let carried = self.carried.as_ref().filter(|carried| carried.copies > copies).cloned();
+        carried.or(named).or_else(|| self.released.clone())
+    }
+}
+
+fn count(waiting: &Waiting) -> u64 {
+    waiting.values().map(|asked| u64::from(asked.objects)).fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    fn waiting(all: &[(&str, u32, u8)]) -> Waiting {
+        let asked = |objects, name| model::Takeovers { objects, digest: TakeoverDigest([name; 16]) };
+        all.iter().map(|(cluster, objects, name)| ((*cluster).into(), asked(*objects, *name))).collect()
+    }
+
+    /// One rule of 20 copies, so that the limit is 10.
+    #[derive(Default)]
+    struct Rule {
+        brake: Takeovers,
+        permits: Permits,
+        release: Option<String>,
+        now: Option<Instant>,
+    }
+
+    impl Rule {
+        fn hears(&mut self, all: &[(&str, u32, u8)]) -> Vec<String> {
+            let asked = Asked { waiting: waiting(all), limit: Limit::default() };
+            let (weigh, doubtful, wanted) = (|_: &BTreeSet<_>| 0, |_: &_| true, String::new);
+            let known = Circumstances {
+                uid: "r",
+                limit: Limit::default(),
+                all: 20,
+                weigh: &weigh,
+                doubtful: &doubtful,
+                wanted: &wanted,
+                release: self.release.as_deref(),
+                takeovers: asked,
+            };
+            let now = *self.now.get_or_insert_with(Instant::now);
+            self.brake.judge(&mut self.permits, &known, now);
+            self.permits.iter().map(|(cluster, digest)| format!("{cluster}:{}", digest.0[0])).collect()
+        }
+
+        fn later(&mut self, seconds: u64) {
+            self.now = self.now.map(|now| now + Duration::from_secs(seconds));
+        }
+
+        fn memory(&self) -> Memory {
+            self.brake.memory("r").unwrap()
+        }
+
+        /// Another process of the hub takes over.
+        fn restart(&mut self) {
+            self.brake = Takeovers::remembering(self.brake.memory("r").as_ref());
+            self.permits.clear();
+        }
+    }
+
+    #[test]
+    fn what_the_limit_allows_is_named_back_and_what_passed_lately_counts() {
+        let mut rule = Rule::default();
+        assert_eq!(rule.hears(&[("a", 6, 1)]), ["a:1"]);
+        assert_eq!(rule.hears(&[("a", 6, 1), ("b", 4, 2)]), ["a:1", "b:2"]);
+        // Done in one; one more elsewhere is the eleventh.
+        assert_eq!(rule.hears(&[("b", 4, 2), ("c", 1, 3)]), ["b:2"]);
+        assert!(rule.brake.is_holding() && rule.memory().copies == 1);
+        // What is held stays so, however late it is.
+        rule.later(300);
+        assert!(rule.hears(&[("c", 1, 3)]).is_empty());
+        // It waits no more: somebody took it away, or the rule does not overwrite any more.
+        assert!(rule.hears(&[]).is_empty() && !rule.brake.is_holding());
+        assert_eq!(rule.hears(&[("c", 10, 4)]), ["c:4"]);
+        // Another set in the same cluster is not what passed.
+        assert!(rule.hears(&[("c", 10, 5)]).is_empty() && rule.brake.is_holding());
+    }
+
+    #[test]
+    fn a_release_is_good_for_the_set_that_was_shown_and_once() {
+        let mut rule = Rule::default();
+        assert!(rule.hears(&[("a", 11, 1)]).is_empty());
+        let first = rule.memory();
+        assert_eq!((first.copies, first.released), (11, false));
+        rule.release = Some(first.digest.clone());
+        assert!(rule.hears(&[("a", 11, 1), ("b", 1, 2)]).is_empty(), "it has grown");
+        assert!(rule.hears(&[("a", 11, 3)]).is_empty(), "as many, but others");
+        let other = rule.memory().digest;
+        rule.release = Some(format!("0123, {other}"));
+        assert_eq!(rule.hears(&[("a", 11, 3)]), ["a:3"], "one of several digests");
+        assert!(rule.memory().released && !rule.brake.is_holding());
+        assert_eq!(rule.hears(&[("a", 11, 3)]), ["a:3"], "while it waits to be heard");
+        // Carried out; the same objects come again.
+        assert!(rule.hears(&[]).is_empty());
+        assert!(rule.hears(&[("a", 11, 3)]).is_empty(), "the digest is used up");
+        assert_ne!(rule.memory().digest, other);
+    }
+
+    #[test]
+    fn another_process_lets_nothing_pass_that_was_held_and_knows_it_by_the_same_name() {
+        let mut rule = Rule::default();
+        assert!(rule.hears(&[("a", 8, 1), ("b", 8, 2)]).is_empty());
+        let held = rule.memory();
+        rule.restart();
+        assert_eq!(rule.memory(), held);
+        // They come back one after another, each below the limit.
+        assert!(rule.hears(&[("a", 8, 1)]).is_empty());
+        assert_eq!(rule.memory(), held, "nothing flaps");
+        rule.release = Some(held.digest.clone());
+        assert!(rule.hears(&[("a", 8, 1)]).is_empty(), "it is not the whole set yet");
+        assert_eq!(rule.hears(&[("a", 8, 1), ("b", 8, 2)]), ["a:1", "b:2"]);
+        // Another process, before anything was carried out: too many again, under another digest.
+        rule.restart();
+        assert!(rule.hears(&[("a", 8, 1), ("b", 8, 2)]).is_empty());
+        assert_ne!(rule.memory().digest, held.digest);
+
+        // Every agent has spoken, and what one of them held is over: the rest has a name of its own, and is held.
+        let whole = rule.memory();
+        rule.restart();
+        assert!(rule.hears(&[("b", 8, 2)]).is_empty());
+        assert_eq!(rule.memory(), whole);
+        assert!(rule.brake.settle());
+        assert!(rule.hears(&[("b", 8, 2)]).is_empty() && rule.memory().copies == 8);
+        rule.release = Some(rule.memory().digest);
+        assert_eq!(rule.hears(&[("b", 8, 2)]), ["b:2"]);
+
+        // Nothing is left of it at all.
+        let mut over = Rule::default();
+        over.hears(&[("a", 11, 1)]);
+        over.restart();
+        assert!(over.hears(&[]).is_empty() && over.brake.is_holding());
+        over.brake.settle();
+        assert_eq!((over.brake.is_holding(), over.brake.memory("r")), (false, None));
+    }
+}
