@@ -1,0 +1,90 @@
+//! Random edits, live: whatever they are, no more goes than the limit, and undone they leave nothing behind.
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use runnel_tests::scene::{Draft, Id, RuleDraft, condition};
+use serde_json::json;
+
+use super::{HOME, MEMBERS, SOURCES, Stage, stage};
+
+/// A moment less than a minute, as what is seen now went a moment ago.
+const LATELY: Duration = Duration::from_secs(55);
+
+/// The hub's watches tell in order, and so does a stream: what is edited now arrives after all that was edited before.
+async fn beat(stage: &Stage, number: usize) -> Result<()> {
+    let (hub, rule) = (&stage.scene.hub, Id::rule(HOME, "beat"));
+    let source = Id::config_map(HOME, "beat");
+    if number == 0 {
+        hub.make(&RuleDraft::new(HOME, "beat").named(&["beat"]).everywhere().json()).await?;
+        hub.make(&Draft::config_map(HOME, "beat").data("k", "0").json()).await?;
+    }
+    hub.change(&rule, json!({"spec": {"removalLimit": {"count": 100 + number}}})).await?;
+    hub.sees("heard of", &rule, |rule| {
+        ensure!(rule["status"]["observedGeneration"] == rule["metadata"]["generation"], "not yet");
+        Ok(())
+    })
+    .await?;
+    hub.change(&source, json!({"data": {"k": number.to_string()}})).await?;
+    for member in 1..=MEMBERS {
+        stage.scene.member(member).has_copy(&hub.get(&source).await?, HOME, &rule).await?;
+    }
+    Ok(())
+}
+
+/// None of these edits deletes anything by name, so whatever goes counts: no more than ten copies within a minute.
+#[tokio::test]
+async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+    let everywhere = async || -> Result<BTreeSet<(usize, usize)>> {
+        let mut all = BTreeSet::new();
+        for member in 1..=MEMBERS {
+            all.extend(stage.copies(member).await?.into_iter().map(|number| (member, number)));
+        }
+        Ok(all)
+    };
+    let (mut dice, mut gone, mut holds): (u64, Vec<(Instant, usize)>, usize) = (20, vec![], 0);
+    let mut roll = |sides: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) % sides
+    };
+    beat(&stage, 0).await?;
+    let mut before = everywhere().await?;
+    for edit in 1..=20 {
+        let value = ["a", "a", "b", "nothing"][roll(4) as usize];
+        match roll(5) {
+            0 => stage.select(value).await?,
+            1 => stage.label(roll(SOURCES as u64) as usize, value).await?,
+            2 => {
+                for number in 0..roll(SOURCES as u64) as usize {
+                    stage.label(number, value).await?;
+                }
+            }
+            3 => {
+                let env = json!({"spec": {"clusters": {"selector": {"matchLabels": {"env": value}}, "all": null}}});
+                let all = json!({"spec": {"clusters": {"selector": null, "all": true}}});
+                hub.change(&stage.rule, if value == "a" { all } else { env }).await.map(drop)?;
+            }
+            _ => stage.release(&stage.rule, &format!("{:020}", roll(1000))).await?,
+        }
+        beat(&stage, edit).await?;
+        let now = everywhere().await?;
+        gone.push((Instant::now(), before.difference(&now).count()));
+        holds += usize::from(condition(&hub.get(&stage.rule).await?, "DeletionHeld").is_ok());
+        before = now;
+        let lately: usize = gone.iter().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, copies)| copies).sum();
+        println!("edit {edit}: {} copies, {lately} went lately, {holds} times held", before.len());
+        ensure!(lately <= 10, "edit {edit}: {lately} copies went within a minute");
+    }
+    ensure!(holds > 3 && gone.iter().any(|(_, copies)| *copies > 0), "{holds} times held, {gone:?}");
+
+    // Undone, everything is as it was.
+    hub.change(&stage.rule, json!({"spec": {"clusters": {"selector": null, "all": true}}})).await?;
+    stage.select("a").await?;
+    for number in 0..SOURCES {
+        stage.label(number, "a").await?;
+    }
+    stage.is_not_held().await?;
+    hub.all_applied(&stage.rule, MEMBERS * SOURCES).await.map(drop)
+}
