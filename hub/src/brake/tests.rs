@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef, TakeoverDigest, Takeovers};
 use serde_json::json;
 
-use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW};
+use super::{Asked, Brake, Cause, Circumstances, Item, Limit, WINDOW};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Claim, Cluster, Effect, Holding, Index, PlaceState};
 use crate::plan::{Body, Place, Refused, Rule, RuleGrant, Share, SourceContent};
@@ -838,6 +838,7 @@ fn what_passes_goes_however_much_did_before() {
         doubtful: &|_| false,
         wanted: &String::new,
         release: None,
+        takeovers: Asked::default(),
     };
     let (mut brake, now) = (Brake::default(), Instant::now());
     let mut passes = |items: &[Item]| {
