@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 56] = [
+const DECIDE: [&str; 57] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
