@@ -274,10 +274,7 @@ impl Run<'_> {
         self.show(&object);
         match &self.done.sight {
             Some(Sight::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => Ok(()),
-            _ => {
-                let message = "this cluster (an admission webhook, perhaps) changed the copy while it was written";
-                Err(Trouble::new(Reason::Denied, message))
-            }
+            _ => Err(differ::rewritten(kind, &object, &content, ignored)),
         }
     }
 

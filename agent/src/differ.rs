@@ -25,14 +25,28 @@ pub fn changed(
     ignored: &BTreeSet<FieldPath>,
     who: Option<&str>,
 ) -> Trouble {
-    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored);
+    let list = list(&differences(kind, object, &ignore::mask(canonical(content), ignored), ignored));
+    Trouble::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
+}
+
+/// What a copy is reported with that is not what was just written: nobody else has written it since.
+pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Trouble {
+    let list = list(&differences(kind, object, &ignore::mask(canonical(content), ignored), ignored));
+    let message = format!(
+        "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
+         copies, or leave the fields to it (ignoreFields): {list}"
+    );
+    Trouble::new(Reason::Denied, message)
+}
+
+fn list(all: &[String]) -> String {
     let mut list = String::new();
     let mut named = 0;
-    for difference in &all {
+    for difference in all {
         if !list.is_empty() && list.len() + difference.len() > LIST_LIMIT {
             break;
         }
-        list.push_str(if list.is_empty() { ": " } else { "; " });
+        list.push_str(if list.is_empty() { "" } else { "; " });
         list.push_str(&clip(difference, LIST_LIMIT));
         named += 1;
     }
@@ -40,9 +54,9 @@ pub fn changed(
         list.push_str(&format!("; and {} more", all.len() - named));
     }
     if all.is_empty() {
-        list.push_str(": Runnel's own marks");
+        list.push_str("Runnel's own marks");
     }
-    Trouble::new(Reason::Drifted, format!("changed here{} and left so{list}", by(who)))
+    list
 }
 
 /// What a copy is reported with of whose change nothing but the change is known.
@@ -175,5 +189,20 @@ mod tests {
         let trouble = changed(kind, &object(kind, json!({"data": data})), &content(json!({})), &BTreeSet::new(), None);
         assert!(trouble.message.len() < 500, "{}", trouble.message.len());
         assert!(trouble.message.contains("more"), "{}", trouble.message);
+    }
+
+    #[test]
+    fn what_a_webhook_changes_is_named_with_what_to_do_about_it() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let live = json!({"data": {"color": "blue", "new": "x"}});
+        let wanted = content(json!({"data": {"color": "red"}}));
+        let trouble = rewritten(kind, &object(kind, live), &wanted, &BTreeSet::new());
+        assert_eq!(trouble.reason, Reason::Denied);
+        assert_eq!(
+            &*trouble.message,
+            "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass \
+             Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" instead of \"red\"; \
+             /data/new was added as \"x\"; /metadata/labels/team is \"b\" instead of \"a\""
+        );
     }
 }

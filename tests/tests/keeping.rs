@@ -9,6 +9,8 @@ mod fields;
 mod handover;
 #[path = "keeping/immutable.rs"]
 mod immutable;
+#[path = "keeping/mutators.rs"]
+mod mutators;
 #[path = "keeping/takeover.rs"]
 mod takeover;
 
