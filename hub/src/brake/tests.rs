@@ -563,8 +563,10 @@ fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest
         overwritten = (overwritten.0 + world.overwritten.0, overwritten.1 + world.overwritten.1);
     }
     let (within, released) = overwritten;
-    assert!(within > 1000 && released > 1000 && held > 500, "{within} overwritten, {released} released, {held} held");
-    assert!(removals > 100 && holds > 500 && releases > 100, "{removals} removals, {holds} held, {releases} released");
+    println!("{removals} removals within the limit, {holds} holds, {releases} releases");
+    println!("{within} objects overwritten within the limit, {released} by a release, {held} holds");
+    assert!(within > 2000 && released > 1500 && held > 800, "{within} overwritten, {released} released, {held} held");
+    assert!(removals > 200 && holds > 8000 && releases > 200, "{removals} removals, {holds} held, {releases} released");
 }
 
 /// Whatever is held can be released by the digest that is shown, and then every agent has what is wanted.
