@@ -32,6 +32,21 @@ async fn beat(stage: &Stage, number: usize) -> Result<()> {
     Ok(())
 }
 
+async fn choose_all(stage: &Stage) -> Result<()> {
+    let all = json!({"spec": {"clusters": {"selector": null, "all": true}}});
+    stage.scene.hub.change(&stage.rule, all).await.map(drop)
+}
+
+/// Whatever was edited is as it was.
+async fn undo(stage: &Stage) -> Result<()> {
+    choose_all(stage).await?;
+    stage.select("a").await?;
+    for number in 0..SOURCES {
+        stage.label(number, "a").await?;
+    }
+    Ok(())
+}
+
 /// None of these edits deletes anything by name, so whatever goes counts: no more than ten copies within a minute.
 #[tokio::test]
 async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
@@ -44,7 +59,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         }
         Ok(all)
     };
-    let (mut dice, mut gone, mut holds): (u64, Vec<(Instant, usize)>, usize) = (20, vec![], 0);
+    let (mut dice, mut gone, mut holds, mut held): (u64, Vec<(Instant, usize)>, usize, usize) = (9, vec![], 0, 0);
     let mut roll = |sides: u64| {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % sides
@@ -52,26 +67,30 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     beat(&stage, 0).await?;
     let mut before = everywhere().await?;
     for edit in 1..=20 {
-        let value = ["a", "a", "b", "nothing"][roll(4) as usize];
-        match roll(5) {
+        // While something is held everything is, so that is not for long.
+        let edited = if held == 2 { 7 } else { roll(7) };
+        let value = ["a", "b", "b", "nothing"][roll(4) as usize];
+        match edited {
             0 => stage.select(value).await?,
-            1 => stage.label(roll(SOURCES as u64) as usize, value).await?,
-            2 => {
+            1..=3 => stage.label(roll(SOURCES as u64) as usize, value).await?,
+            4 => {
                 for number in 0..roll(SOURCES as u64) as usize {
                     stage.label(number, value).await?;
                 }
             }
-            3 => {
+            5 if value == "a" => choose_all(&stage).await?,
+            5 => {
                 let env = json!({"spec": {"clusters": {"selector": {"matchLabels": {"env": value}}, "all": null}}});
-                let all = json!({"spec": {"clusters": {"selector": null, "all": true}}});
-                hub.change(&stage.rule, if value == "a" { all } else { env }).await.map(drop)?;
+                hub.change(&stage.rule, env).await.map(drop)?;
             }
-            _ => stage.release(&stage.rule, &format!("{:020}", roll(1000))).await?,
+            6 => stage.release(&stage.rule, &format!("{:020}", roll(1000))).await?,
+            _ => undo(&stage).await?,
         }
         beat(&stage, edit).await?;
         let now = everywhere().await?;
         gone.push((Instant::now(), before.difference(&now).count()));
-        holds += usize::from(condition(&hub.get(&stage.rule).await?, "DeletionHeld").is_ok());
+        held = if condition(&hub.get(&stage.rule).await?, "DeletionHeld").is_ok() { held + 1 } else { 0 };
+        holds += usize::from(held > 0);
         before = now;
         let lately: usize = gone.iter().filter(|(at, _)| at.elapsed() < LATELY).map(|(_, copies)| copies).sum();
         println!("edit {edit}: {} copies, {lately} went lately, {holds} times held", before.len());
@@ -80,11 +99,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     ensure!(holds > 3 && gone.iter().any(|(_, copies)| *copies > 0), "{holds} times held, {gone:?}");
 
     // Undone, everything is as it was.
-    hub.change(&stage.rule, json!({"spec": {"clusters": {"selector": null, "all": true}}})).await?;
-    stage.select("a").await?;
-    for number in 0..SOURCES {
-        stage.label(number, "a").await?;
-    }
+    undo(&stage).await?;
     stage.is_not_held().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await.map(drop)
 }
