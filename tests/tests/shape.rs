@@ -1,16 +1,17 @@
 //! Copies that are not just their sources: other names, keys, labels, filled variables, overrides; and what cannot be made.
 
+#[path = "shape/versions.rs"]
+mod versions;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Change, Draft, Id, Place, Recorder, RuleDraft, SOURCE, Scene, condition};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
-
-const SOON: Duration = Duration::from_secs(60);
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
@@ -289,66 +290,5 @@ async fn a_value_of_another_secret_goes_into_the_copies_of_some_clusters_and_fol
     let both = json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["login"]}]}});
     let refused = hub.change(&rule, both).await.expect_err("a value of a Secret in a ConfigMap");
     ensure!(format!("{refused:#}").contains("go into copies of Secrets only"), "{refused:#}");
-    Ok(())
-}
-
-/// The versions of a copy in a namespace: which number, whether labelled as the newest, and the value of the key `k`.
-async fn versions(member: &Place, namespace: &str) -> Result<Vec<(u64, bool, String)>> {
-    let found = member.list(&Id::config_map(namespace, "")).await?;
-    let mut versions = vec![];
-    for object in found.iter().filter(|object| object["metadata"]["annotations"].get(SOURCE).is_some()) {
-        let metadata = &object["metadata"];
-        let number = metadata["annotations"]["runnel.dev/version"].as_str().unwrap_or_default().parse()?;
-        let newest = metadata["labels"]["runnel.dev/newest"] == "true";
-        ensure!(metadata["name"].as_str().unwrap_or_default().starts_with("app-"), "{}", metadata["name"]);
-        versions.push((number, newest, object["data"]["k"].as_str().unwrap_or_default().to_owned()));
-    }
-    versions.sort();
-    Ok(versions)
-}
-
-/// Waits until there are these versions, the newest of them last.
-async fn has_versions(member: &Place, namespace: &str, values: &[&str]) -> Result<()> {
-    let mut last = vec![];
-    let waited = eventually("these versions", SOON, async || {
-        last = versions(member, namespace).await?;
-        let newest: Vec<_> = last.iter().map(|(_, newest, _)| *newest).collect();
-        let expected: Vec<_> = (0..values.len()).map(|at| at + 1 == values.len()).collect();
-        let right = newest == expected && last.iter().map(|(.., value)| value.as_str()).eq(values.iter().copied());
-        Ok(right.then_some(()))
-    });
-    waited.await.with_context(|| format!("{values:?} are wanted, there are {last:?}"))
-}
-
-#[tokio::test]
-async fn the_last_versions_of_immutable_copies_stay_and_go_with_their_rule() -> Result<()> {
-    let home = "versions";
-    let scene = scene(home).await?;
-    let (hub, member) = (&scene.hub, scene.member(1));
-    let source = |value: &str| Draft::config_map(home, "app").data("k", value).with("immutable", json!(true)).json();
-    hub.make(&source("v1")).await?;
-    let rule = Id::rule(home, "all");
-    let draft = RuleDraft::new(home, "all").named(&["app"]).everywhere();
-    hub.make(&draft.with("transform", json!({"versionedName": {"keep": 3}})).json()).await?;
-    has_versions(member, home, &["v1"]).await?;
-    let stands: [&[&str]; 4] = [&["v1", "v2"], &["v1", "v2", "v3"], &["v2", "v3", "v4"], &["v3", "v4", "v5"]];
-    for (edit, stands) in (2..=5).zip(stands) {
-        // What is immutable is deleted and made anew.
-        hub.delete(&Id::config_map(home, "app")).await?;
-        hub.make(&source(&format!("v{edit}"))).await?;
-        has_versions(member, home, stands).await?;
-    }
-    has_versions(scene.member(2), home, &["v3", "v4", "v5"]).await?;
-    hub.all_applied(&rule, 2).await?;
-    // Back to what stands still: it is the newest again.
-    hub.delete(&Id::config_map(home, "app")).await?;
-    hub.make(&source("v4")).await?;
-    has_versions(member, home, &["v3", "v5", "v4"]).await?;
-    hub.all_applied(&rule, 2).await?;
-    hub.delete(&rule).await?;
-    hub.lacks(&rule).await?;
-    for number in [1, 2] {
-        has_versions(scene.member(number), home, &[]).await?;
-    }
     Ok(())
 }
