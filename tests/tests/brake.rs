@@ -5,6 +5,7 @@ mod edits;
 #[path = "brake/takeovers.rs"]
 mod takeovers;
 
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
@@ -91,9 +92,37 @@ impl Stage {
 
     /// The plugin's exit code and words.
     async fn runnel(&self, words: &[&str]) -> Result<(Option<i32>, String)> {
-        let mut command = Command::new(self.fleet.binaries().folder.join("kubectl-runnel"));
-        command.args(words).args(["-n", HOME, "--hub-url", &self.fleet.hub_address(), "--kubeconfig"]);
-        command.arg(self.fleet.hub().kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
+        let mut command = Command::new(self.plugin());
+        command.args(self.arguments(words)).stdin(Stdio::null());
+        self.ended(command, words).await
+    }
+
+    /// The same at a terminal, at which a person types this.
+    async fn answered(&self, words: &[&str], types: &str) -> Result<(Option<i32>, String)> {
+        let quoted = |text: &str| format!("'{text}'");
+        let called: Vec<_> = self.arguments(words).iter().map(|word| quoted(word)).collect();
+        let called = format!("{} {}", quoted(&self.plugin().display().to_string()), called.join(" "));
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--command", &called, "/dev/null"]);
+        let typed = self.fleet.hub().folder().join("typed");
+        std::fs::write(&typed, types)?;
+        command.stdin(std::fs::File::open(typed)?);
+        self.ended(command, words).await
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.fleet.binaries().folder.join("kubectl-runnel")
+    }
+
+    fn arguments(&self, words: &[&str]) -> Vec<String> {
+        let kubeconfig = self.fleet.hub().kubeconfig().display().to_string();
+        let address = self.fleet.hub_address();
+        let flags = ["-n", HOME, "--hub-url", &address, "--kubeconfig", &kubeconfig];
+        words.iter().chain(&flags).map(|word| (*word).to_owned()).collect()
+    }
+
+    async fn ended(&self, mut command: Command, words: &[&str]) -> Result<(Option<i32>, String)> {
+        command.kill_on_drop(true);
         let output = tokio::time::timeout(SOON, command.output()).await.context("the plugin does not end")??;
         let said = [&output.stdout[..], &output.stderr[..]].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -283,5 +312,22 @@ async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_rele
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
     hub.delete(&stage.rule).await?;
     let digest = stage.is_held(24, 12).await?;
-    stage.ends(&digest).await
+    // Whoever is asked says no, nothing, or turns away; only a yes releases it.
+    let question = "Remove these 24 copies of rule braked/all? [y/N]";
+    for answer in ["n\n", "\n", "no\n", "yess\n", ""] {
+        let (code, said) = stage.answered(&["release", "all"], answer).await?;
+        ensure!(said.contains("the rule is deleted") && said.contains(question), "{answer:?}: {said}");
+        ensure!(code == Some(1) && said.contains("nothing was released"), "{answer:?}: {code:?} {said}");
+    }
+    let rule = hub.get(&stage.rule).await?;
+    ensure!(rule["metadata"]["annotations"]["runnel.dev/release"].is_null(), "{}", rule["metadata"]);
+    ensure!(stage.is_held(24, 12).await? == digest, "a no changed what is held");
+    let (code, said) = stage.answered(&["release", "all"], "y\n").await?;
+    ensure!(said.contains(question), "{said}");
+    ensure!(code == Some(0) && said.contains("Released: 24 copies are being removed"), "{code:?} {said}");
+    hub.lacks(&stage.rule).await?;
+    for member in 1..=MEMBERS {
+        ensure!(stage.copies(member).await?.is_empty(), "not all is gone from member {member}");
+    }
+    Ok(())
 }

@@ -128,10 +128,7 @@ async fn a_hub_and_a_member_come_and_go() -> Result<()> {
     let (_, agent) = all.join().await?;
     all.seed().await?;
     all.copy(Some("runnel")).await?;
-    let said = stage.runnel("uninstall --copies=delete").await?.ok()?;
-    ensure!(said.contains("copies in connected clusters are deleted"), "{said}");
-    all.copy(None).await?;
-    all.is_bare().await?;
+    what_is_held_is_released_by_an_uninstall(&all).await?;
     drop((agent, hub_pod));
     Ok(())
 }
@@ -199,5 +196,47 @@ async fn values_change(all: &Clusters) -> Result<()> {
     ensure!(policy.contains("team-x"), "{policy}");
     let agent = read(member, "-n runnel-system deployment runnel-agent").await?;
     ensure!(agent.to_string().contains("--ops-listen=127.0.0.1:"), "{agent}");
+    Ok(())
+}
+
+/// Rules that let nothing go, one of them deleted already: both are released, as all of this is asked for.
+async fn what_is_held_is_released_by_an_uninstall(all: &Clusters) -> Result<()> {
+    let Clusters { stage, hub, .. } = all;
+    let limit = r#"{"spec":{"removalLimit":{"count":0,"percent":0,"onRuleDelete":"Hold"}}}"#;
+    let patch = ["-n", "ns-codis-test", "patch", "drule", "rule-codis-test", "--type=merge", "-p", limit];
+    hub.kubectl(&patch).await?;
+    all.member.kubectl(&["create", "namespace", "second"]).await?;
+    let second = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"namespace": "ns-codis-test", "name": "second"},
+        "spec": {"sources": [{"resources": ["configmaps"], "names": ["app-settings"]}], "clusters": {"all": true},
+            "namespaces": {"names": ["second"]},
+            "removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
+    hub.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &second.to_string()).await?;
+    let there = async || anyhow::Ok(!read(&all.member, "-n second configmap app-settings").await?.is_null());
+    eventually("the second rule's copy", SOON, async || Ok(there().await?.then_some(()))).await?;
+    hub.kubectl(&["-n", "ns-codis-test", "delete", "drule", "second", "--wait=false"]).await?;
+    eventually("the deleted rule to be held", SOON, async || {
+        let rule = read(hub, "-n ns-codis-test drule second").await?;
+        ensure!(rule["status"]["removal"]["released"] == false, "{}", rule["status"]);
+        Ok(Some(()))
+    })
+    .await?;
+    ensure!(there().await?, "what is held is gone");
+
+    let mark = hub.mark();
+    let said = stage.runnel("uninstall --copies=delete").await?.ok()?;
+    ensure!(said.contains("2 rules are deleted; their copies in connected clusters are deleted"), "{said}");
+    all.copy(None).await?;
+    ensure!(!there().await?, "the second rule's copy is left");
+    all.is_bare().await?;
+    let written: Vec<_> =
+        hub.writes_since(mark)?.into_iter().filter(|write| write.resource == "distributionrules").collect();
+    for rule in ["rule-codis-test", "second"] {
+        let by_us = |verb: &str| {
+            let ours = written.iter().filter(|write| write.name == rule && !write.user.starts_with("system:"));
+            ours.filter(|write| write.verb == verb && write.code == 200).count()
+        };
+        ensure!((by_us("delete"), by_us("patch")) == (1, 1), "{rule}: {written:?}");
+    }
     Ok(())
 }
