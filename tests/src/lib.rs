@@ -23,4 +23,5 @@ pub mod scene;
 pub mod scratch;
 pub mod simulated;
 pub mod tunnels;
+pub mod turns;
 pub mod wait;

@@ -1,4 +1,4 @@
-//! One fleet of two members for all tests of this file, which take turns.
+//! Fleets of two members for all tests of this file, which take turns.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,11 @@ use anyhow::{Result, ensure};
 use runnel_tests::audit::{Mark, Write};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene};
+use runnel_tests::turns::{Turn, Turns};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-static FLEET: OnceCell<Fleet> = OnceCell::const_new();
-static TURN: Mutex<()> = Mutex::const_new(());
+static FLEETS: Turns<2> = Turns::new();
 
 /// The number of members.
 pub const MEMBERS: usize = 2;
@@ -20,14 +19,14 @@ pub const MEMBERS: usize = 2;
 pub struct Stage {
     pub fleet: &'static Fleet,
     pub scene: Scene,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// The fleet with everything up, whatever the test before left behind.
 pub async fn stage() -> Result<Stage> {
-    let turn = TURN.lock().await;
     let options = FleetOptions { members: MEMBERS, ..FleetOptions::default() };
-    let fleet = FLEET.get_or_try_init(|| Fleet::start(options)).await?;
+    let turn = FLEETS.take(options).await?;
+    let fleet = turn.fleet;
     if !fleet.hub_process().is_running() {
         fleet.start_hub().await?;
     }

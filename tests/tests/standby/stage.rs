@@ -14,11 +14,11 @@ use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::ports::local;
 use runnel_tests::scene::{Draft, Id, Metrics, Recorder, RuleDraft, Scene};
 use runnel_tests::simulated::{Credentials, Holdings, SimulatedAgent};
+use runnel_tests::turns::{Turn, Turns};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, MutexGuard, OnceCell};
 use tokio::task::JoinSet;
 
 /// The lease of the shared fleet.
@@ -26,8 +26,8 @@ pub const LEASE_TIME: Duration = Duration::from_secs(4);
 /// How long a test waits for what takes milliseconds on an idle machine.
 pub const SOON: Duration = Duration::from_secs(60);
 
-static FLEET: OnceCell<Fleet> = OnceCell::const_new();
-static TURN: Mutex<()> = Mutex::const_new(());
+static FLEETS: Turns<2> = Turns::new();
+static USUAL: Turns<1> = Turns::new();
 
 /// Two replicas, a real member, and the turn of one test.
 pub struct Stage {
@@ -35,29 +35,26 @@ pub struct Stage {
     pub scene: Scene,
     pub balancer: Balancer,
     pub namespace: String,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// Both replicas up, whatever the test before left behind, and a namespace of that name on the hub and in the member.
 pub async fn stage(namespace: &str) -> Result<Stage> {
-    let turn = TURN.lock().await;
     let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
     let options = FleetOptions { hub_replicas: 2, hub_values: json!({"lease": lease}), ..FleetOptions::default() };
-    let fleet = FLEET.get_or_try_init(|| Fleet::start(options)).await?;
-    let stage = on(fleet, namespace, turn).await?;
+    let stage = on(FLEETS.take(options).await?, namespace).await?;
     stage.fleet.connected(1).await?;
     Ok(stage)
 }
 
 /// The same with the chart's own lease times, and simulated members only.
 pub async fn usual(namespace: &str) -> Result<Stage> {
-    static USUAL: OnceCell<Fleet> = OnceCell::const_new();
-    let turn = TURN.lock().await;
     let options = FleetOptions { hub_replicas: 2, members: 0, ..FleetOptions::default() };
-    on(USUAL.get_or_try_init(|| Fleet::start(options)).await?, namespace, turn).await
+    on(USUAL.take(options).await?, namespace).await
 }
 
-async fn on(fleet: &'static Fleet, namespace: &str, turn: MutexGuard<'static, ()>) -> Result<Stage> {
+async fn on(turn: Turn, namespace: &str) -> Result<Stage> {
+    let fleet = turn.fleet;
     let scene = Scene::of(fleet).await?;
     let balancer = Balancer::start(&[1, 2].map(|number| fleet.hub_replica(number).address().to_owned())).await?;
     let stage = Stage { fleet, scene, balancer, namespace: namespace.to_owned(), _turn: turn };
