@@ -261,6 +261,10 @@ async fn start(
     forever(tasks, stop(), "watch of grants", grants);
     let namespaces = watch::watch_hub_namespaces(client.clone(), shared.clone());
     forever(tasks, stop(), "watch of namespaces", namespaces);
+    let definition = watch::watch_definition::<DistributionRule>(client.clone(), shared.clone());
+    forever(tasks, stop(), "watch of the rules' definition", definition);
+    let definition = watch::watch_definition::<ClusterDistributionRule>(client.clone(), shared.clone());
+    forever(tasks, stop(), "watch of the cluster rules' definition", definition);
     for kind in KINDS {
         for place in shared.settings.scope.places(kind.resource) {
             let watch = watch::watch_sources(client.clone(), shared.clone(), kind, place);

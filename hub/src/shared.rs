@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
+use kube::CustomResourceExt;
 use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::brake::Limit;
+use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
 use crate::plan::{Minter, Place, Scope};
@@ -224,11 +226,12 @@ impl Shared {
         }
         let own =
             ["memberclusters", "distributionrules", "clusterdistributionrules", "distributiongrants", "namespaces"];
-        let own = own.map(Watched::Own);
+        let definitions = [DistributionRule::crd_name(), ClusterDistributionRule::crd_name()];
+        let own = own.into_iter().chain(definitions).map(Watched::Own);
         // A place in which this hub does not look has no watch.
         let looks = |place: &Place| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
         let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
-        if !self.rounds.have_all(own.into_iter().chain(places)) {
+        if !self.rounds.have_all(own.chain(places)) {
             return false;
         }
         self.index.write().begin_to_judge();

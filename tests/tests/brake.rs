@@ -1,5 +1,7 @@
 //! The brake: removals above a rule's limit wait, everywhere, until somebody releases exactly that set.
 
+#[path = "brake/definition.rs"]
+mod definition;
 #[path = "brake/edits.rs"]
 mod edits;
 #[path = "brake/takeovers.rs"]

@@ -1,15 +1,19 @@
 //! What is no longer wanted, and whether it may go: see [`crate::brake`].
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, ConflictPolicy, DeletionPolicy, KINDS, RuleUid, SourceRef, Takeovers};
+use kube::CustomResourceExt;
+use runnel_proto::model::{
+    ClusterName, ConflictPolicy, DeletionPolicy, KINDS, RuleName, RuleUid, SourceRef, Takeovers,
+};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{
     Asked, Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest,
 };
+use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::plan::NamedTerms;
 
 /// What an agent said that it holds of a rule.
@@ -81,6 +85,11 @@ pub struct HeldTakeovers {
     pub clusters: Several<(ClusterName, u32)>,
 }
 
+/// What defines the kind of a rule.
+fn definition_of(rule: &RuleName) -> &'static str {
+    if rule.is_cluster_scoped() { ClusterDistributionRule::crd_name() } else { DistributionRule::crd_name() }
+}
+
 impl Index {
     /// The index, with a limit that no rule can raise.
     pub fn with_ceiling(self, ceiling: Limit) -> Self {
@@ -109,6 +118,23 @@ impl Index {
             true => self.dying.insert(namespace.to_owned()),
             false => self.dying.remove(namespace),
         };
+    }
+
+    /// The definition of a kind of rules is being deleted, or no longer is there: nobody has deleted its rules one by one.
+    pub fn set_definition(&mut self, name: &str, dying: Option<bool>) -> Effect {
+        match dying.unwrap_or(true) {
+            true => self.dying_definitions.insert(name.to_owned()),
+            false => self.dying_definitions.remove(name),
+        };
+        Effect::default()
+    }
+
+    /// The same of several. What cannot be read (`None`) is as it was.
+    pub fn set_definitions(&mut self, all: Option<BTreeMap<String, bool>>) -> Effect {
+        for (name, dying) in all.into_iter().flatten() {
+            self.set_definition(&name, Some(dying));
+        }
+        Effect::default()
     }
 
     /// An agent holds these of a rule that does not want them, and nobody has judged that.
@@ -321,6 +347,7 @@ impl Index {
             Item::Rule => {
                 many || entry.rule.removal.on_rule_delete
                     || self.dying.contains(&entry.rule.terms.rule.namespace)
+                    || self.dying_definitions.contains(definition_of(&entry.rule.terms.rule))
                     || self.deleted_with(entry) > DELIBERATE
             }
             Item::Source(source) => many || self.dying.contains(&*source.namespace),

@@ -9,6 +9,8 @@
 mod brake;
 mod changes;
 mod clusters;
+#[cfg(test)]
+mod going_tests;
 mod grants;
 #[cfg(test)]
 mod lent_tests;
@@ -140,6 +142,8 @@ pub struct Index {
     undated_deletions: usize,
     /// Namespaces that are being deleted.
     dying: BTreeSet<String>,
+    /// Definitions of rules that are being deleted.
+    dying_definitions: BTreeSet<String>,
     /// What no rule can raise.
     ceiling: Option<Limit>,
 }

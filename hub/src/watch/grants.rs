@@ -24,15 +24,22 @@ use crate::writer::make_first_grant;
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 /// How what a watch shows comes into the index.
-struct Into<T> {
-    resource: &'static str,
-    one: fn(&mut Index, &str, Option<T>) -> Effect,
-    all: fn(&mut Index, Option<BTreeMap<String, T>>) -> Effect,
+pub(super) struct Into<T> {
+    /// What is watched, as its round is called.
+    pub resource: &'static str,
+    /// One object is as given now; `None`: it is gone.
+    pub one: fn(&mut Index, &str, Option<T>) -> Effect,
+    /// These are all there are; `None`: they cannot be read.
+    pub all: fn(&mut Index, Option<BTreeMap<String, T>>) -> Effect,
+    /// What it is like while they cannot be read.
+    pub without: &'static str,
 }
+
+const WITHOUT: &str = "What needs a grant is neither sent nor removed";
 
 /// Watches the grants for ever. With `first`, a hub that has no grant begins with one for everything.
 pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
-    let into = Into { resource: "distributiongrants", one: Index::set_grant, all: Index::set_grants };
+    let into = Into { resource: "distributiongrants", one: Index::set_grant, all: Index::set_grants, without: WITHOUT };
     while first && let Err(why) = make_first_grant(&client, &shared.settings.namespace).await {
         tracing::error!(why, "cannot make the grant for everything; trying again");
         into.unknown(&shared, *shared.rounds.subscribe().borrow());
@@ -44,7 +51,8 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
 
 /// Watches the labels of the hub's namespaces for ever.
 pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
-    let into = Into { resource: "namespaces", one: Index::set_seen_namespace, all: Index::set_seen_namespaces };
+    let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
+    let into = Into { resource: "namespaces", one, all, without: WITHOUT };
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
     let events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
@@ -73,7 +81,8 @@ impl<T: Clone + 'static> Into<T> {
         shared.progress.notify_one();
     }
 
-    async fn follow<K: Resource>(&self, mut events: Anew<K>, shared: &Shared, read: impl Fn(K) -> T) {
+    /// Takes in what a watch shows, for ever.
+    pub(super) async fn follow<K: Resource>(&self, mut events: Anew<K>, shared: &Shared, read: impl Fn(K) -> T) {
         let mut seen = BTreeMap::new();
         loop {
             let Some(event) = events.next().await else {
@@ -116,14 +125,14 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     fn complain(&self, error: &kube::runtime::watcher::Error, shared: &Shared, round: u64) -> bool {
-        let resource = self.resource;
+        let (resource, without) = (self.resource, self.without);
         let Some(why) = refusal(error, "give the hub get, list and watch on it by a ClusterRole") else {
             tracing::warn!(resource, %error, "the watch of {resource} broke; trying again");
             return false;
         };
         tracing::error!(
             resource,
-            "cannot watch {resource}: {why}; upgrade the chart with its definitions and rights. What needs a grant is neither sent nor removed"
+            "cannot watch {resource}: {why}; upgrade the chart with its definitions and rights. {without}"
         );
         self.unknown(shared, round);
         true

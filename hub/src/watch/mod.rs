@@ -3,6 +3,7 @@
 //!
 //! A watch that is forbidden or missing gates only what needs it. Nothing is served before every watch that is needed
 //! has delivered one complete list, or has been refused.
+mod definitions;
 mod grants;
 mod members;
 mod reader;
@@ -21,6 +22,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
+pub use definitions::watch_definition;
 pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
 pub use reader::{bury_sources, read_sources};
@@ -44,6 +46,15 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
+    watcher::watcher(api, config).default_backoff()
+}
+
+/// The events of the one object of this name.
+fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = Heard<K>> + Send + use<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(WATCH_SECONDS);
     watcher::watcher(api, config).default_backoff()
 }
 

@@ -1,0 +1,87 @@
+//! Rules that are deleted with what they lie in or what defines them.
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kube::CustomResourceExt;
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+use serde_json::{Value, json};
+
+use super::{Cluster, Holding, Index, PlaceState};
+use crate::brake::DELAY;
+use crate::crd::{ClusterDistributionRule, DistributionRule};
+use crate::plan::{Place, Rule};
+
+const NAMESPACED: &str = "namespaced";
+const CLUSTER: &str = "cluster";
+
+fn rule(uid: &str, deleting: bool) -> Rule {
+    let mut source = json!({"resources": ["configmaps"], "names": ["*"]});
+    let mut metadata = json!({"name": uid, "uid": uid, "generation": 1});
+    if deleting {
+        metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let object = |kind: &str, metadata: Value, source: Value| {
+        let spec = json!({"sources": [source], "clusters": {"all": true}});
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    if uid == CLUSTER {
+        source["namespaces"] = json!(["team"]);
+        let object = serde_json::from_value(object("ClusterDistributionRule", metadata, source)).unwrap();
+        return Rule::cluster_scoped(&object, "runnel-system").unwrap();
+    }
+    metadata["namespace"] = json!("team");
+    let object = serde_json::from_value(object("DistributionRule", metadata, source)).unwrap();
+    Rule::namespaced(&object, "runnel-system").unwrap()
+}
+
+/// Whether the rule may go at once that is deleted when `happens` has happened; its one cluster holds so many copies.
+fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
+    let mut index = Index::new();
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_cluster("eu-1".into(), Cluster { uid: "c".to_owned(), accepted: true, ..Cluster::default() });
+    index.set_source(SourceRef::new("configmaps", "team", "s"), BTreeMap::new(), None);
+    index.set_rule(rule(uid, false));
+    index.begin_to_judge();
+    happens(&mut index);
+    index.set_rule(rule(uid, true));
+    let holds = move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, takeovers: None });
+    let now = Instant::now();
+    let uid = RuleUid::from(uid);
+    index.judge(&uid, &holds, now);
+    assert!(!index.may_go(&uid), "judged before its namespace could be heard of");
+    index.judge(&uid, &holds, now + DELAY + Duration::from_millis(1));
+    index.may_go(&uid)
+}
+
+#[test]
+fn the_delete_of_a_rule_is_its_own_unless_its_namespace_or_its_definition_goes() {
+    let (rules, cluster_rules) = (DistributionRule::crd_name(), ClusterDistributionRule::crd_name());
+    let dies = |name: &'static str| move |index: &mut Index| drop(index.set_definition(name, Some(true)));
+    for uid in [NAMESPACED, CLUSTER] {
+        let (own, other) = if uid == CLUSTER { (cluster_rules, rules) } else { (rules, cluster_rules) };
+        assert!(may_go(uid, 11, |_| {}), "{uid}");
+        assert!(!may_go(uid, 11, dies(own)), "{uid}");
+        assert!(may_go(uid, 11, dies(other)), "{uid}");
+        // It is weighed, no more.
+        assert!(may_go(uid, 10, dies(own)), "{uid}");
+        // What is gone took its rules along, which may be heard later.
+        assert!(!may_go(uid, 11, |index| drop(index.set_definition(own, None))), "{uid}");
+        // A list says the same; one that cannot be had says nothing.
+        let list = |dying| Some(BTreeMap::from([(own.to_owned(), dying)]));
+        assert!(!may_go(uid, 11, |index| drop(index.set_definitions(list(true)))), "{uid}");
+        assert!(may_go(uid, 11, |index| drop(index.set_definitions(None))), "{uid}");
+        let blind = |index: &mut Index| {
+            index.set_definition(own, Some(true));
+            index.set_definitions(None);
+        };
+        assert!(!may_go(uid, 11, blind), "{uid}");
+        // It is there again.
+        let anew = |index: &mut Index| {
+            index.set_definition(own, None);
+            index.set_definitions(list(false));
+        };
+        assert!(may_go(uid, 11, anew), "{uid}");
+    }
+    assert!(!may_go(NAMESPACED, 11, |index| index.set_dying("team", true)));
+    assert!(may_go(CLUSTER, 11, |index| index.set_dying("team", true)));
+}

@@ -1,0 +1,29 @@
+//! The watch of the definition of a kind of rules. Who deletes it deletes all of them, without having named one.
+//!
+//! Without the right to it the hub goes on: many rules that are deleted at once are noticed all the same.
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::PartialObjectMeta;
+use kube::{Api, Client, CustomResourceExt};
+
+use super::grants::Into;
+use super::{Anew, events_of};
+use crate::index::Index;
+use crate::shared::Shared;
+
+/// Watches the definition of this kind for ever.
+pub async fn watch_definition<K: CustomResourceExt>(client: Client, shared: Arc<Shared>) {
+    let into = Into {
+        resource: K::crd_name(),
+        one: Index::set_definition,
+        all: Index::set_definitions,
+        without: "Few rules that are deleted with their definition count as deleted on purpose",
+    };
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let events = Anew::new(shared.rounds.subscribe(), move || events_of(api.clone(), K::crd_name()).boxed());
+    let is_dying =
+        |definition: PartialObjectMeta<CustomResourceDefinition>| definition.metadata.deletion_timestamp.is_some();
+    into.follow(events, &shared, is_dying).await;
+}

@@ -1,0 +1,136 @@
+//! Who deletes the definition of a kind of rules deletes every rule, and named none.
+
+use anyhow::{Context, Result, ensure};
+use runnel_hub::crd::definitions;
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition};
+use runnel_tests::wait::eventually;
+use serde_json::{Value, json};
+
+const HOME: &str = "defined";
+const SOURCES: usize = 12;
+const TARGETS: [&str; 4] = ["first", "second", "third", "cluster"];
+const DEFINITION: &str = "distributionrules.runnel.dev";
+
+struct Stage {
+    fleet: Fleet,
+    scene: Scene,
+}
+
+impl Stage {
+    async fn new() -> Result<Self> {
+        let fleet = Fleet::start(FleetOptions::default()).await?;
+        let scene = Scene::of(&fleet).await?;
+        scene.hub_namespaces(&[HOME]).await?;
+        scene.member_namespaces(&TARGETS).await?;
+        for number in 0..SOURCES {
+            scene.hub.make(&Draft::config_map(HOME, &format!("s{number}")).label("set", "a").json()).await?;
+        }
+        Ok(Self { fleet, scene })
+    }
+
+    /// A rule that sends all sources into the namespace of its name.
+    async fn make(&self, name: &str) -> Result<()> {
+        let draft = RuleDraft::new(HOME, name).labelled("set", "a").everywhere().into(&[name]);
+        self.scene.hub.make(&draft.json()).await?;
+        self.scene.hub.all_applied(&Id::rule(HOME, name), SOURCES).await.map(drop)
+    }
+
+    async fn copies(&self, target: &str) -> Result<usize> {
+        let all = self.scene.member(1).list(&Id::config_map(target, "")).await?;
+        Ok(all.iter().filter(|object| object["metadata"]["labels"]["set"] == "a").count())
+    }
+
+    /// Waits until everything of a rule is held, and says by which digest.
+    async fn is_held(&self, name: &str) -> Result<String> {
+        let rule = Id::rule(HOME, name);
+        let told = self.scene.hub.sees("held", &rule, |rule| {
+            let held = condition(rule, "DeletionHeld")?;
+            let removal = &rule["status"]["removal"];
+            ensure!(held["status"] == "True" && removal["copies"] == SOURCES && removal["released"] == false, "{held}");
+            ensure!(rule["metadata"]["deletionTimestamp"].is_string(), "it is not being deleted");
+            Ok(())
+        });
+        let told = told.await?;
+        let there = self.copies(name).await?;
+        ensure!(there == SOURCES, "{there} copies are left of {name}");
+        Ok(told["status"]["removal"]["digest"].as_str().context("no digest")?.to_owned())
+    }
+
+    async fn release(&self, name: &str, digest: &str) -> Result<()> {
+        let rule = Id::rule(HOME, name);
+        self.scene.hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/release": digest}}})).await?;
+        eventually("what was released to go", SOON, async || Ok((self.copies(name).await? == 0).then_some(()))).await
+    }
+}
+
+#[tokio::test]
+async fn what_dies_with_the_definition_of_its_kind_is_held() -> Result<()> {
+    let stage = Stage::new().await?;
+    let (hub, cluster) = (&stage.scene.hub, stage.fleet.hub());
+    for name in &TARGETS[..3] {
+        stage.make(name).await?;
+    }
+    let source = json!({"resources": ["configmaps"], "namespaces": [HOME], "selector": {"matchLabels": {"set": "a"}}});
+    let draft = RuleDraft::cluster_scoped("cluster").source(source).everywhere().into(&["cluster"]);
+    hub.make(&draft.json()).await?;
+    hub.all_applied(&Id::cluster_rule("cluster"), SOURCES).await?;
+
+    cluster.kubectl(&["delete", "crd", DEFINITION, "--wait=false"]).await?;
+    let mut digests = vec![];
+    for name in &TARGETS[..3] {
+        digests.push(stage.is_held(name).await?);
+    }
+    // A rule of the other kind is deleted as ever.
+    hub.delete(&Id::cluster_rule("cluster")).await?;
+    hub.lacks(&Id::cluster_rule("cluster")).await?;
+    ensure!(stage.copies("cluster").await? == 0);
+
+    // A hub that begins only now knows it as well; the definition waits for its last rule.
+    stage.fleet.kill_hub()?;
+    stage.fleet.start_hub().await?;
+    stage.fleet.connected(1).await?;
+    for (name, digest) in TARGETS[..3].iter().zip(&digests) {
+        ensure!(stage.is_held(name).await? == *digest, "another digest of {name} after a restart");
+    }
+    for (number, name) in TARGETS[..3].iter().enumerate() {
+        ensure!(!cluster.kubectl(&["get", "crd", DEFINITION]).await?.is_empty());
+        stage.release(name, &digests[number]).await?;
+        for other in &TARGETS[number + 1..3] {
+            ensure!(stage.copies(other).await? == SOURCES, "{other} went with {name}");
+        }
+    }
+    eventually("the definition to be gone", SOON, async || {
+        let there = cluster.kubectl(&["get", "crd", DEFINITION, "--ignore-not-found", "-o", "name"]).await?;
+        Ok(there.is_empty().then_some(()))
+    })
+    .await?;
+
+    // It is there again: so are its rules, and one that is deleted goes.
+    let all = definitions();
+    let anew = all.iter().find(|one| one.metadata.name.as_deref() == Some(DEFINITION)).context("no definition")?;
+    let apply = ["apply", "--server-side", "-f", "-"];
+    cluster.kubectl_stdin(&apply, &serde_json::to_string(anew)?).await?;
+    cluster.kubectl(&["wait", "--for=condition=Established", "crd", DEFINITION]).await?;
+    stage.make("first").await?;
+    let rule = Id::rule(HOME, "first");
+    hub.delete(&rule).await?;
+    hub.lacks(&rule).await?;
+    ensure!(stage.copies("first").await? == 0, "its copies are left");
+
+    // Without the right to look at it a hub begins and works all the same.
+    let mut role: Value =
+        serde_json::from_str(&cluster.kubectl(&["get", "clusterrole", "runnel-hub", "-o", "json"]).await?)?;
+    let rights = role["rules"].as_array_mut().context("no rules")?;
+    let before = rights.len();
+    rights.retain(|right| right["apiGroups"] != json!(["apiextensions.k8s.io"]));
+    ensure!(rights.len() + 1 == before, "{rights:?}");
+    cluster.kubectl_stdin(&["replace", "-f", "-"], &role.to_string()).await?;
+    stage.fleet.kill_hub()?;
+    stage.fleet.start_hub().await?;
+    stage.fleet.connected(1).await?;
+    stage.make("second").await?;
+    let log = std::fs::read_to_string(stage.fleet.hub_log())?;
+    ensure!(log.contains("cannot watch distributionrules.runnel.dev: forbidden"), "it does not say what is missing");
+    Ok(())
+}
