@@ -306,7 +306,13 @@ pub fn conflict(live: &Live) -> Trouble {
         Ownership::Ours | Ownership::Foreign => "an object that is not Runnel's stands here",
     };
     let who = live.others.as_ref().map(|who| format!(" (written by {who})")).unwrap_or_default();
-    Trouble::new(Reason::Conflict, format!("{what}{who}; delete it or rename it"))
+    let cure = match live.ownership {
+        Ownership::Untouchable => {
+            "leave the source out of the rule (exclude), or give its copy another name (transform.name)"
+        }
+        _ => "delete it or rename it",
+    };
+    Trouble::new(Reason::Conflict, format!("{what}{who}; {cure}"))
 }
 
 /// The failure for an object that would be taken over if it were equal.

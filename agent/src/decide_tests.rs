@@ -72,7 +72,8 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
     assert_eq!(said(Ownership::OtherHub, None), "a copy of another hub stands here; delete it or rename it");
     assert_eq!(
         said(Ownership::Untouchable, None),
-        "an object that this cluster made for itself stands here, and is never taken over; delete it or rename it"
+        "an object that this cluster made for itself stands here, and is never taken over; leave the source out of the rule \
+         (exclude), or give its copy another name (transform.name)"
     );
     assert_eq!(
         said(Ownership::Retained, None),

@@ -96,3 +96,7 @@ fn reference(copy: &SourceRef) -> Option<ObjectReference> {
         ..ObjectReference::default()
     })
 }
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod snapshots;

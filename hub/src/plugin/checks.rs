@@ -261,7 +261,11 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
     for object in objects.iter().filter(|object| !ready(object)) {
         let (name, seen) = (full_name(object), condition(object, "Ready"));
         let cure = format!("kubectl runnel status {name}");
-        if object.pointer("/metadata/deletionTimestamp").is_some() {
+        let held = ["DeletionHeld", "TakeoverHeld"].into_iter().find(|kind| condition(object, kind).holds());
+        if let Some(held) = held {
+            let cure = format!("undo what led to it, or carry it out: kubectl runnel release {name}");
+            checks.push(Check::warn(format!("rule {name}: {held}: {}", condition(object, held).message), cure));
+        } else if object.pointer("/metadata/deletionTimestamp").is_some() {
             checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), cure));
         } else if seen.status.is_empty() {
             checks.push(Check::fail(format!("rule {name} has not been looked at by a hub"), "does the hub run?"));
@@ -302,6 +306,9 @@ pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
     Check::ok(format!("the hub's certificate authority is good for {}", span(left)))
 }
 
+#[cfg(test)]
+#[path = "checks_tests.rs"]
+mod snapshots;
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,185 @@
+//! What people in the member cluster read beside their copies, and on the hub in the rule's status: written down whole, so
+//! that a change of words is seen.
+//!
+//! `INSTA_UPDATE=always cargo test -p runnel-agent --lib snapshots` writes them anew; read the diff.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kube::api::DynamicObject;
+use runnel_proto::model::{Content, RuleName};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::classify::{self, CallError};
+use crate::decide::{self, Trouble};
+use crate::deletes;
+use crate::differ;
+use crate::fight::{Fights, LIMIT};
+use crate::live::{Live, Ownership};
+use crate::policy::{self, Area, Facts, Policy};
+
+fn copy() -> SourceRef {
+    SourceRef::new("configmaps", "team", "settings")
+}
+
+/// An Event as `kubectl get events` would show it.
+fn told(notice: Notice) -> String {
+    let (copy, event) = event(notice);
+    let kind = match event.type_ {
+        EventType::Normal => "Normal",
+        EventType::Warning => "Warning",
+    };
+    let at = reference(&copy).and_then(|reference| reference.kind).unwrap_or_default();
+    format!("{kind} {} ({}) {at}: {}\n", event.reason, event.action, event.note.unwrap_or_default())
+}
+
+fn failed(troubles: impl IntoIterator<Item = Trouble>) -> String {
+    troubles.into_iter().map(|trouble| told(Notice::Failed(copy(), trouble))).collect()
+}
+
+fn live(ownership: Ownership, others: Option<&str>) -> Live {
+    Live {
+        uid: "u".into(),
+        version: "1".into(),
+        ownership,
+        sealed: None,
+        intact: false,
+        facts: Facts::default(),
+        others: others.map(Arc::from),
+        terminating: false,
+        number: 0,
+        newest: false,
+        applied_at: 0,
+    }
+}
+
+#[test]
+fn what_the_agent_did() {
+    let rule = RuleName { kind: "DistributionRule".to_owned(), namespace: "team".to_owned(), name: "all".to_owned() };
+    let all = [
+        Notice::DriftCorrected(copy()),
+        Notice::Overwritten(copy(), rule.clone(), Some("helm".into())),
+        Notice::Overwritten(copy(), rule, None),
+        Notice::Recreated(copy()),
+    ];
+    insta::assert_snapshot!(all.into_iter().map(told).collect::<String>());
+}
+
+#[test]
+fn whose_object_stands_there() {
+    use Ownership::{Clone, Foreign, OtherHub, Retained, Untouchable};
+    let all = [
+        (Foreign, Some("helm")),
+        (Foreign, None),
+        (Retained, None),
+        (Clone, Some("kubectl-create")),
+        (OtherHub, None),
+        (Untouchable, None),
+    ];
+    let all = all.map(|(ownership, others)| live(ownership, others));
+    let conflicts = all.iter().map(decide::conflict);
+    let unequal = [decide::differs(&all[0]), decide::waits(&all[0]), decide::waits(&all[4])];
+    insta::assert_snapshot!(failed(conflicts.chain(unequal)));
+}
+
+#[test]
+fn what_others_do_to_a_copy() {
+    let object = |kind: &Kind, data: Value| -> DynamicObject {
+        let metadata = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
+        let whole = json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "data": data});
+        serde_json::from_value(whole).unwrap()
+    };
+    let content = |data: Value| Content {
+        fields: [("data".to_owned(), data)].into(),
+        labels: [("team".to_owned(), "a".to_owned())].into(),
+        ..Content::default()
+    };
+    let none = BTreeSet::new();
+    let config_maps = Kind::by_resource("configmaps").unwrap();
+    let (there, wanted) = (object(config_maps, json!({"color": "blue"})), content(json!({"color": "red"})));
+    let secrets = Kind::by_resource("secrets").unwrap();
+    let (hidden, secret) = (object(secrets, json!({"pw": "YQ==", "more": "Yg=="})), content(json!({"pw": "Yw=="})));
+    let mut fights = Fights::default();
+    let now = std::time::Instant::now();
+    for _ in 0..=LIMIT {
+        fights.corrected(&copy(), Some("argocd-controller".into()), now);
+    }
+    let all = [
+        differ::changed(config_maps, &there, &wanted, &none, Some("kubectl-edit")),
+        differ::changed(secrets, &hidden, &secret, &none, None),
+        differ::unread(Some("kubectl-edit")),
+        differ::deleted(),
+        differ::rewritten(config_maps, &there, &wanted, &none),
+        differ::rewritten(secrets, &hidden, &secret, &none),
+        fights.trouble(&copy()).unwrap(),
+        deletes::waits(1000),
+    ];
+    insta::assert_snapshot!(failed(all));
+}
+
+#[test]
+fn what_the_api_server_refuses() {
+    let said = |code: u16, message: &str, causes: Value| {
+        let status = json!({"code": code, "message": message, "reason": "X", "details": {"causes": causes}});
+        classify::trouble(&CallError::Refused(serde_json::from_value(status).unwrap()))
+    };
+    let cannot = "User \"system:serviceaccount:runnel-system:runnel-agent\" cannot";
+    let area = Area { resource: "secrets", namespace: None };
+    let watch: kube::core::Status = serde_json::from_value(json!({"code": 403, "message": "no"})).unwrap();
+    let all = [
+        said(401, "Unauthorized", json!([])),
+        said(403, "x", json!([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}])),
+        said(403, "exceeded quota: q, requested: count/secrets=1", json!([])),
+        said(
+            403,
+            &format!(
+                "secrets \"x\" is forbidden: {cannot} patch resource \"secrets\" in API group \"\" in the namespace \"team\""
+            ),
+            json!([]),
+        ),
+        said(403, &format!("{cannot} do that"), json!([])),
+        said(403, "no", json!([])),
+        said(400, "admission webhook \"guard.example.com\" denied the request: its words stay out", json!([])),
+        said(422, "ValidatingAdmissionPolicy 'small' with binding 'b' denied request: its words stay out", json!([])),
+        said(
+            422,
+            "x",
+            json!([{"reason": "FieldValueForbidden", "field": "data", "message": "field is immutable when"}]),
+        ),
+        said(
+            422,
+            "x",
+            json!([{"reason": "FieldValueTooLong", "field": "data", "message": "Too long: may not be more"}]),
+        ),
+        said(422, "x", json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}])),
+        said(413, "x", json!([])),
+        said(500, "x", json!([])),
+        classify::trouble(&CallError::Unanswered),
+        classify::refused_watch(&watch, &area),
+    ];
+    let all = failed(all);
+    assert!(!all.contains("c4n4ry") && !all.contains("stay out"), "the server's own words got through: {all}");
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn what_the_members_policy_denies() {
+    let text = "{namespaces: {allowed: [team, 'app-*', '*-x'], denied: [app-secret]}, kinds: [secrets], \
+                secretTypes: {allowed: ['kubernetes.io/*', Opaque], denied: [kubernetes.io/tls]}, maxObjectBytes: 10}";
+    let policy = Policy::parse(text).unwrap();
+    let facts = |bytes, object_type: &str| Facts { bytes, object_type: Some(object_type.into()) };
+    let all = [
+        policy.denies_namespace("app-secret", "runnel-system"),
+        policy.denies_namespace("other", "runnel-system"),
+        policy.denies_namespace("kube-x", "runnel-system"),
+        policy.denies_namespace("No Namespace", "runnel-system"),
+        policy.denies_kind("configmaps"),
+        policy.denies_content(&facts(1, "kubernetes.io/tls")),
+        policy.denies_content(&facts(1, "example.com/a")),
+        policy.denies_content(&facts(11, "Opaque")),
+        policy.denies_overwriting(),
+        policy.denies_creation("app-new"),
+        Some(policy::refused_by_namespace("team")),
+    ];
+    insta::assert_snapshot!(failed(all.map(Option::unwrap)));
+}

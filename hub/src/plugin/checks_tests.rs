@@ -1,0 +1,95 @@
+//! What `kubectl runnel doctor` prints, written down whole.
+//!
+//! `INSTA_UPDATE=always cargo test -p runnel-hub --lib snapshots` writes it anew; read the diff.
+use super::*;
+use crate::plugin::rights as needed;
+
+fn now() -> Timestamp {
+    "2026-01-01T01:00:00Z".parse().unwrap()
+}
+
+fn at(time: &str) -> Timestamp {
+    time.parse().unwrap()
+}
+
+fn said(kind: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+fn member(name: &str, connected: Value, ends: &str, more: Value) -> Value {
+    let mut conditions = vec![connected];
+    conditions.extend(more.as_array().cloned().unwrap_or_default());
+    json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
+        "certificate": {"expiresAt": ends}, "conditions": conditions,
+    }})
+}
+
+fn connected(status: &str, reason: &str) -> Value {
+    json!({"type": "Connected", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+fn rule(name: &str, status: &str, reason: &str, message: &str) -> Value {
+    let ready = json!({"type": "Ready", "status": status, "reason": reason, "message": message});
+    json!({"metadata": {"name": name, "namespace": "team"}, "status": {"conditions": [ready]}})
+}
+
+#[test]
+fn a_hub_that_is_well() {
+    let deployment = json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}});
+    let held = json!({"spec": {"holderIdentity": "runnel-hub-1 x", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:59:58Z"}});
+    let well = member("eu-1", connected("True", "SessionOpen"), "2026-01-02T00:00:00Z", json!([]));
+    let mut all = vec![clocks(Some(now()), now()), rights(&[], 16)];
+    let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}, "status": {"conditions": [{"type": "Established", "status": "True"}]}});
+    all.extend(definitions(std::slice::from_ref(&own), std::slice::from_ref(&own)));
+    all.extend(hub(&Workload { deployment, ..Workload::default() }, "runnel-system"));
+    all.extend([lease(&held, now()), authority(at("2030-01-01T00:00:00Z"), now())]);
+    all.extend(addresses(&[("hub.example.com:8443".to_owned(), Reach::Hub)]));
+    all.extend(members(&[well], now()));
+    all.extend(rules(&[rule("all", "True", "AllApplied", "")]));
+    insta::assert_snapshot!(lines(&all, false));
+}
+
+#[test]
+fn a_hub_with_everything_wrong() {
+    let stolen = said("PossibleKeyTheft", "TwoHolders", "two agents use its key");
+    let unclaimed = said("Unclaimed", "RuleUnknown", "12 copies of rules that the hub does not know");
+    let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
+    shut_out["spec"]["accepted"] = json!(false);
+    let mut waited_for = member("eu-2", connected("Unknown", "SessionLost"), "", json!([unclaimed, stolen]));
+    waited_for["status"]["pendingRemovals"] = json!([{}, {}]);
+    let all_members = [
+        shut_out,
+        waited_for,
+        member("eu-3", connected("False", "NeverConnected"), "", json!([])),
+        member("eu-4", connected("True", "SessionOpen"), "2026-01-01T01:30:00Z", json!([])),
+        member("eu-5", connected("True", "SessionOpen"), "2026-01-01T00:30:00Z", json!([])),
+    ];
+    let mut going = rule("going", "True", "AllApplied", "");
+    going["status"]["conditions"][0]["status"] = json!("False");
+    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut held = rule("held", "False", "RemovalLimit", "24 copies would be removed");
+    let why = "24 copies in 2 clusters would be removed: the rule is deleted";
+    held["status"]["conditions"] = json!([held["status"]["conditions"][0], said("DeletionHeld", "RemovalLimit", why)]);
+    held["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let all_rules = [
+        held,
+        rule("fails", "False", "Conflict", "1 copy failed in eu-1"),
+        rule("away", "Unknown", "ClustersUnreachable", "1 cluster is silent"),
+        rule("waits", "False", "CopiesWaiting", "2 copies waiting in 1 cluster"),
+        json!({"metadata": {"name": "unseen", "namespace": "team"}}),
+        going,
+    ];
+    let own = json!({"metadata": {"name": "distributionrules.runnel.dev"}});
+    let lacks = needed::uninstall("runnel-system");
+    let mut all = vec![clocks(Some(at("2026-01-01T01:02:00Z")), now()), rights(&lacks[..2], lacks.len())];
+    all.extend(definitions(&[], &[own]));
+    all.extend(hub(&Workload::default(), "runnel-system"));
+    all.extend([lease(&Value::Null, now()), authority(at("2026-01-03T01:00:00Z"), now())]);
+    let reached = [("hub:1", Reach::Refused), ("hub:2", Reach::Unknown), ("hub:3", Reach::Silent)];
+    all.extend(addresses(&[]));
+    all.extend(addresses(&reached.map(|(at, reach)| (at.to_owned(), reach))));
+    all.extend(members(&all_members, now()));
+    all.extend(members(&[], now()));
+    all.extend(rules(&all_rules));
+    insta::assert_snapshot!(lines(&all, false));
+}
