@@ -16,7 +16,9 @@
 //! What an object that is not Runnel's holds is lost when it is overwritten, so that is braked as well, by the same limit
 //! and the same annotation, and beside the removals: neither holds up the other. See [`Takeovers`].
 mod digest;
+mod item;
 mod judged;
+mod known;
 mod limit;
 mod takeovers;
 #[cfg(test)]
@@ -29,7 +31,10 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{self, ClusterName, SourceRef};
 
 pub use digest::{digest_of, wanted_digest};
+pub use item::{Cause, Item};
 pub use judged::Judged;
+use known::is_released;
+pub use known::{Circumstances, Memory};
 pub use limit::Limit;
 pub use takeovers::{Asked, Permits, Takeovers, Waiting};
 
@@ -43,74 +48,6 @@ pub const DELAY: Duration = Duration::from_secs(1);
 /// is judged again.
 const REMEMBERED: usize = 20_000;
 
-/// What may be removed at a time: a source's copies everywhere, everything in one cluster, or all copies of the rule.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Item {
-    /// The rule goes.
-    Rule,
-    /// The rule does not choose the cluster any more, or nothing is granted to it there.
-    Cluster(ClusterName),
-    /// Copies of this kind are no longer granted in the cluster.
-    Kind(ClusterName, Arc<str>),
-    /// In this cluster, the copies of the source have another name; this is the former one.
-    Copy(ClusterName, SourceRef),
-    /// The same in every cluster.
-    Name(SourceRef),
-    /// The rule does not select the source any more.
-    Source(SourceRef),
-}
-
-/// Why something is not wanted any more; what comes later weighs more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
-    /// Its literal name was taken out of a list.
-    Named,
-    /// It was deleted: the source, or the rule.
-    Deleted,
-    /// Whatever else: an edit, a label, something that happened while nobody looked.
-    Indirect,
-}
-
-/// What a rule's status remembers of its brake.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Names the set that is held, or that was released last.
-    pub digest: String,
-    /// How many copies it was.
-    pub copies: u64,
-    /// Names what the rule wanted besides.
-    pub wanted: String,
-    /// Whether it was released.
-    pub released: bool,
-    /// The digest that was released before, so that an old release never fits a new set.
-    pub previous: String,
-}
-
-/// What the judgement needs to know.
-pub struct Circumstances<'a> {
-    /// The rule's uid: no digest fits two rules.
-    pub uid: &'a str,
-    /// What may go without a release.
-    pub limit: Limit,
-    /// All copies of the rule.
-    pub all: u64,
-    /// How many copies a set is.
-    pub weigh: &'a dyn Fn(&BTreeSet<Item>) -> u64,
-    /// Whether the deletion of this was one of too many, or came about by that of its namespace or the like.
-    pub doubtful: &'a dyn Fn(&Item) -> bool,
-    /// Names what the rule wants.
-    pub wanted: &'a dyn Fn() -> String,
-    /// The digests that the rule's annotation releases.
-    pub release: Option<&'a str>,
-    /// What is to be overwritten.
-    pub takeovers: Asked,
-}
-
-/// Whether an annotation releases a digest: it names one, or several with commas between them.
-fn is_released(release: Option<&str>, digest: &str) -> bool {
-    release.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
-}
-
 /// The brake of one rule.
 #[derive(Default)]
 pub struct Brake {
@@ -123,6 +60,10 @@ pub struct Brake {
     deletion_seen: Option<Instant>,
     /// What another process of the hub held and nobody has released.
     carried: Option<Memory>,
+    /// The clusters that were away when that was over: part of it may be there.
+    awaited: BTreeSet<ClusterName>,
+    /// When sources were found to have been deleted while nobody looked, within [`WINDOW`].
+    missed: VecDeque<Instant>,
     /// The release that was last carried out.
     released: Option<Memory>,
     /// How many of its copies agents may still hold that this process does not know of.
@@ -170,6 +111,7 @@ impl Brake {
             self.open.extend(held.into_iter().map(|item| (item, Cause::Indirect)));
         }
         self.carried = None;
+        self.awaited.clear();
     }
 
     /// What the rule wants has changed: nothing that goes from now on is left of an earlier release.
@@ -213,11 +155,6 @@ impl Brake {
         });
     }
 
-    /// Forgets about these for now: whoever holds some of it will say so.
-    pub fn put_off(&mut self, unknown: impl Fn(&Item) -> bool) {
-        self.open.retain(|item, _| !unknown(item));
-    }
-
     /// Whether something waits to be judged, or what was judged may have to be judged anew.
     pub fn is_open(&self) -> bool {
         !self.open.is_empty() || self.takeovers.is_holding() || !self.judged.permits.is_empty()
@@ -247,10 +184,41 @@ impl Brake {
         self.deletion_seen.filter(|_| self.open.contains_key(&Item::Rule)).map(|seen| seen + DELAY)
     }
 
-    /// Every agent has said what it holds: what an earlier process held is held by this one, or is over.
-    pub fn settle(&mut self) -> bool {
-        let takeovers = self.takeovers.settle();
-        self.carried.take().is_some() || takeovers
+    /// Every agent has said what it holds, but for those that are `away`: what an earlier process held is held by this
+    /// one, or is over. What those hold is no less doubtful when they come back.
+    pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
+        let takeovers = self.takeovers.settle(away);
+        let carried = self.carried.take().is_some();
+        if carried {
+            self.awaited.clone_from(away);
+        }
+        carried || takeovers
+    }
+
+    /// Whether a cluster that comes back may hold something that an earlier process held; asked once, when it says what.
+    pub fn was_awaited(&mut self, cluster: &ClusterName) -> bool {
+        self.awaited.remove(cluster)
+    }
+
+    /// Whether something is held in just this cluster.
+    pub fn holds_in(&self, cluster: &ClusterName) -> bool {
+        let from = Item::Kind(cluster.clone(), "".into());
+        let is_here = |item: &Item| matches!(item, Item::Kind(name, _) | Item::Copy(name, _) if name == cluster);
+        let copy = Item::Copy(cluster.clone(), SourceRef::new("", "", ""));
+        let held = &self.judged.held;
+        held.contains(&Item::Cluster(cluster.clone()))
+            || [from, copy].into_iter().any(|from| held.range(from..).next().is_some_and(is_here))
+    }
+
+    /// How many intents are to go, as far as that was not judged or is held.
+    pub fn leaving(&self) -> u64 {
+        let is_intent = |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
+        self.open.keys().chain(&self.judged.held).filter(is_intent).count() as u64
+    }
+
+    /// How many more sources that nobody knows may wait: an agent can invent as many as it likes.
+    pub fn room(&self) -> usize {
+        REMEMBERED.saturating_sub(self.open.len() + self.judged.held.len())
     }
 
     /// Whether nobody has said this before.
@@ -261,11 +229,13 @@ impl Brake {
     /// Judges what is open, and lets go of what is released. Returns whether anything changed.
     pub fn judge(&mut self, known: &Circumstances<'_>, now: Instant) -> bool {
         let before = self.judged.clone();
+        let is_carried = self.open.values().any(|cause| *cause == Cause::Carried);
         let (deliberate, indirect) = self.sort_out(known, now);
         self.pass(deliberate);
         if !indirect.is_empty() {
-            match self.may_pass(&indirect, known, now) {
-                true => self.pass(indirect),
+            match (!is_carried || known.limit == Limit::NONE) && self.may_pass(&indirect, known, now) {
+                // What a cluster holds that is away was only estimated: it is judged again when the cluster is back.
+                true => self.pass(indirect.into_iter().filter(|item| !(known.is_away)(item)).collect()),
                 false => Arc::make_mut(&mut self.judged).held.extend(indirect),
             }
         }
@@ -288,13 +258,17 @@ impl Brake {
         }
         let open = std::mem::take(&mut self.open);
         let names = open.values().filter(|cause| **cause == Cause::Named).count();
+        self.missed.retain(|at| now.saturating_duration_since(*at) < WINDOW);
+        self.missed.extend(open.values().filter(|cause| **cause == Cause::Missed).map(|_| now));
+        let missed = self.missed.len();
         let carried = self.carried.is_some();
         let is_deliberate = |(item, cause): &(Item, Cause)| match cause {
             Cause::Named => names <= DELIBERATE,
             // It may be among what an earlier process held because too much was deleted.
-            Cause::Deleted if *item != Item::Rule && carried => false,
-            Cause::Deleted => !(known.doubtful)(item),
-            Cause::Indirect => false,
+            Cause::Deleted | Cause::Missed if *item != Item::Rule && carried => false,
+            Cause::Missed if missed > DELIBERATE => false,
+            Cause::Deleted | Cause::Missed => !(known.doubtful)(item),
+            Cause::Indirect | Cause::Carried => false,
         };
         let (deliberate, indirect): (Vec<_>, Vec<_>) = open.into_iter().partition(is_deliberate);
         let items = |pairs: Vec<(Item, Cause)>| pairs.into_iter().map(|(item, _)| item).collect();
@@ -342,6 +316,7 @@ impl Brake {
         let done = (known.weigh)(&held);
         self.pass(held);
         self.carried = None;
+        self.awaited.clear();
         self.previous.clone_from(&shown.digest);
         self.rest = shown.copies.saturating_sub(done);
         self.released = Some(Memory { released: true, ..shown });

@@ -10,7 +10,7 @@
 //! status must remember ([`Memory`]) is that something was held, so that agents which come back one after another do not
 //! pass one after another, and the digest that was released last, which no later set is made with. Until every agent has
 //! spoken nothing that waits passes, and a release is heeded only when the whole set is there.
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use runnel_proto::model::{self, ClusterName, TakeoverDigest};
@@ -40,6 +40,8 @@ pub struct Takeovers {
     spent: VecDeque<(Instant, u64)>,
     /// What another process of the hub held and nobody has released.
     carried: Option<Memory>,
+    /// The clusters that were away when that was over: part of it may wait there.
+    awaited: BTreeSet<ClusterName>,
     /// What was released last.
     released: Option<Memory>,
     /// Digests are made of the last one released, too.
@@ -74,9 +76,14 @@ impl Takeovers {
         &self.held
     }
 
-    /// Every agent has said what waits: what an earlier process held is held by this one, or is over.
-    pub fn settle(&mut self) -> bool {
-        self.carried.take().is_some()
+    /// Every agent has said what waits, but for those that are `away`: what an earlier process held is held by this one,
+    /// or is over. What waits there is no less doubtful when they come back.
+    pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
+        let carried = self.carried.take().is_some();
+        if carried {
+            self.awaited.clone_from(away);
+        }
+        carried
     }
 
     /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
@@ -86,7 +93,8 @@ impl Takeovers {
         let is_open =
             |(cluster, asked): &(&ClusterName, &model::Takeovers)| permits.get(*cluster) != Some(&asked.digest);
         let open: Waiting = waiting.iter().filter(is_open).map(|(cluster, asked)| (cluster.clone(), *asked)).collect();
-        if !self.is_holding() && self.may_pass(&open, known, now) {
+        let is_carried = open.keys().any(|cluster| self.awaited.contains(cluster));
+        if !self.is_holding() && !is_carried && self.may_pass(&open, known, now) {
             permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         } else {
             self.held = open;
@@ -113,6 +121,7 @@ impl Takeovers {
             return;
         };
         let held = std::mem::take(&mut self.held);
+        self.awaited.retain(|cluster| !held.contains_key(cluster));
         permits.extend(held.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         self.carried = None;
         self.previous.clone_from(&memory.digest);
@@ -143,7 +152,6 @@ fn count(waiting: &Waiting) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
     use std::time::Duration;
 
     fn waiting(all: &[(&str, u32, u8)]) -> Waiting {
@@ -170,6 +178,7 @@ mod tests {
                 all: 20,
                 weigh: &weigh,
                 doubtful: &doubtful,
+                is_away: &|_| false,
                 wanted: &wanted,
                 release: self.release.as_deref(),
                 takeovers: asked,
@@ -255,7 +264,7 @@ mod tests {
         rule.restart();
         assert!(rule.hears(&[("b", 8, 2)]).is_empty());
         assert_eq!(rule.memory(), whole);
-        assert!(rule.brake.settle());
+        assert!(rule.brake.settle(&BTreeSet::new()));
         assert!(rule.hears(&[("b", 8, 2)]).is_empty() && rule.memory().copies == 8);
         rule.release = Some(rule.memory().digest);
         assert_eq!(rule.hears(&[("b", 8, 2)]), ["b:2"]);
@@ -265,7 +274,7 @@ mod tests {
         over.hears(&[("a", 11, 1)]);
         over.restart();
         assert!(over.hears(&[]).is_empty() && over.brake.is_holding());
-        over.brake.settle();
+        over.brake.settle(&BTreeSet::new());
         assert_eq!((over.brake.is_holding(), over.brake.memory("r")), (false, None));
     }
 }

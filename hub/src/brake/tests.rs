@@ -1,5 +1,7 @@
 //! Random edits of everything that decides what goes where, against agents that do what they are told: nothing above the
 //! limit ever goes, or is overwritten, without its digest, and with it exactly that.
+mod away;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -200,6 +202,15 @@ impl World {
         self.change(|index| index.set_cluster(cluster_name(number), cluster));
     }
 
+    /// An agent is connected to this process, and says what it holds.
+    fn connect(&mut self, cluster: ClusterName) {
+        let holds = |held: &Copies| held.iter().any(|(name, _)| *name == cluster);
+        let rules = self.held.iter().filter(|(_, held)| holds(held)).map(|(uid, _)| uid.clone()).collect();
+        let effect = self.index.holds_only(&cluster, &rules);
+        self.connected.insert(cluster);
+        self.judge(effect);
+    }
+
     /// What agents last said.
     fn holding(held: &BTreeMap<RuleUid, Copies>, foreign: &Foreign, uid: &RuleUid, cluster: &ClusterName) -> Holding {
         let copies = held.get(uid).into_iter().flatten().filter(|(name, _)| name == cluster).count() as u64;
@@ -314,7 +325,7 @@ impl World {
                 self.overwrite(uid, cluster, permit);
                 match strays.is_empty() {
                     true => Effect::default(),
-                    false => self.index.strays(uid, cluster, strays, self.now),
+                    false => self.index.strays(uid, cluster, strays),
                 }
             }
             Claim::Unwanted(_) => {
@@ -500,6 +511,7 @@ fn edit(world: &mut World, dice: &mut Dice) {
                 false => (0..number).for_each(|_| _ = objects.pop_first()),
             }
         }
+        11 | 14 => world.connect(cluster_name(dice.roll(CLUSTERS))),
         17 => {
             let policy = ["Overwrite", "Overwrite", "Fail"][dice.roll(3) as usize];
             respec(world, &uid, "conflictPolicy", json!(policy));
@@ -546,10 +558,10 @@ fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest
         world.follow();
         for _ in 0..100 {
             edit(&mut world, &mut dice);
-            // After a restart agents come back one by one.
-            let rounds = if world.connected.len() < 5 { CLUSTERS } else { 1 };
+            // After a restart agents come back one by one, and some of them later.
+            let rounds = if world.connected.is_empty() { 2 + dice.roll(CLUSTERS - 1) } else { 1 };
             for number in 0..rounds {
-                world.connected.insert(cluster_name((number + seed) % CLUSTERS));
+                world.connect(cluster_name((number + seed) % CLUSTERS));
                 let gone = world.follow();
                 world.account(&gone);
                 world.persist();
@@ -571,7 +583,7 @@ fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest
 
 /// Whatever is held can be released by the digest that is shown, and then every agent has what is wanted.
 fn settle_all(world: &mut World) {
-    world.connected = (0..CLUSTERS).map(cluster_name).collect();
+    (0..CLUSTERS).for_each(|number| world.connect(cluster_name(number)));
     // While nobody can tell what is granted, nothing goes.
     world.change(|index| index.set_grants(Some(granted(0))));
     for uid in world.drafts.keys().cloned().collect::<Vec<_>>() {
@@ -582,7 +594,7 @@ fn settle_all(world: &mut World) {
         world.follow();
         // Everybody has said what he holds.
         for uid in world.drafts.keys() {
-            world.index.settle_brake(uid);
+            world.index.settle_brake(uid, &BTreeSet::new());
         }
         world.persist();
         for uid in world.drafts.keys().cloned().collect::<Vec<_>>() {
@@ -660,7 +672,7 @@ fn what_was_held_before_a_restart_is_held_after_it_and_an_edit_meanwhile_is_brak
     world.restart();
     let digest = world.digest(&uid).unwrap();
     for number in 0..CLUSTERS {
-        world.connected.insert(cluster_name(number));
+        world.connect(cluster_name(number));
         assert!(world.follow()[&uid].is_empty(), "cluster {number}");
         world.persist();
         assert_eq!(world.digest(&uid).as_ref(), Some(&digest));
@@ -838,6 +850,7 @@ fn what_passes_goes_however_much_did_before() {
         all: 0,
         weigh: &|items| items.len() as u64,
         doubtful: &|_| false,
+        is_away: &|_| false,
         wanted: &String::new,
         release: None,
         takeovers: Asked::default(),

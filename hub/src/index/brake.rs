@@ -5,16 +5,11 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use kube::CustomResourceExt;
-use runnel_proto::model::{
-    ClusterName, ConflictPolicy, DeletionPolicy, KINDS, RuleName, RuleUid, SourceRef, Takeovers,
-};
+use runnel_proto::model::{ClusterName, ConflictPolicy, DeletionPolicy, RuleName, RuleUid, SourceRef, Takeovers};
 
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{
-    Asked, Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW, wanted_digest,
-};
+use crate::brake::{Asked, Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW};
 use crate::crd::{ClusterDistributionRule, DistributionRule};
-use crate::plan::NamedTerms;
 
 /// What an agent said that it holds of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,59 +132,6 @@ impl Index {
         Effect::default()
     }
 
-    /// An agent holds these of a rule that does not want them, and nobody has judged that.
-    pub fn strays(
-        &mut self,
-        uid: &RuleUid,
-        cluster: &ClusterName,
-        sources: BTreeSet<SourceRef>,
-        now: Instant,
-    ) -> Effect {
-        let mut effect = Effect::default();
-        // Of a place that nobody watches any more the hub cannot tell.
-        let known = |source: &SourceRef| {
-            let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
-            kind.is_some_and(|kind| self.is_known(&self.scope.place(kind.resource, &source.namespace)))
-        };
-        let absent = |source: &SourceRef| known(source) && !self.sources.contains_key(&source.plain());
-        let causes: Vec<_> = sources
-            .into_iter()
-            .map(|source| {
-                let refused = self.rules.get(uid).is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
-                let cause = if refused || absent(&source) { Cause::Deleted } else { Cause::Indirect };
-                (source, cause)
-            })
-            .collect();
-        let Some(entry) = self.rules.get_mut(uid) else { return effect };
-        for (intent, cause) in causes {
-            let Some(item) = entry.stray(cluster, &intent) else { continue };
-            if entry.brake.is_news(&item) {
-                if cause == Cause::Deleted {
-                    self.deletions.push_back(now);
-                }
-                entry.brake.remove(item, cause);
-                effect.judge.insert(uid.clone());
-            }
-        }
-        effect
-    }
-
-    /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
-    pub fn stray_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
-        let mut effect = Effect::default();
-        let takes_part = self.clusters.get(cluster).is_some_and(super::Cluster::takes_part);
-        if let Some(entry) = self.rules.get_mut(uid)
-            && takes_part
-            && !entry.goes.clusters.contains_key(cluster)
-        {
-            entry.brake.remove(Item::Cluster(cluster.clone()), Cause::Indirect);
-            if entry.brake.is_open() {
-                effect.judge.insert(uid.clone());
-            }
-        }
-        effect
-    }
-
     /// Judges what a rule no longer wants.
     pub fn judge(&mut self, uid: &RuleUid, holdings: Holdings<'_>, now: Instant) -> Effect {
         let mut effect = Effect::default();
@@ -197,16 +139,10 @@ impl Index {
         self.deletions.retain(|at| now.saturating_duration_since(*at) < WINDOW);
         let Some(entry) = self.rules.get_mut(uid) else { return effect };
         let mut brake = std::mem::take(&mut entry.brake);
-        // Nobody knows what a cluster holds that has not connected to this process: it is judged when it does.
-        brake.put_off(|item| match item {
-            Item::Cluster(cluster) | Item::Kind(cluster, _) | Item::Copy(cluster, _) => {
-                holdings(uid, cluster).is_none() && self.may_hold(cluster)
-            }
-            Item::Rule | Item::Name(_) | Item::Source(_) => false,
-        });
-        let before = brake.judged().clone();
+        let before = (brake.judged().clone(), brake.leaving());
         let changed =
             self.with_circumstances(uid, &before, holdings, |known| brake.judge(known, now)).unwrap_or_default();
+        let (before, _) = before;
         let elsewhere = brake.judged().differs_elsewhere(&before);
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.brake = brake;
@@ -227,20 +163,11 @@ impl Index {
         self.rules.iter().filter_map(|(uid, entry)| Some((entry.brake.due()?, uid.clone()))).min()
     }
 
-    /// Every agent has said what it holds: what an earlier process held of a rule is held by now, or over.
-    pub fn settle_brake(&mut self, uid: &RuleUid) -> Effect {
-        let mut effect = Effect::default();
-        if self.rules.get_mut(uid).is_some_and(|entry| entry.brake.settle()) {
-            effect.rules.insert(uid.clone());
-        }
-        effect
-    }
-
     /// What a rule's status says of its brake, and, if something is held, what.
     pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<Held>) {
         let Some(entry) = self.rules.get(uid) else { return (None, None) };
-        let memory =
-            self.with_circumstances(uid, entry.brake.judged(), holdings, |known| entry.brake.memory(known)).flatten();
+        let now = (entry.brake.judged().clone(), entry.brake.leaving());
+        let memory = self.with_circumstances(uid, &now, holdings, |known| entry.brake.memory(known)).flatten();
         let held = memory.clone().filter(|memory| !memory.released).map(|memory| {
             let mut said = Held { memory, ..Held::default() };
             for item in entry.brake.held() {
@@ -298,7 +225,7 @@ impl Index {
     fn with_circumstances<T>(
         &self,
         uid: &RuleUid,
-        judged: &Judged,
+        (judged, leaving): &(Arc<Judged>, u64),
         holdings: Holdings<'_>,
         ask: impl FnOnce(&Circumstances<'_>) -> T,
     ) -> Option<T> {
@@ -309,29 +236,24 @@ impl Index {
             DeletionPolicy::Retain => Limit::NONE,
             DeletionPolicy::Delete => self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling)),
         };
-        // A part of what is not known is nothing.
-        let copies = |cluster: &ClusterName| holdings(uid, cluster).map_or(0, |holding| holding.copies);
         let weigh = |items: &BTreeSet<Item>| self.weigh(entry, items, holdings);
         let doubtful = |item: &Item| self.is_doubtful(entry, item);
-        let wanted = || {
-            let ungranted = |(name, terms): (_, &NamedTerms)| {
-                (name, entry.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
-            };
-            let clusters = entry.goes.clusters.iter().map(ungranted);
-            wanted_digest(uid.as_str(), entry.rule.deleting, clusters, entry.deal.plans(&entry.plan))
+        // Nobody knows what a cluster holds that has not connected to this process.
+        let is_away = |item: &Item| match item {
+            Item::Cluster(cluster) | Item::Kind(cluster, _) | Item::Copy(cluster, _) => {
+                holdings(uid, cluster).is_none() && self.may_hold(cluster)
+            }
+            Item::Rule | Item::Name(_) | Item::Source(_) => false,
         };
-        let outside = self
-            .clusters
-            .keys()
-            .filter(|name| !entry.goes.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone())));
-        let all = entry.goes.clusters.keys().chain(outside).map(copies).fold(0, u64::saturating_add);
+        let wanted = || entry.wanted_digest();
         let release = removal.release.as_deref();
         let known = Circumstances {
             uid: uid.as_str(),
             limit,
-            all,
+            all: self.all_copies(entry, judged, *leaving, holdings),
             weigh: &weigh,
             doubtful: &doubtful,
+            is_away: &is_away,
             wanted: &wanted,
             release,
             takeovers: self.asked(entry, holdings),

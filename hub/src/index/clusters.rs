@@ -115,8 +115,13 @@ impl Index {
         let former = (entry.goes.clusters.get(name).cloned(), entry.deal.plan(name, &entry.plan).cloned());
         let dealt = entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
         let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
+        let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
+        if !takes_part && entry.brake.holds_in(name) {
+            // Nothing that is held there is for the brake any more.
+            entry.brake.forget(name);
+            effect.rules.insert(uid.clone());
+        }
         if chosen || dealt {
-            let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
             note_choice(entry, name, former, takes_part);
             if entry.brake.is_open() {
                 effect.judge.insert(uid.clone());

@@ -18,17 +18,18 @@ mod places;
 mod rules;
 mod sightings;
 mod sources;
+mod strays;
 #[cfg(test)]
 mod tests;
 mod weigh;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::brake::{Brake, Item, Limit};
+use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
 pub use brake::{Held, HeldTakeovers, Holding, NAMED, Several};
 pub use clusters::Cluster;
@@ -95,12 +96,26 @@ pub struct RuleEntry {
     /// What of it may be removed.
     pub brake: Brake,
     version: u64,
+    /// Names what it wants, once somebody has asked since that changed.
+    wanted: OnceLock<String>,
 }
 
 impl RuleEntry {
     fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> Share {
         let judged = self.brake.judged().clone();
         Share { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged }
+    }
+
+    /// Names what the rule wants.
+    fn wanted_digest(&self) -> String {
+        let compute = || {
+            let ungranted = |(name, terms): (_, &NamedTerms)| {
+                (name, self.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
+            };
+            let clusters = self.goes.clusters.iter().map(ungranted);
+            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, self.deal.plans(&self.plan))
+        };
+        self.wanted.get_or_init(compute).clone()
     }
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
@@ -243,6 +258,7 @@ impl Index {
         if let Some(entry) = self.rules.get_mut(uid) {
             self.changes.remove(&entry.version);
             entry.version = version;
+            entry.wanted = OnceLock::new();
             self.changes.insert(version, uid.clone());
             effect.clusters.extend(entry.goes.clusters.keys().cloned());
         }

@@ -1,13 +1,13 @@
 //! Rules come, change and go.
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::changes::note_changes;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Brake, Cause, Item};
-use crate::plan::{Body, Deal, Rule, RulePlan, Source, plan};
+use crate::plan::{Body, Deal, RemovalTerms, Rule, RulePlan, Source, plan};
 
 impl Index {
     /// A rule is as given now.
@@ -15,6 +15,9 @@ impl Index {
         let mut effect = Effect::default();
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
+        if rule.deleting && former.as_ref().is_none_or(|former| !former.rule.deleting) {
+            self.goes_by_order();
+        }
         let goes = self.goes(&rule);
         let plan = Arc::new(self.plan_of(&rule));
         let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
@@ -43,7 +46,7 @@ impl Index {
             Some(former) => std::mem::take(&mut former.brake),
             None => Brake::remembering(rule.removal.memory.as_ref(), rule.removal.takeovers.as_ref()),
         };
-        let mut entry = RuleEntry { rule, plan, deal, goes, brake, version };
+        let mut entry = RuleEntry { rule, plan, deal, goes, brake, version, wanted: OnceLock::new() };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
@@ -59,6 +62,19 @@ impl Index {
             effect.rules.insert(uid);
         } else {
             self.touch(&uid, &mut effect);
+        }
+        effect
+    }
+
+    /// What is said of a rule's brake is this now, and nothing else has changed: nothing is planned anew. Most of that are
+    /// the hub's own words in the status, which only another process needs.
+    pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
+        let mut effect = Effect::default();
+        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let former = std::mem::replace(&mut entry.rule.removal, removal);
+        let now = &entry.rule.removal;
+        if (&former.release, former.limit, former.on_rule_delete) != (&now.release, now.limit, now.on_rule_delete) {
+            effect.judge.insert(uid.clone());
         }
         effect
     }

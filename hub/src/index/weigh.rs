@@ -1,11 +1,11 @@
 //! How many copies a removal is.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, Pattern, SourceRef};
 
 use super::brake::Holdings;
 use super::{Index, RuleEntry};
-use crate::brake::Item;
+use crate::brake::{Item, Judged};
 use crate::plan::Rule;
 
 impl Index {
@@ -35,13 +35,42 @@ impl Index {
         let there = self.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name) || holds(name));
         // Where everything goes, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
+        // What no other rule selects needs no second look, however much of that there is.
+        let contested: Vec<_> = everywhere.iter().copied().filter(|intent| self.is_contested(entry, intent)).collect();
         let intents = there.map(|cluster| {
             let stay = |intent: &&&SourceRef| self.is_wanted_by_another(entry, cluster, intent);
             let own = here.get(cluster).into_iter().flatten();
-            let go = everywhere.len() + own.clone().count() - everywhere.iter().chain(own).filter(stay).count();
+            let go = everywhere.len() + own.clone().count() - contested.iter().chain(own).filter(stay).count();
             self.copies_of_one(entry, cluster, holdings).saturating_mul(go as u64)
         });
         clusters.iter().map(|cluster| whole(cluster)).chain(intents).fold(0, u64::saturating_add)
+    }
+
+    /// All copies of a rule, of which its limit is a part: as agents counted them, where a part of what is not known is
+    /// nothing.
+    ///
+    /// Nobody checks what a member counts, and one that counts too many would widen the limit for all others. So a
+    /// cluster adds no more copies than the rule can have there: one of each source (`leaving` of which are no longer
+    /// wanted) in each namespace that it names, in each version that it keeps. Where it does not name them (globs,
+    /// selectors), the hub does not know the namespaces of a member, and a cluster adds no more than all others together:
+    /// no member alone can more than double what the others say. Where one cluster has all copies there is nobody else to
+    /// protect.
+    pub(super) fn all_copies(&self, entry: &RuleEntry, judged: &Judged, leaving: u64, holdings: Holdings<'_>) -> u64 {
+        let outside = self
+            .clusters
+            .keys()
+            .filter(|name| !entry.goes.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone())));
+        let said = entry.goes.clusters.keys().chain(outside).filter_map(|cluster| {
+            let copies = holdings(&entry.rule.uid, cluster)?.copies;
+            let plan = entry.deal.made(cluster).unwrap_or(&entry.plan);
+            let intents = leaving.saturating_add(plan.sources() as u64);
+            Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
+        });
+        let said: Vec<_> = said.filter(|copies| *copies > 0).collect();
+        let (all, largest) =
+            said.iter().fold((0u64, 0), |(all, largest), copies| (all.saturating_add(*copies), largest.max(*copies)));
+        let others = all.saturating_sub(largest);
+        if most(&entry.rule, 0).is_none() && said.len() > 1 { others.saturating_mul(2).min(all) } else { all }
     }
 
     /// The copies in a cluster that go with the rule.
@@ -72,6 +101,12 @@ impl Index {
         self.clusters.get(cluster).is_some_and(|cluster| cluster.was_connected)
     }
 
+    /// Whether another rule selects the source, too.
+    fn is_contested(&self, entry: &RuleEntry, intent: &SourceRef) -> bool {
+        let readers = self.selected_by.get(&intent.plain());
+        readers.is_some_and(|readers| readers.iter().any(|uid| *uid != entry.rule.uid))
+    }
+
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
     fn is_wanted_by_another(&self, entry: &RuleEntry, cluster: &ClusterName, intent: &SourceRef) -> bool {
         let Some(readers) = self.selected_by.get(&intent.plain()) else { return false };
@@ -92,4 +127,13 @@ impl Index {
 fn targets(rule: &Rule) -> u64 {
     let literals = rule.terms.namespaces.as_ref().map_or(0, |choice| choice.wanted_literals().count());
     literals.max(1) as u64
+}
+
+/// The most copies that a rule can have of so many intents in one cluster; `None`, if it does not name its namespaces.
+fn most(rule: &Rule, intents: u64) -> Option<u64> {
+    let choice = rule.terms.namespaces.as_ref();
+    let names_all =
+        choice.is_none_or(|choice| choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal));
+    let copies = intents.saturating_mul(targets(rule)).saturating_mul(rule.terms.versions.unwrap_or(1).max(1).into());
+    names_all.then_some(copies)
 }

@@ -63,7 +63,10 @@ impl Running {
             session.hello_done();
         }
         let rules: Vec<_> = held.iter().map(|state| state.uid.clone()).collect();
+        let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
+        let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
+        self.shared.change(|index| index.holds_only(&cluster, &with_copies));
         self.shared.mark_rules_of(&cluster);
         self.update();
         self.judge_takeovers(&cluster, &rules);

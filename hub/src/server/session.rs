@@ -246,7 +246,7 @@ impl Running {
             for (uid, sources) in strays {
                 effect.merge(match sources.is_empty() {
                     true => index.stray_cluster(&uid, cluster),
-                    false => index.strays(&uid, cluster, sources, Instant::now()),
+                    false => index.strays(&uid, cluster, sources),
                 });
             }
             effect

@@ -105,8 +105,12 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
     let known = shared.index.read().rule(&uid).map(|entry| said(&entry.rule));
     // Most events of a rule are our own writes of its status, and change nothing that it says.
-    let news = doubted || known != Some(said(&rule));
-    if (has_finalizer || known.is_some()) && news {
+    let (news, is_known) = (doubted || known != Some(said(&rule)), known.is_some());
+    let is_planned =
+        known.is_some_and(|(generation, deleting, _)| (generation, deleting) == (rule.generation, rule.deleting));
+    if news && is_planned && !doubted {
+        shared.change(|index| index.set_removal(&uid, rule.removal));
+    } else if (has_finalizer || is_known) && news {
         let places = rule.places(shared.index.read().scope());
         shared.need(places);
         shared.change(|index| index.set_rule(rule));

@@ -1,9 +1,10 @@
 //! Writes about one rule.
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use runnel_proto::model::RuleUid;
+use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::json;
 
 use super::{RuleObject, WriteError, Writer};
@@ -52,19 +53,21 @@ impl Writer {
         self.write_status(uid, &object, overdue, now).await
     }
 
-    /// Once every cluster has said what it holds, nothing is left that only an earlier process of the hub knew of.
+    /// Once every cluster has said what it holds, or has been away for long, nothing is left that only an earlier process of
+    /// the hub knew of.
     fn settle_brake(&self, uid: &RuleUid, now: Now) {
-        let settled = {
+        let away: BTreeSet<_> = {
             let index = self.shared.index.read();
+            if !index.is_held(uid) || self.uptime(now) < SETTLING {
+                return;
+            }
             let ledger = self.shared.ledger.lock();
-            let silent = |(name, cluster): (_, &Cluster)| {
+            let silent = |(name, cluster): &(&ClusterName, &Cluster)| {
                 cluster.accepted && cluster.was_connected && !ledger.has_connected(name)
             };
-            index.is_held(uid) && self.uptime(now) >= SETTLING && !index.clusters().any(silent)
+            index.clusters().filter(silent).map(|(name, _)| name.clone()).collect()
         };
-        if settled {
-            self.shared.change(|index| index.settle_brake(uid));
-        }
+        self.shared.change(|index| index.settle_brake(uid, &away));
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {

@@ -1,0 +1,46 @@
+//! What the judgement needs to know, and what is remembered of it.
+use std::collections::BTreeSet;
+
+use super::{Asked, Item, Limit};
+
+/// What a rule's status remembers of its brake.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Names the set that is held, or that was released last.
+    pub digest: String,
+    /// How many copies it was.
+    pub copies: u64,
+    /// Names what the rule wanted besides.
+    pub wanted: String,
+    /// Whether it was released.
+    pub released: bool,
+    /// The digest that was released before, so that an old release never fits a new set.
+    pub previous: String,
+}
+
+/// What the judgement needs to know.
+pub struct Circumstances<'a> {
+    /// The rule's uid: no digest fits two rules.
+    pub uid: &'a str,
+    /// What may go without a release.
+    pub limit: Limit,
+    /// All copies of the rule.
+    pub all: u64,
+    /// How many copies a set is.
+    pub weigh: &'a dyn Fn(&BTreeSet<Item>) -> u64,
+    /// Whether the deletion of this was one of too many, or came about by that of its namespace or the like.
+    pub doubtful: &'a dyn Fn(&Item) -> bool,
+    /// Whether this is of a cluster that is away, so that nobody knows what it really holds.
+    pub is_away: &'a dyn Fn(&Item) -> bool,
+    /// Names what the rule wants.
+    pub wanted: &'a dyn Fn() -> String,
+    /// The digests that the rule's annotation releases.
+    pub release: Option<&'a str>,
+    /// What is to be overwritten.
+    pub takeovers: Asked,
+}
+
+/// Whether an annotation releases a digest: it names one, or several with commas between them.
+pub(super) fn is_released(release: Option<&str>, digest: &str) -> bool {
+    release.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
+}

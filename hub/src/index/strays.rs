@@ -1,0 +1,82 @@
+//! What agents hold and nobody wants, as they say when they come back; and what that says of what was held before.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
+
+use super::{Cluster, Effect, Index};
+use crate::brake::{Cause, Item};
+
+impl Index {
+    /// An agent holds these of a rule that does not want them, and nobody has judged that.
+    pub fn strays(&mut self, uid: &RuleUid, cluster: &ClusterName, sources: BTreeSet<SourceRef>) -> Effect {
+        let mut effect = Effect::default();
+        // Of a place that nobody watches any more the hub cannot tell.
+        let known = |source: &SourceRef| {
+            let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
+            kind.is_some_and(|kind| self.is_known(&self.scope.place(kind.resource, &source.namespace)))
+        };
+        let absent = |source: &SourceRef| known(source) && !self.sources.contains_key(&source.plain());
+        let causes: Vec<_> = sources
+            .into_iter()
+            .map(|source| {
+                let refused = self.rules.get(uid).is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
+                let cause = if refused || absent(&source) { Cause::Missed } else { Cause::Indirect };
+                (source, cause)
+            })
+            .collect();
+        let Some(entry) = self.rules.get_mut(uid) else { return effect };
+        let carried = entry.brake.was_awaited(cluster);
+        let mut room = entry.brake.room();
+        for (intent, cause) in causes {
+            let Some(item) = entry.stray(cluster, &intent).filter(|item| entry.brake.is_news(item)) else { continue };
+            if cause == Cause::Missed {
+                // What does not fit stays where it is, until there is room for it.
+                let Some(left) = room.checked_sub(1) else { continue };
+                room = left;
+            }
+            entry.brake.remove(item, if carried { Cause::Carried } else { cause });
+            effect.judge.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
+    pub fn stray_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
+        let mut effect = Effect::default();
+        let takes_part = self.clusters.get(cluster).is_some_and(Cluster::takes_part);
+        if let Some(entry) = self.rules.get_mut(uid)
+            && takes_part
+            && !entry.goes.clusters.contains_key(cluster)
+        {
+            let cause = if entry.brake.was_awaited(cluster) { Cause::Carried } else { Cause::Indirect };
+            entry.brake.remove(Item::Cluster(cluster.clone()), cause);
+            if entry.brake.is_open() {
+                effect.judge.insert(uid.clone());
+            }
+        }
+        effect
+    }
+
+    /// A cluster is back, and holds copies of these rules only: what was held there of others is not there.
+    pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
+        let mut effect = Effect::default();
+        let others = self.rules.iter_mut().filter(|(uid, _)| !rules.contains(*uid));
+        for (uid, entry) in others.filter(|(_, entry)| entry.brake.holds_in(cluster)) {
+            entry.brake.forget(cluster);
+            effect.rules.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// Every agent has said what it holds, but for those that are `away`: what an earlier process held of a rule is held
+    /// by now, or over.
+    pub fn settle_brake(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
+        let mut effect = Effect::default();
+        if self.rules.get_mut(uid).is_some_and(|entry| entry.brake.settle(away)) {
+            effect.rules.insert(uid.clone());
+            // What waits to be overwritten may pass now.
+            effect.judge.insert(uid.clone());
+        }
+        effect
+    }
+}
