@@ -333,3 +333,40 @@ async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_rele
     }
     Ok(())
 }
+
+/// They are let go one after another, so that there are never many at a time.
+#[tokio::test]
+async fn the_eleventh_rule_that_is_deleted_within_a_minute_is_held() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions { members: 1, ..FleetOptions::default() }).await?;
+    let scene = Scene::of(&fleet).await?;
+    scene.hub_namespaces(&[HOME]).await?;
+    scene.member_namespaces(&[HOME]).await?;
+    let rule = |number: usize| Id::rule(HOME, &format!("r{number}"));
+    for number in 0..11 {
+        let source = format!("s{number}");
+        scene.hub.make(&Draft::config_map(HOME, &source).data("k", "v").json()).await?;
+        let draft = RuleDraft::new(HOME, &format!("r{number}")).named(&[source.as_str()]).everywhere();
+        scene.hub.make(&draft.with("removalLimit", json!({"count": 0, "percent": 0})).json()).await?;
+    }
+    for number in 0..11 {
+        scene.hub.all_applied(&rule(number), 1).await?;
+    }
+    for number in 0..10 {
+        scene.hub.delete(&rule(number)).await?;
+    }
+    for number in 0..10 {
+        scene.hub.lacks(&rule(number)).await?;
+        scene.member(1).lacks(&Stage::copy(number)).await?;
+    }
+    scene.hub.delete(&rule(10)).await?;
+    let held = |rule: &Value| {
+        ensure!(condition(rule, "DeletionHeld")?["status"] == "True" && rule["status"]["removal"]["copies"] == 1);
+        Ok(())
+    };
+    let told = scene.hub.sees("the last one held", &rule(10), held).await?;
+    scene.member(1).has_copy(&scene.hub.get(&Stage::copy(10)).await?, HOME, &rule(10)).await?;
+    let release = json!({"metadata": {"annotations": {"runnel.dev/release": told["status"]["removal"]["digest"]}}});
+    scene.hub.change(&rule(10), release).await?;
+    scene.hub.lacks(&rule(10)).await?;
+    scene.member(1).lacks(&Stage::copy(10)).await
+}

@@ -1,4 +1,8 @@
 //! How much may be removed indirectly at a time.
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::WINDOW;
 
 /// How many copies may go at a time: the larger of a number and a part of all copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,28 @@ impl Limit {
     pub fn allows(self, copies: u64, all: u64) -> bool {
         let part = u64::try_from(u128::from(all) * u128::from(self.percent) / 100).unwrap_or(u64::MAX);
         copies <= self.count.max(part)
+    }
+}
+
+/// What passed without a release, within [`WINDOW`].
+#[derive(Default)]
+pub struct Spent(VecDeque<(Instant, u64)>);
+
+impl Spent {
+    /// Whether so many of all may pass besides.
+    pub fn allows(&mut self, limit: Limit, copies: u64, all: u64, now: Instant) -> bool {
+        while self.0.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
+            self.0.pop_front();
+        }
+        let spent = self.0.iter().map(|(_, copies)| copies).fold(0, |sum: u64, copies| sum.saturating_add(*copies));
+        limit.allows(spent.saturating_add(copies), all)
+    }
+
+    /// So many pass.
+    pub fn add(&mut self, copies: u64, now: Instant) {
+        if copies > 0 {
+            self.0.push_back((now, copies));
+        }
     }
 }
 

@@ -20,6 +20,8 @@ mod item;
 mod judged;
 mod known;
 mod limit;
+mod passing;
+mod put_off;
 mod takeovers;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,8 @@ pub use judged::Judged;
 use known::is_released;
 pub use known::{Circumstances, Memory};
 pub use limit::Limit;
+use limit::Spent;
+use put_off::PutOff;
 pub use takeovers::{Asked, Permits, Takeovers, Waiting};
 
 /// Indirect removals within this time add up, and deletions within it are one act.
@@ -54,8 +58,10 @@ pub struct Brake {
     judged: Arc<Judged>,
     /// What was not judged yet, and so stays.
     open: BTreeMap<Item, Cause>,
-    /// Indirect removals that passed, within [`WINDOW`].
-    spent: VecDeque<(Instant, u64)>,
+    /// Indirect removals that passed.
+    spent: Spent,
+    /// What would have passed in clusters that are away.
+    put_off: PutOff,
     /// When the rule's deletion was first seen.
     deletion_seen: Option<Instant>,
     /// What another process of the hub held and nobody has released.
@@ -233,10 +239,9 @@ impl Brake {
         let (deliberate, indirect) = self.sort_out(known, now);
         self.pass(deliberate);
         if !indirect.is_empty() {
-            match (!is_carried || known.limit == Limit::NONE) && self.may_pass(&indirect, known, now) {
-                // What a cluster holds that is away was only estimated: it is judged again when the cluster is back.
-                true => self.pass(indirect.into_iter().filter(|item| !(known.is_away)(item)).collect()),
-                false => Arc::make_mut(&mut self.judged).held.extend(indirect),
+            match self.may_pass(&indirect, is_carried, known, now) {
+                Some(by) => self.pass_present(indirect, by, known, now),
+                None => Arc::make_mut(&mut self.judged).held.extend(indirect),
             }
         }
         let released = self.heed_release(known);
@@ -246,66 +251,6 @@ impl Brake {
             Arc::make_mut(&mut self.judged).permits = permits;
         }
         released || *before != *self.judged
-    }
-
-    /// Takes out of what is open what can be judged now: what passes as it is, and what is to be weighed.
-    fn sort_out(&mut self, known: &Circumstances<'_>, now: Instant) -> (BTreeSet<Item>, BTreeSet<Item>) {
-        if self.open.contains_key(&Item::Rule) {
-            let seen = *self.deletion_seen.get_or_insert(now);
-            if now.saturating_duration_since(seen) < DELAY {
-                return Default::default();
-            }
-        }
-        let open = std::mem::take(&mut self.open);
-        let names = open.values().filter(|cause| **cause == Cause::Named).count();
-        self.missed.retain(|at| now.saturating_duration_since(*at) < WINDOW);
-        self.missed.extend(open.values().filter(|cause| **cause == Cause::Missed).map(|_| now));
-        let missed = self.missed.len();
-        let carried = self.carried.is_some();
-        let is_deliberate = |(item, cause): &(Item, Cause)| match cause {
-            Cause::Named => names <= DELIBERATE,
-            // It may be among what an earlier process held because too much was deleted.
-            Cause::Deleted | Cause::Missed if *item != Item::Rule && carried => false,
-            Cause::Missed if missed > DELIBERATE => false,
-            Cause::Deleted | Cause::Missed => !(known.doubtful)(item),
-            Cause::Indirect | Cause::Carried => false,
-        };
-        let (deliberate, indirect): (Vec<_>, Vec<_>) = open.into_iter().partition(is_deliberate);
-        let items = |pairs: Vec<(Item, Cause)>| pairs.into_iter().map(|(item, _)| item).collect();
-        (items(deliberate), items(indirect))
-    }
-
-    fn may_pass(&mut self, items: &BTreeSet<Item>, known: &Circumstances<'_>, now: Instant) -> bool {
-        if known.limit == Limit::NONE {
-            return true;
-        }
-        if self.is_holding() {
-            return false;
-        }
-        let copies = (known.weigh)(items);
-        if self.is_rest_of_release(copies, known) {
-            return true;
-        }
-        while self.spent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
-            self.spent.pop_front();
-        }
-        let spent: u64 = self.spent.iter().map(|(_, copies)| copies).sum();
-        // Agents may still count what went a moment ago, so what is there now is all that there was.
-        let allowed = known.limit.allows(spent.saturating_add(copies), known.all);
-        if allowed && copies > 0 {
-            self.spent.push_back((now, copies));
-        }
-        allowed
-    }
-
-    /// Whether this is what is left of the set that was released last.
-    fn is_rest_of_release(&mut self, copies: u64, known: &Circumstances<'_>) -> bool {
-        let Some(released) = &self.released else { return false };
-        let is_rest = self.rest >= copies && released.wanted == (known.wanted)();
-        if is_rest {
-            self.rest -= copies;
-        }
-        is_rest
     }
 
     fn heed_release(&mut self, known: &Circumstances<'_>) -> bool {

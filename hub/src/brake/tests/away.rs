@@ -116,6 +116,25 @@ fn less_than_the_limit_in_a_cluster_that_is_away_is_judged_again_by_what_it_real
 }
 
 #[test]
+fn small_edits_about_clusters_that_are_away_add_up() {
+    let (mut world, uid) = three_are_away();
+    let mut edits = |clusters: &[&str]| {
+        world.now += Duration::from_secs(5);
+        respec(
+            &mut world,
+            &uid,
+            "clusters",
+            json!({"names": clusters, "exclude": [format!("c{}", 5 + clusters.len())]}),
+        );
+        // Whoever asks again what may go is not asking for more.
+        world.judge(Effect { judge: [uid.clone()].into(), ..Effect::default() });
+        world.copies_held(&uid)
+    };
+    assert_eq!(edits(&["c0", "c1", "c2", "c3"]), None);
+    assert_eq!(edits(&["c0", "c1", "c2"]), Some(8), "sixteen within a minute");
+}
+
+#[test]
 fn an_edit_that_is_undone_is_over_though_one_member_never_returns() {
     let (mut world, uid) = three_are_away();
     respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
