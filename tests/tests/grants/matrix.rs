@@ -172,7 +172,7 @@ impl Member {
             for (_, sources) in self.session.take_strays() {
                 let effect = match sources.is_empty() {
                     true => index.stray_cluster(&uid, &name),
-                    false => index.strays(&uid, &name, sources, Instant::now()),
+                    false => index.strays(&uid, &name, sources),
                 };
                 judge(index, effect);
             }
