@@ -1,5 +1,7 @@
 //! Whatever changes on the hub or in a member is followed: sources, rules and namespaces that come, change and go.
 
+#[path = "changes/lengths.rs"]
+mod lengths;
 #[path = "changes/namespaces.rs"]
 mod namespaces;
 #[path = "changes/rests.rs"]

@@ -11,6 +11,8 @@ mod handover;
 mod immutable;
 #[path = "keeping/mutators.rs"]
 mod mutators;
+#[path = "keeping/rights.rs"]
+mod rights;
 #[path = "keeping/takeover.rs"]
 mod takeover;
 

@@ -128,6 +128,7 @@ fn varied(namespace: &str) -> Vec<Value> {
         traces.json(),
         secret("opaque", "Opaque").data("key", "value").with("immutable", json!(true)).json(),
         secret("served", "kubernetes.io/tls").data("tls.crt", "no certificate").data("tls.key", "no key").json(),
+        secret("served-empty", "kubernetes.io/tls").data("tls.crt", "").data("tls.key", "").json(),
         secret("pulls", "kubernetes.io/dockerconfigjson").data(".dockerconfigjson", pulls).json(),
         secret("own-type", "example.com/anything").json(),
     ]
@@ -153,6 +154,19 @@ async fn copies_have_the_content_of_their_sources_and_no_traces_of_other_tools()
     hub.make(&account).await?;
     let token = Draft::secret(home, "token").with("type", json!("kubernetes.io/service-account-token"));
     hub.make(&token.annotation("kubernetes.io/service-account.name", "robot").json()).await?;
+    // Nor does what others keep for themselves travel: Helm's releases, tokens of the cluster, bundles of certificates.
+    let release = "sh.helm.release.v1.app.v1";
+    let never = [
+        Draft::secret(home, release).with("type", json!("helm.sh/release.v1")).data("release", "x"),
+        Draft::secret(home, "bootstrap")
+            .with("type", json!("bootstrap.kubernetes.io/token"))
+            .data("token-id", "abcdef"),
+        Draft::config_map(home, "istio-ca-root-cert").data("root-cert.pem", "x"),
+        Draft::config_map(home, "openshift-service-ca.crt").data("service-ca.crt", "x"),
+    ];
+    for draft in &never {
+        hub.make(&draft.json()).await?;
+    }
 
     let rule = Id::rule(home, "everything");
     hub.make(&RuleDraft::new(home, "everything").named(&["*"]).everywhere().json()).await?;
@@ -162,9 +176,13 @@ async fn copies_have_the_content_of_their_sources_and_no_traces_of_other_tools()
     let told = hub.all_applied(&rule, 2 * sources.len()).await?;
     ensure!(told["status"]["summary"]["sources"] == sources.len(), "{}", told["status"]);
     let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("never distributed") && message.contains("content/token"), "{message}");
+    ensure!(message.contains("3 selected objects are never distributed"), "{message}");
+    ensure!(message.contains("secrets/content/bootstrap: its type is a credential"), "{message}");
     for member in &scene.members {
         ensure!(member.find(&Id::secret(home, "token")).await?.is_none());
+        for draft in &never {
+            ensure!(member.find(&Id::of(&draft.json())?).await?.is_none(), "{:?} was copied", draft.json()["metadata"]);
+        }
         // The member's own certificate bundle, not the hub's.
         let own = member.get(&Id::config_map(home, "kube-root-ca.crt")).await?;
         ensure!(own["metadata"]["labels"].is_null());

@@ -161,3 +161,70 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     }
     scene.member(1).is_untouched(&old).await
 }
+
+#[tokio::test]
+async fn the_namespace_of_sources_goes_and_the_rule_that_reads_it_stays() -> Result<()> {
+    let scene = scene().await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let (few, many, target) = ("read-few", "read-many", "read-target");
+    scene.hub_namespaces(&[few, many]).await?;
+    scene.member_namespaces(&[target]).await?;
+    let rule = Id::cluster_rule("reads-two");
+    let entry =
+        json!({"namespaces": ["read-*"], "resources": ["configmaps"], "selector": {"matchLabels": {"read": "yes"}}});
+    let make = async |namespace: &str, count: usize| {
+        let mut made = vec![];
+        for number in 0..count {
+            let draft = Draft::config_map(namespace, &format!("{namespace}-{number}")).label("read", "yes");
+            made.push(hub.make(&draft.data("k", namespace).json()).await?);
+        }
+        anyhow::Ok(made)
+    };
+    let (of_few, of_many) = (make(few, 2).await?, make(many, 12).await?);
+    let draft = RuleDraft::cluster_scoped("reads-two").source(entry).to(&["member-1"]).into(&[target]);
+    hub.make(&draft.json()).await?;
+    for source in of_few.iter().chain(&of_many) {
+        member.has_copy(source, target, &rule).await?;
+    }
+    hub.all_applied(&rule, 14).await?;
+
+    // What is below the limit goes with its namespace; the others stay, and so does the rule.
+    hub.delete(&Id::namespace(few)).await?;
+    for source in &of_few {
+        member.lacks(&Id::of(source)?.within(target)).await?;
+    }
+    hub.all_applied(&rule, 12).await?;
+    // It is there again, under another uid, and so are its sources.
+    hub.lacks(&Id::namespace(few)).await?;
+    scene.hub_namespaces(&[few]).await?;
+    let of_few = make(few, 2).await?;
+    for source in &of_few {
+        member.has_copy(source, target, &rule).await?;
+    }
+    hub.all_applied(&rule, 14).await?;
+
+    // What is above it is held: nobody has named one of them. Ten copies may go within a minute, in all.
+    hub.delete(&Id::namespace(many)).await?;
+    let told = hub.sees("held", &rule, |rule| {
+        let held = condition(rule, "DeletionHeld")?;
+        ensure!(held["status"] == "True" && rule["status"]["summary"]["sources"] == 2, "{}", rule["status"]);
+        Ok(())
+    });
+    let told = told.await?;
+    hub.lacks(&Id::namespace(many)).await?;
+    let mut left = 0;
+    for source in &of_many {
+        left += u64::from(member.find(&Id::of(source)?.within(target)).await?.is_some());
+    }
+    let held = told["status"]["removal"]["copies"].as_u64().unwrap_or_default();
+    ensure!(held >= 2 && left == held, "{held} are held and {left} are left");
+    for source in &of_few {
+        member.has_copy(source, target, &rule).await?;
+    }
+    let digest = told["status"]["removal"]["digest"].clone();
+    hub.change(&rule, json!({"metadata": {"annotations": {"runnel.dev/release": digest}}})).await?;
+    for source in &of_many {
+        member.lacks(&Id::of(source)?.within(target)).await?;
+    }
+    hub.all_applied(&rule, 2).await.map(|_| ())
+}

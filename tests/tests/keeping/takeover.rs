@@ -119,3 +119,44 @@ async fn what_a_cluster_made_for_itself_and_another_hubs_copies_are_not_adopted(
     ensure!(message.contains("secrets/untouchable/token") && message.contains("never taken over"), "{message}");
     member.is_untouched(&made).await
 }
+
+#[tokio::test]
+async fn what_kubectl_applied_on_the_clients_side_is_taken_over_whole() -> Result<()> {
+    let home = "client-side";
+    let scene = scene_with(home).await?;
+    let (hub, member) = (&scene.hub, scene.member(1));
+    let rule = Id::rule(home, "all");
+    let theirs = Draft::config_map(home, "settings").data("k", "theirs").data("only-theirs", "x").label("team", "b");
+    let kubectl = super::fleet().await?.member(1);
+    kubectl.kubectl_stdin(&["apply", "-f", "-"], &theirs.json().to_string()).await?;
+    let id = Id::config_map(home, "settings");
+    let before = member.get(&id).await?;
+    let last_applied = "kubectl.kubernetes.io/last-applied-configuration";
+    ensure!(before["metadata"]["annotations"][last_applied].is_string(), "{}", before["metadata"]);
+    let source = hub.make(&Draft::config_map(home, "settings").data("k", "ours").label("team", "a").json()).await?;
+    let draft = RuleDraft::new(home, "all").named(&["*"]).to(&["member-1"]);
+    hub.make(&draft.with("conflictPolicy", json!("Overwrite")).json()).await?;
+    let told = member.is_told(&id, "Overwritten").await?;
+    ensure!(told.note.contains("kubectl-client-side-apply"), "{told:?}");
+    // No key of theirs is left, though a server-side apply alone would leave it; it is the same object.
+    let is_ours = |copy: &serde_json::Value| {
+        ensure!(copy["data"] == source["data"] && copy["metadata"]["labels"]["team"] == "a", "{copy}");
+        ensure!(copy["metadata"]["uid"] == before["metadata"]["uid"], "it was made anew");
+        Ok(())
+    };
+    member.sees("ours alone", &id, is_ours).await?;
+    hub.all_applied(&rule, 1).await?;
+    // Their next apply is drift like any other, and one of equal content is none.
+    kubectl.kubectl_stdin(&["apply", "-f", "-"], &theirs.json().to_string()).await?;
+    member.sees("ours again", &id, is_ours).await?;
+    member.is_told(&id, "DriftCorrected").await?;
+    // And the source's own edits reach it, with no trace of what was applied there.
+    let source = hub.change(&id, json!({"data": {"k": null, "l": "ours"}})).await?;
+    member
+        .sees("edited", &id, |copy| {
+            ensure!(copy["data"] == source["data"], "{}", copy["data"]);
+            Ok(())
+        })
+        .await?;
+    hub.all_applied(&rule, 1).await.map(|_| ())
+}
