@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
-    ClusterName, Counts, Failure, MESSAGE_LIMIT, Payload, Reason, Revision, RuleState, RuleUid, SourceRef,
+    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Reason, Revision, RuleState, RuleUid,
+    SourceRef,
 };
 use serde_json::json;
 
@@ -367,28 +368,34 @@ fn nothing_selected_and_nowhere_to_go_are_said() {
 /// The sizes that the manual and the notes of a release speak of: `cargo test -p runnel-hub --lib size -- --nocapture`.
 #[test]
 fn the_size_of_a_status_does_not_grow_with_the_fleet() {
-    let size = |clusters: usize| {
-        let names: Vec<_> = (0..clusters).map(|n| format!("cluster-{n:05}")).collect();
-        let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
-        for (n, name) in names.iter().enumerate() {
-            let message = "an object that is not Runnel's stands here; delete it or rename it".to_owned();
-            let copy = SourceRef::new("configmaps", "default", "settings");
-            let failure = Failure { reason: Reason::Conflict, copy, message };
-            match n % 10 {
-                0 => {
-                    world.report(name, Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, vec![failure])
+    let long = format!("an object stands here; {}", "\"".repeat(MESSAGE_LIMIT));
+    let cases = [
+        ("cluster", "default", "settings", "an object that is not Runnel's stands here; delete it or rename it"),
+        // The longest names and messages that there can be; what has to be escaped takes twice its room.
+        (&"c".repeat(57), &"n".repeat(63), &"s".repeat(253), &long[..MESSAGE_LIMIT]),
+    ];
+    for (cluster, namespace, source, message) in cases {
+        let size = |clusters: usize| {
+            let names: Vec<_> = (0..clusters).map(|n| format!("{cluster}-{n:05}")).collect();
+            let mut world = World::new(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            for (n, name) in names.iter().enumerate() {
+                let copy = SourceRef::new("configmaps", namespace, source);
+                let failure = Failure { reason: Reason::Conflict, copy, message: message.to_owned() };
+                let failed = Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() };
+                match n % 10 {
+                    0 => world.report(name, failed, vec![failure; FAILURES_LIMIT]),
+                    _ => world.applied(name),
                 }
-                _ => world.applied(name),
             }
-        }
-        world.fold();
-        let size = serde_json::to_vec(&world.status).unwrap().len();
-        println!("{clusters} clusters: a status of {size} bytes");
-        size
-    };
-    let sizes = [10, 1_000, 10_000].map(size);
-    assert!(sizes.iter().all(|size| *size < 64 * 1024), "{sizes:?}");
-    assert!(sizes[2] < sizes[1] + 64, "it grows with the fleet: {sizes:?}");
+            world.fold();
+            let size = serde_json::to_vec(&world.status).unwrap().len();
+            println!("{clusters} clusters: a status of {size} bytes");
+            size
+        };
+        let sizes = [10, 1_000, 10_000].map(size);
+        assert!(sizes.iter().all(|size| *size < 64 * 1024), "{sizes:?}");
+        assert!(sizes[2] < sizes[1] + 64, "it grows with the fleet: {sizes:?}");
+    }
 }
 
 #[test]
