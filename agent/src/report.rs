@@ -75,6 +75,14 @@ impl Report {
         self.dirty.insert(rule.clone());
     }
 
+    /// Says that something else about the rules changed of which something is said about this copy.
+    pub fn touch_copy(&mut self, copy: &SourceRef) {
+        let rules: Vec<_> = self.copies.get(copy).into_iter().flatten().map(|(rule, _)| rule.clone()).collect();
+        for rule in rules {
+            self.touch(&rule);
+        }
+    }
+
     /// Forgets a rule of which nothing is left.
     pub fn forget(&mut self, rule: &RuleUid) {
         self.rules.remove(rule);

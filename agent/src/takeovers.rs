@@ -7,7 +7,9 @@
 //! reported, and judged anew.
 //!
 //! An object is named by its uid: it may change while it waits, but what was deleted and made anew is another one. One
-//! permission is good for one takeover: an object that lost all our marks later is asked about again.
+//! permission is good for one takeover: an object that lost all our marks later is asked about again. And it ends with what
+//! it answers: when the agent has said that something else waits, when nothing is to be done about the copy any more, and
+//! with the stream.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,6 +23,10 @@ pub struct Takeovers {
     allowed: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
     /// What the hub said last of a rule, while that does not fit what waits, or not yet.
     offers: BTreeMap<RuleUid, TakeoverDigest>,
+    /// What the hub was told in this stream that waits, when all of it was known.
+    told: BTreeMap<RuleUid, Option<TakeoverDigest>>,
+    /// What was found to differ, by the name of the copy: for which rule, and the uid of the object.
+    found: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
 }
 
 impl Takeovers {
@@ -29,9 +35,19 @@ impl Takeovers {
         self.allowed.get(copy).is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
     }
 
-    /// The hub has named a set.
+    /// The hub has named a set. If it has been told of another one since, it has judged that one by now, or will.
     pub fn offer(&mut self, rule: &RuleUid, digest: TakeoverDigest) {
-        self.offers.insert(rule.clone(), digest);
+        if self.told.get(rule).is_none_or(|told| *told == Some(digest)) {
+            self.offers.insert(rule.clone(), digest);
+        }
+    }
+
+    /// The hub is told that exactly this waits.
+    pub fn tell(&mut self, rule: &RuleUid, waiting: Option<TakeoverDigest>) {
+        if self.offers.get(rule).copied() != waiting {
+            self.offers.remove(rule);
+        }
+        self.told.insert(rule.clone(), waiting);
     }
 
     /// Whether the hub has named a set of a rule that did not wait, or not yet.
@@ -39,9 +55,18 @@ impl Takeovers {
         self.offers.contains_key(rule)
     }
 
-    /// What the hub named in a stream holds in that stream alone.
-    pub fn drop_offers(&mut self) {
+    /// What was said in a stream holds in that stream alone. Returns the copies of which that was all that let them be
+    /// overwritten.
+    pub fn end_stream(&mut self) -> Vec<SourceRef> {
         self.offers.clear();
+        self.told.clear();
+        std::mem::take(&mut self.allowed).into_keys().collect()
+    }
+
+    /// Nothing of a rule is left here.
+    pub fn forget_rule(&mut self, rule: &RuleUid) {
+        self.offers.remove(rule);
+        self.told.remove(rule);
     }
 
     /// These wait. If they are what the hub has named, they may be overwritten, and the offer is used up.
@@ -55,9 +80,24 @@ impl Takeovers {
         fits
     }
 
-    /// The copy is as it should be, or nobody wants it: whatever stands there later is asked about.
+    /// Nothing is to be done about the copy: whatever stands there later is asked about.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.allowed.remove(copy);
+    }
+
+    /// An object was looked into and is not what should stand there.
+    pub fn find(&mut self, rule: &RuleUid, copy: &SourceRef, uid: &Arc<str>) {
+        self.found.insert(copy.clone(), (rule.clone(), uid.clone()));
+    }
+
+    /// Whether that was found of the object with this uid, and nothing else since.
+    pub fn was_found(&self, rule: &RuleUid, copy: &SourceRef, uid: &str) -> bool {
+        self.found.get(copy).is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
+    }
+
+    /// It is not there any more, or is not to be overwritten.
+    pub fn unfind(&mut self, copy: &SourceRef) {
+        self.found.remove(copy);
     }
 }
 
@@ -106,8 +146,32 @@ mod tests {
         assert!(!takeovers.allows(&rule, &copy("one"), "1"));
         assert!(!takeovers.take(&rule, &both), "it is used up");
         takeovers.offer(&rule, digest_of(&rule, &both));
-        takeovers.drop_offers();
+        assert!(takeovers.end_stream().contains(&copy("two")) && !takeovers.allows(&rule, &copy("two"), "2"));
         assert!(!takeovers.take(&rule, &both) && !takeovers.has_offer(&rule));
+    }
+
+    #[test]
+    fn what_was_named_is_void_once_the_hub_was_told_of_something_else() {
+        let rule = RuleUid::from("r");
+        let (one, two) = (waiting(&[("one", "1")]), waiting(&[("one", "1"), ("two", "2")]));
+        let (first, second) = (digest_of(&rule, &one), digest_of(&rule, &two));
+        let mut takeovers = Takeovers::default();
+        takeovers.offer(&rule, first);
+        takeovers.tell(&rule, Some(first));
+        assert!(takeovers.has_offer(&rule));
+        for told in [Some(second), None] {
+            takeovers.tell(&rule, told);
+            assert!(!takeovers.has_offer(&rule));
+            takeovers.offer(&rule, first);
+            assert!(!takeovers.has_offer(&rule), "it crossed what was told");
+            takeovers.tell(&rule, Some(first));
+            assert!(!takeovers.take(&rule, &one));
+            takeovers.offer(&rule, first);
+            assert!(takeovers.has_offer(&rule));
+        }
+        takeovers.end_stream();
+        takeovers.offer(&rule, second);
+        assert!(takeovers.take(&rule, &two), "nothing was told in this stream");
     }
 
     #[test]

@@ -12,15 +12,23 @@ use super::{ASK_AGAIN, Core, Session};
 impl Core {
     pub(super) fn connected(&mut self, now: Instant) {
         let rules: Vec<_> = self.desired.rules().cloned().collect();
-        let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         // A new stream says anew what may be overwritten.
-        self.takeovers.drop_offers();
+        self.lost(now);
+        let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
         let mut session = Session::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
         session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
         self.session = Some(session);
         for uid in &rules {
             self.report.reported(uid, now);
+        }
+    }
+
+    /// The stream has ended: nothing is overwritten without a word of the hub in another one.
+    pub(super) fn lost(&mut self, now: Instant) {
+        self.session = None;
+        for copy in self.takeovers.end_stream() {
+            self.look_afresh(&copy, now);
         }
     }
 
@@ -73,6 +81,10 @@ impl Core {
     fn end(&mut self, end: SnapshotEnd, now: Instant) {
         for copy in self.desired.confirm(&self.records) {
             self.look_afresh(&copy, now);
+        }
+        // The hub waits to hear what is to be overwritten now that everything is known of it.
+        for uid in self.desired.overwriting() {
+            self.report.touch(&uid);
         }
         let (intents, digest) = self.desired.sum();
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
@@ -147,6 +159,7 @@ impl Core {
             .into_iter()
             .map(|gone| {
                 self.report.forget(&gone.uid);
+                self.takeovers.forget_rule(&gone.uid);
                 self.store_due = true;
                 gone_state(gone.uid, gone.rule)
             })
@@ -177,6 +190,9 @@ impl Core {
             self.take_offer(uid, now);
         }
         let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
+        for state in states.iter().filter(|state| state.counts.under_way() == 0) {
+            self.takeovers.tell(&state.uid, state.takeovers.map(|waiting| waiting.digest));
+        }
         self.send(AgentFrame::Report(states));
     }
 }

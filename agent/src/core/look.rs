@@ -100,6 +100,7 @@ impl Core {
         if let Some(trouble) = watched.and_then(|watched| watched.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
+            self.takeovers.forget(copy);
             self.say(
                 copy,
                 want,
@@ -128,9 +129,7 @@ impl Core {
         if outcome.is_none() {
             self.fights.forget(copy);
         }
-        if !matches!(outcome, Some(Outcome::Failed(_))) {
-            self.takeovers.forget(copy);
-        }
+        self.takeovers.forget(copy);
         let key = Self::key(copy);
         if self.reread.contains(copy) {
             self.queue.add(&key);
@@ -241,6 +240,7 @@ impl Core {
 
     /// Says how a copy is, for every rule that has to do with it.
     fn say(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>) {
+        let outcome = self.still_waits(copy, want, outcome);
         let mut outcomes = self.desired.others(copy);
         match (want, outcome) {
             (Want::Copy(wanted), Some(outcome)) => {

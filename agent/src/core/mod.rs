@@ -288,7 +288,7 @@ impl Core {
             Event::NamespacesComplete => self.namespaces_complete(now),
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
-            Event::HubLost => self.session = None,
+            Event::HubLost => self.lost(now),
             Event::Revoked => self.revoked(now),
             Event::Done(done) => self.done(done, now),
         }

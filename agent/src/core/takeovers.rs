@@ -6,7 +6,7 @@ use std::time::Instant;
 use runnel_proto::model::{Reason, RuleUid, SourceRef, Takeovers};
 
 use super::Core;
-use crate::decide::{Takeover, Want};
+use crate::decide::{Outcome, Takeover, Trouble, Want, waits};
 use crate::takeovers::digest_of;
 
 impl Core {
@@ -19,6 +19,33 @@ impl Core {
         {
             wanted.policies.takeover = Takeover::Asked;
         }
+    }
+
+    /// What was found to wait goes on waiting while nothing can be found out about it: that it cannot be read now does not
+    /// mean that fewer objects would be lost.
+    pub(super) fn still_waits(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>) -> Option<Outcome> {
+        if outcome == Some(Outcome::UnderWay) {
+            return outcome;
+        }
+        let asks = match (want, self.records.live(copy)) {
+            (Want::Copy(wanted), Some(live)) => Some((&wanted.intent.rule, live, &wanted.policies.takeover)),
+            _ => None,
+        };
+        match (asks, &outcome) {
+            (Some((rule, live, _)), Some(Outcome::Failed(trouble))) if trouble.reason == Reason::TakeoverWaiting => {
+                self.takeovers.find(rule, copy, &live.uid);
+            }
+            (Some((rule, live, Takeover::Asked)), Some(Outcome::Failed(trouble)))
+                if is_passing(trouble.reason) && self.takeovers.was_found(rule, copy, &live.uid) =>
+            {
+                let Trouble { reason, message } = waits(live);
+                return Some(Outcome::Failed(Trouble::new(reason, format!("{message}; now: {}", trouble.message))));
+            }
+            // What may be overwritten and could not be is asked about again.
+            (Some((.., Takeover::Always)), Some(Outcome::Failed(_))) => {}
+            _ => self.takeovers.unfind(copy),
+        }
+        outcome
     }
 
     /// The objects of a rule that wait to be overwritten.
@@ -46,4 +73,9 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether a failure says nothing about the object.
+fn is_passing(reason: Reason) -> bool {
+    matches!(reason, Reason::Unavailable | Reason::Forbidden | Reason::WaitingForHub)
 }

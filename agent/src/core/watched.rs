@@ -26,8 +26,14 @@ impl Core {
         if let Some(run) = self.runs.get_mut(copy) {
             run.heard.push(Some(live.version.clone()));
         }
+        let stood = self.records.live(copy).map(|live| live.uid.clone());
+        let stands = live.uid.clone();
         if self.records.watched(copy, live) {
             self.look(copy, now);
+            if stood.is_some_and(|stood| stood != stands) {
+                // What waits to be overwritten may be another object that fails in the same words.
+                self.report.touch_copy(copy);
+            }
         }
     }
 

@@ -1,7 +1,10 @@
 //! What is to be overwritten waits for the hub's word, played against the model of an API server.
 use super::world::*;
 use crate::core::*;
+use crate::decide::Trouble;
 use crate::live::Ownership;
+use crate::policy::Policy;
+use crate::records::IntentKey;
 use runnel_proto::model::*;
 
 fn counts(world: &World) -> Counts {
@@ -71,48 +74,149 @@ fn nothing_is_overwritten_but_what_the_hub_has_named() {
 }
 
 #[test]
-fn what_the_hub_names_too_early_holds_while_the_stream_lasts_and_no_longer() {
+fn what_waits_goes_on_waiting_while_the_api_server_is_away_or_content_is_missing() {
+    for reason in [Reason::Unavailable, Reason::Forbidden] {
+        let mut world = overwriting();
+        let both = waiting(&world);
+        world.sent.clear();
+        world.failing = Some(Trouble::new(reason, "no"));
+        world.settle();
+        // Another revision makes the agent look afresh, and it finds out nothing.
+        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+        world.settle();
+        world.failing = None;
+        world.settle();
+        let settled = world.told_states("r").into_iter().filter(|state| state.counts.under_way() == 0);
+        let told: Vec<_> = settled.map(|state| state.takeovers.map(|told| (told.objects, told.digest))).collect();
+        assert!(!told.is_empty() && told.iter().all(|told| *told == Some(both)), "{reason:?}: {told:?}");
+        assert_eq!(world.core.totals().overwritten, 0);
+    }
+    let mut world = overwriting();
+    let both = waiting(&world);
+    world.set_namespace("c", None);
+    world.settle();
+    world.core.cache.remove(&IntentKey { rule: "r".into(), source: copy("team", "s0") });
+    world.settle();
+    assert!(world.sent.iter().any(|frame| matches!(frame, AgentFrame::Want(..))), "the content is asked for");
+    assert_eq!((counts(&world).under_way(), waiting(&world)), (0, both));
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    world.let_overwrite("r");
+    assert_eq!(world.core.totals().overwritten, 2);
+}
+
+#[test]
+fn what_the_hub_has_named_is_void_when_the_agent_has_asked_for_something_else() {
     let mut world = overwriting();
     let both = waiting(&world).1;
-    world.delete(&copy("a", "s0"));
-    world.settle();
-    assert_eq!((counts(&world).applied, waiting(&world).0), (2, 1));
-    // What is named is not what waits, and never will be: the object is gone.
-    world.name_takeovers("r", both);
-    world.settle();
-    assert_eq!(waiting(&world).0, 1);
-    let one = waiting(&world).1;
     world.set_namespace("d", Some(Namespace::default()));
+    world.make_foreign(&copy("d", "s0"));
     let terms =
         Terms { conflict_policy: ConflictPolicy::Overwrite, created_at: 101, ..terms("r", &["a", "b", "c", "d"]) };
-    world.make_foreign(&copy("d", "s0"));
     world.batch(vec![with_terms("r", terms)]);
     world.settle();
-    assert_eq!(waiting(&world).0, 2);
-    world.name_takeovers("r", one);
+    assert_eq!(waiting(&world).0, 3);
+    // It was named before the hub heard of the third.
+    world.name_takeovers("r", both);
     world.settle();
-    assert_eq!(waiting(&world).0, 2, "there is one more than was named");
+    assert_eq!(waiting(&world).0, 3);
     world.delete(&copy("d", "s0"));
     world.settle();
-    assert_eq!((counts(&world).applied, waiting(&world).0), (4, 0), "now it is exactly what was named");
+    assert_eq!((waiting(&world), world.core.totals().overwritten), ((2, both), 0), "the hub may hold it by now");
+    world.name_takeovers("r", both);
+    world.settle();
+    assert_eq!((counts(&world).applied, world.core.totals().overwritten), (4, 2));
+}
 
-    // Another stream, and another process, know of no permission.
-    for restarts in [false, true] {
+#[test]
+fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
+    // Named while something is being found out: it is carried out when that is over, in the same stream.
+    for lost in [false, true] {
         let mut world = overwriting();
         let both = waiting(&world).1;
-        match restarts {
-            true => world.restart(),
-            false => world.core.hear(Event::HubLost, world.now),
+        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
+        world.name_takeovers("r", both);
+        if lost {
+            world.core.hear(Event::HubLost, world.now);
+            world.connect();
         }
-        world.connect();
         world.settle();
-        assert_eq!(world.core.totals().overwritten, 0);
-        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
-        world.settle();
-        assert_eq!(waiting(&world), (2, both), "it asks again, in the same words");
+        assert_eq!(world.core.totals().overwritten, if lost { 0 } else { 2 });
         world.let_overwrite("r");
-        assert_eq!(counts(&world).applied, 3);
+        assert_eq!((counts(&world).applied, world.core.totals().overwritten), (3, 2));
     }
+
+    // Permitted, but the API server refuses: it is tried again while the stream lasts.
+    for lost in [false, true] {
+        let mut world = overwriting();
+        let both = waiting(&world).1;
+        world.poisoned.insert("s0".into());
+        world.let_overwrite("r");
+        assert_eq!((world.core.totals().overwritten, waiting(&world).0), (0, 0));
+        if lost {
+            world.core.hear(Event::HubLost, world.now);
+        }
+        world.poisoned.clear();
+        world.settle();
+        assert_eq!(world.core.totals().overwritten, if lost { 0 } else { 2 }, "while the hub is away, nothing");
+        if lost {
+            world.sent.clear();
+            world.connect();
+            world.confirm();
+            world.settle();
+            let told = world.sent.iter().any(|frame| matches!(frame, AgentFrame::Report(states) if !states.is_empty()));
+            assert!(told, "the hub does not take the first account for a word on what waits");
+            assert_eq!(waiting(&world), (2, both), "it asks again, in the same words");
+            world.let_overwrite("r");
+        }
+        assert_eq!((counts(&world).applied, world.core.totals().overwritten), (3, 2));
+    }
+
+    // Another process knows of no permission.
+    let mut world = overwriting();
+    let both = waiting(&world).1;
+    world.poisoned.insert("s0".into());
+    world.let_overwrite("r");
+    world.restart();
+    world.poisoned.clear();
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert_eq!((waiting(&world), world.core.totals().overwritten), ((2, both), 0));
+    world.let_overwrite("r");
+    assert_eq!((counts(&world).applied, world.core.totals().overwritten), (3, 2));
+}
+
+#[test]
+fn a_permission_ends_when_the_copy_rests_for_whatever_reason() {
+    let overwrites =
+        |created_at| Terms { conflict_policy: ConflictPolicy::Overwrite, created_at, ..terms("r", &["a", "b", "c"]) };
+    for suspend in [false, true] {
+        let mut world = overwriting();
+        let both = waiting(&world).1;
+        world.poisoned.insert("s0".into());
+        world.let_overwrite("r");
+        let conflict_policy = if suspend { ConflictPolicy::Overwrite } else { ConflictPolicy::Fail };
+        world.batch(vec![with_terms("r", Terms { conflict_policy, suspend, ..overwrites(101) })]);
+        world.settle();
+        world.poisoned.clear();
+        world.batch(vec![with_terms("r", overwrites(102))]);
+        world.settle();
+        assert_eq!((waiting(&world), world.core.totals().overwritten), ((2, both), 0), "suspended: {suspend}");
+        world.let_overwrite("r");
+        assert_eq!((counts(&world).applied, world.core.totals().overwritten), (3, 2));
+    }
+
+    // The member's own policy refuses meanwhile, and lets it again.
+    let mut world = overwriting();
+    let both = waiting(&world).1;
+    world.poisoned.insert("s0".into());
+    world.let_overwrite("r");
+    world.set_policy(Policy { overwrite: false, ..Policy::open() });
+    world.settle();
+    world.poisoned.clear();
+    world.allow_everything();
+    world.settle();
+    assert_eq!((waiting(&world), world.core.totals().overwritten), ((2, both), 0));
 }
 
 #[test]
@@ -122,11 +226,34 @@ fn a_rule_that_no_longer_overwrites_waits_for_nothing_and_neither_does_one_that_
         let both = waiting(&world).1;
         let conflict_policy = if suspend { ConflictPolicy::Overwrite } else { ConflictPolicy::Fail };
         let terms = Terms { conflict_policy, suspend, created_at: 101, ..terms("r", &["a", "b", "c"]) };
-        world.batch(vec![with_terms("r", terms)]);
+        world.batch(vec![with_terms("r", terms.clone())]);
         world.settle();
         assert_eq!(waiting(&world).0, 0);
         world.name_takeovers("r", both);
         world.settle();
         assert_eq!((counts(&world).applied, world.core.totals().overwritten), (1, 0));
+        if suspend {
+            continue;
+        }
+        // It overwrites again: what was named meanwhile was named for nothing.
+        let again =
+            Terms { conflict_policy: ConflictPolicy::Overwrite, suspend: false, created_at: 102, ..terms.clone() };
+        world.batch(vec![with_terms("r", again)]);
+        world.settle();
+        assert_eq!((waiting(&world), world.core.totals().overwritten), ((2, both), 0));
     }
+}
+
+#[test]
+fn another_object_of_the_same_name_is_reported_also_where_it_fails_in_the_same_words() {
+    let mut world = overwriting();
+    // A copy of another hub: it carries our label, so the watch shows it.
+    world.edit(&copy("a", "s0"), |object| (object.live.ownership, object.labelled) = (Ownership::OtherHub, true));
+    world.settle();
+    let first = waiting(&world);
+    // The watch was broken while it was deleted and made anew.
+    world.edit(&copy("a", "s0"), |object| object.live.uid = "another".into());
+    world.settle_now();
+    assert_eq!(waiting(&world).0, 2);
+    assert_ne!(waiting(&world), first, "another object has another name");
 }

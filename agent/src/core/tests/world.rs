@@ -36,6 +36,8 @@ pub struct World {
     pub under_way: VecDeque<Job>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
+    /// What the API server answers to whatever is asked of a copy.
+    pub failing: Option<Trouble>,
     pub writes: usize,
     pub sent: Vec<AgentFrame>,
     pub stored: Vec<StoredRule>,
@@ -115,6 +117,7 @@ impl World {
             untold: VecDeque::new(),
             under_way: VecDeque::new(),
             poisoned: BTreeSet::new(),
+            failing: None,
             writes: 0,
             sent: vec![],
             stored: vec![],
@@ -391,6 +394,10 @@ impl World {
             }
             Key::Copy(copy) => copy.clone(),
         };
+        if self.failing.is_some() {
+            done.trouble.clone_from(&self.failing);
+            return done;
+        }
         match job.work {
             Work::CreateNamespace => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
@@ -512,10 +519,15 @@ impl World {
 
     /// The newest state of a rule that was sent.
     pub fn told_state(&self, uid: &str) -> Option<RuleState> {
+        self.told_states(uid).pop()
+    }
+
+    /// Every state of a rule that was sent.
+    pub fn told_states(&self, uid: &str) -> Vec<RuleState> {
         let states = self.sent.iter().flat_map(|frame| match frame {
             AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => states.clone(),
             _ => vec![],
         });
-        states.filter(|state| state.uid.as_str() == uid).last()
+        states.filter(|state| state.uid.as_str() == uid).collect()
     }
 }
