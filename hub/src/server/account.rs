@@ -68,8 +68,9 @@ impl Running {
         self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
         self.shared.change(|index| index.holds_only(&cluster, &with_copies));
         self.shared.mark_rules_of(&cluster);
-        self.update();
+        // What may be overwritten is judged by what waits now, and said only then.
         self.judge_takeovers(&cluster, &rules);
+        self.update();
         self.claim_held();
     }
 

@@ -18,7 +18,8 @@ pub(super) struct Account {
     pub(super) intents: u32,
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
-    /// What is to be overwritten, as it was when nothing else was under way: what is being found out is not all of it.
+    /// What is to be overwritten, as it was when nothing was under way: what is being found out is not all of it. What
+    /// cannot be removed does not count, as it may wait for a copy that waits itself.
     pub(super) takeovers: Option<Takeovers>,
     /// How many of the copies that failed wait to be overwritten.
     pub(super) waiting_takeovers: u32,
@@ -69,12 +70,20 @@ impl Ledger {
         let presence = self.clusters.entry(cluster.clone()).or_default();
         presence.session = Some(facts);
         presence.number = number;
-        presence.accounts.clear();
+        let before = std::mem::take(&mut presence.accounts);
         presence.names.clear();
         presence.lost_at = None;
         presence.silence_told = false;
         for state in states {
+            let (uid, digests) = (state.uid.clone(), (state.intents_digest, state.terms_digest));
             self.report(cluster, number, state);
+            // An agent that was restarted, or is busy, has not found out again what waits, and says so when it has.
+            let account = self.clusters.get_mut(cluster).and_then(|presence| presence.accounts.get_mut(&uid));
+            if let (Some(account), Some(before)) = (account, before.get(&uid))
+                && (account.counts.under_way() > 0 || (before.intents_digest, before.terms_digest) != digests)
+            {
+                account.takeovers = before.takeovers;
+            }
         }
     }
 
@@ -110,7 +119,7 @@ impl Ledger {
         presence.names.insert(state.uid.clone(), state.rule);
         let before = presence.accounts.get(&state.uid).and_then(|account| account.takeovers);
         let account = Account {
-            takeovers: if state.counts.is_settled() { state.takeovers } else { before },
+            takeovers: if state.counts.under_way() == 0 { state.takeovers } else { before },
             waiting_takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
@@ -200,5 +209,80 @@ impl Ledger {
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
         self.clusters.get(cluster)?.accounts.get(rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::model::{Revision, SourceRef, TakeoverDigest};
+
+    fn facts() -> SessionFacts {
+        SessionFacts {
+            agent_version: "1".into(),
+            kubernetes_version: "v1".into(),
+            cluster_uid: "c".into(),
+            protocol: 3,
+            key: String::new(),
+            certificate_expires: Timestamp::MAX,
+        }
+    }
+
+    /// A rule of 16 copies in one cluster, of which so many wait to be overwritten and the rest is as said.
+    fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
+        let mut counts = Counts { copies: 16, failed: objects, applied: 16 - objects, ..Counts::default() };
+        change(&mut counts);
+        let digest = TakeoverDigest([u8::try_from(objects).unwrap(); 16]);
+        RuleState {
+            uid: "r".into(),
+            rule: RuleName::default(),
+            intents_digest: SetDigest::default(),
+            intents: 16,
+            terms_digest: Some(TermsDigest([1; 16])),
+            counts,
+            failures: vec![],
+            gone: false,
+            takeovers: (objects > 0).then_some(Takeovers { objects, digest }),
+        }
+    }
+
+    fn waiting(ledger: &Ledger) -> u32 {
+        let holding = ledger.holding(&"r".into(), &"a".into()).unwrap();
+        holding.takeovers.map_or(0, |takeovers| takeovers.objects)
+    }
+
+    #[test]
+    fn what_waits_is_taken_in_when_nothing_is_under_way_whatever_cannot_be_removed() {
+        let (mut ledger, cluster) = (Ledger::default(), ClusterName::from("a"));
+        ledger.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
+        ledger.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
+        assert_eq!(waiting(&ledger), 0, "there may be more of them");
+        // The old copy goes when its successor stands, and the successor waits.
+        ledger.report(&cluster, 1, state(7, |counts| counts.removing = 1));
+        assert_eq!(waiting(&ledger), 7);
+    }
+
+    #[test]
+    fn an_agent_that_comes_back_still_has_what_waited_until_it_has_found_out_again() {
+        let cluster = ClusterName::from("a");
+        let back = |hello: RuleState| {
+            let mut ledger = Ledger::default();
+            ledger.connected(&cluster, 1, facts(), vec![]);
+            ledger.report(&cluster, 1, state(6, |_| {}));
+            ledger.connected(&cluster, 2, facts(), vec![hello]);
+            ledger
+        };
+        // Busy; restarted, so that it knows of no intents but those of its copies, or of no terms.
+        let mut restarted = state(0, |counts| *counts = Counts { copies: 10, applied: 10, ..Counts::default() });
+        restarted.intents_digest.insert(&SourceRef::new("configmaps", "team", "s"), &Revision([1; 16]));
+        let unclaimed = RuleState { terms_digest: None, ..state(0, |_| {}) };
+        for hello in [state(0, |counts| counts.applied = 3), restarted, unclaimed] {
+            let mut ledger = back(hello);
+            assert_eq!(waiting(&ledger), 6);
+            ledger.report(&cluster, 2, state(2, |_| {}));
+            assert_eq!(waiting(&ledger), 2);
+        }
+        // It was only away.
+        assert_eq!(waiting(&back(state(2, |_| {}))), 2);
     }
 }

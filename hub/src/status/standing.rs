@@ -134,9 +134,9 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
     }
 }
 
-/// What is left as somebody changed it has not failed.
+/// What is left as somebody changed it has not failed, and what waits to be overwritten says nothing of a removal.
 fn is_failure(failure: &Failure) -> bool {
-    failure.reason != model::Reason::Drifted
+    !matches!(failure.reason, model::Reason::Drifted | model::Reason::TakeoverWaiting)
 }
 
 fn was_connected(before: &ClusterStatus) -> bool {

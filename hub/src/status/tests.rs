@@ -458,7 +458,8 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     let waits = |world: &mut World| {
         world.takeovers = Some(runnel_proto::model::Takeovers { objects: 2, digest });
         let failures = vec![failure(Reason::TakeoverWaiting, "it is to be overwritten"); 2];
-        world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, failures);
+        // The copy of the former name goes when its successor stands.
+        world.report("one", Counts { copies: 2, failed: 2, removing: 1, ..Counts::default() }, failures);
         world.takeovers = None;
     };
     waits(&mut world);
