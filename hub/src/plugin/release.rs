@@ -33,10 +33,11 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
         return Err(ended(FAILED, format!("nothing of rule {} is held", full_name(&rule))));
     }
     let question = Question { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
-    let (digest, copies) = match ask::held(&hub, &question).await {
-        Ok(Some(held)) => {
-            say(&table(&held))?;
-            (held.digest, held.copies)
+    let (digest, copies, sorts) = match ask::held(&hub, &question).await {
+        Ok(Some(answer)) => {
+            say(&table(&answer))?;
+            let sorts = sorts(&answer).unwrap_or_else(|| Sorts::of_conditions(&held));
+            (answer.digest, answer.copies, sorts)
         }
         Ok(None) => return Err(ended(FAILED, format!("nothing of rule {} is held any more", full_name(&rule)))),
         Err(why) => {
@@ -46,15 +47,16 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
                 say(&format!("{message}\n"))?;
             }
             let digests: Vec<_> = held.iter().map(|(_, path)| text(&rule, &format!("{path}/digest"))).collect();
-            (digests.join(","), held.iter().map(|(_, path)| number(&rule, &format!("{path}/copies"))).sum())
+            let copies = held.iter().map(|(_, path)| number(&rule, &format!("{path}/copies"))).sum();
+            (digests.join(","), copies, Sorts::of_conditions(&held))
         }
     };
     // What is overwritten is a copy from then on.
     let copies = if copies == 1 { "1 copy".to_owned() } else { format!("{copies} copies") };
-    let (question, done) = match held[..] {
-        [(TAKEOVER_HELD, _)] => ("Overwrite these objects, to make them", "being made of what is overwritten"),
-        [(DELETION_HELD, _)] => ("Remove these", "being removed"),
-        _ => ("Remove and overwrite all of this, in all", "being removed, or made of what is overwritten"),
+    let (question, done) = match sorts {
+        Sorts::Takeovers => ("Overwrite these objects, to make them", "being made of what is overwritten"),
+        Sorts::Removals => ("Remove these", "being removed"),
+        Sorts::Both => ("Remove and overwrite all of this, in all", "being removed, or made of what is overwritten"),
     };
     if !options.yes && !is_confirmed(&format!("{question} {copies} of rule {}?", full_name(&rule)))? {
         return Err(ended(FAILED, "nothing was released"));
@@ -64,15 +66,21 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
     let heeded = heeded(&hub, &path, &digest, timeout).await?;
     match heeded {
         Heeded::Gone => say(&format!("Released: {copies} are {done}.\n")),
-        Heeded::Other => Err(ended(
+        Heeded::Other(released) => Err(ended(
             FAILED,
-            "what is held has changed meanwhile, so nothing was released: `kubectl runnel release` again shows it",
+            format!(
+                "what is held has changed meanwhile, so {}: `kubectl runnel release` again shows it",
+                released.map_or_else(|| "nothing was released".to_owned(), |part| format!("only {part} was released")),
+            ),
         )),
-        Heeded::No => Err(ended(
+        Heeded::No(released) => Err(ended(
             IN_VAIN,
             format!(
-                "the annotation {RELEASE} is written, and the hub has not heeded it within {}: `kubectl runnel doctor` says \
-                 whether it runs",
+                "the annotation {RELEASE} is written, and {} within {}: `kubectl runnel doctor` says whether the hub runs",
+                match released {
+                    None => "the hub has not heeded it".to_owned(),
+                    Some(part) => format!("only {part} was released"),
+                },
                 limit::words(timeout)
             ),
         )),
@@ -88,32 +96,85 @@ fn held_of(rule: &Value) -> Vec<(&'static str, &'static str)> {
     all.into_iter().filter(|(name, _)| condition(rule, name).holds()).collect()
 }
 
+/// What is released: it is what people are asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sorts {
+    Removals,
+    Takeovers,
+    Both,
+}
+
+impl Sorts {
+    fn of(removals: bool, takeovers: bool) -> Option<Self> {
+        match (removals, takeovers) {
+            (true, true) => Some(Self::Both),
+            (true, false) => Some(Self::Removals),
+            (false, true) => Some(Self::Takeovers),
+            (false, false) => None,
+        }
+    }
+
+    fn of_conditions(held: &[(&str, &str)]) -> Self {
+        let holds = |name| held.iter().any(|(held, _)| *held == name);
+        Self::of(holds(DELETION_HELD), holds(TAKEOVER_HELD)).unwrap_or(Self::Both)
+    }
+}
+
+/// The sorts of what the hub says is held, which may be another than the status said a moment ago; `None` where it cannot
+/// tell yet.
+fn sorts(held: &Held) -> Option<Sorts> {
+    let is_takeover = |[what, ..]: &[String; 3]| what == "Takeover";
+    let takeovers = held.items.iter().any(is_takeover);
+    // Each sort has a digest: where only one of them has been named, the hub cannot tell of the other yet.
+    let both = held.digest.contains(',');
+    Sorts::of(both || held.items.iter().any(|item| !is_takeover(item)), takeovers || both)
+}
+
+#[derive(Debug, PartialEq, Eq)]
 enum Heeded {
-    /// The set goes.
+    /// All of it goes.
     Gone,
-    /// Another set is held than the one that was shown.
-    Other,
-    /// Nothing has happened.
-    No,
+    /// Another set is held than the one that was shown; what was released of it all the same.
+    Other(Option<&'static str>),
+    /// Nothing has happened, or only this.
+    No(Option<&'static str>),
 }
 
 async fn heeded(hub: &Cluster, path: &str, digest: &str, timeout: Duration) -> anyhow::Result<Heeded> {
     let begin = Instant::now();
     loop {
         let Some(rule) = hub.get("read the rule", path).await? else { return Ok(Heeded::Gone) };
-        let held = held_of(&rule);
-        // What is held as it was named is still to be heeded.
-        let is_named = |(_, path): &(&str, &str)| {
-            let held = text(&rule, &format!("{path}/digest"));
-            digest.split(',').any(|named| named == held)
-        };
-        match () {
-            () if held.is_empty() => return Ok(Heeded::Gone),
+        match seen(&rule, digest) {
+            Heeded::Gone => return Ok(Heeded::Gone),
             // Whatever was held beyond it when the hub looked is another set.
-            () if !held.iter().all(is_named) && begin.elapsed() >= Duration::from_secs(3) => return Ok(Heeded::Other),
-            () if begin.elapsed() >= timeout => return Ok(Heeded::No),
-            () => tokio::time::sleep(BETWEEN).await,
+            Heeded::Other(released) if begin.elapsed() >= Duration::from_secs(3) => {
+                return Ok(Heeded::Other(released));
+            }
+            Heeded::Other(released) | Heeded::No(released) if begin.elapsed() >= timeout => {
+                return Ok(Heeded::No(released));
+            }
+            Heeded::Other(_) | Heeded::No(_) => tokio::time::sleep(BETWEEN).await,
         }
+    }
+}
+
+/// How far a rule's status is with these digests.
+fn seen(rule: &Value, digests: &str) -> Heeded {
+    let is_named = |path: &str| {
+        let held = text(rule, &format!("{path}/digest"));
+        digests.split(',').any(|named| named == held)
+    };
+    let held = held_of(rule);
+    if held.is_empty() {
+        return Heeded::Gone;
+    }
+    let released = [("the removal", "/status/removal"), ("the overwriting", "/status/takeovers")];
+    let is_released = |path| rule.pointer(&format!("{path}/released")) == Some(&Value::Bool(true)) && is_named(path);
+    let released = released.into_iter().find(|(_, path)| is_released(path)).map(|(part, _)| part);
+    // What is held as it was named is still to be heeded.
+    match held.iter().all(|(_, path)| is_named(path)) {
+        true => Heeded::No(released),
+        false => Heeded::Other(released),
     }
 }
 
@@ -123,10 +184,21 @@ fn table(held: &Held) -> String {
     if held.items.len() > SHOWN {
         said += &format!("  and {} more\n", held.items.len() - SHOWN);
     }
+    let beyond = held.copies - overwritten(held).unwrap_or(held.copies);
+    if beyond > 0 {
+        said +=
+            &format!("  and {beyond} more that were held before the hub restarted, of which no agent has spoken yet\n");
+    }
     match held.items.is_empty() {
         true => "The hub restarted, and the agents have not said yet what is left of what it held.\n".to_owned(),
         false => format!("What is held and would go:\n{said}"),
     }
+}
+
+/// How many objects are listed, where only takeovers are.
+fn overwritten(held: &Held) -> Option<i64> {
+    let objects = |[what, _, objects]: &[String; 3]| objects.parse::<i64>().ok().filter(|_| what == "Takeover");
+    held.items.iter().map(objects).sum::<Option<i64>>().filter(|_| !held.digest.contains(','))
 }
 
 fn line([what, cluster, object]: &[String; 3]) -> String {
@@ -153,4 +225,54 @@ fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(removal: Option<(&str, bool)>, takeovers: Option<(&str, bool)>) -> Value {
+        let status = |memory: Option<(&str, bool)>| {
+            memory.map(|(digest, released)| json!({"digest": digest, "copies": 3, "released": released}))
+        };
+        let condition = |name: &str, memory: Option<(&str, bool)>| {
+            let held = memory.is_some_and(|(_, released)| !released);
+            json!({"type": name, "status": if held { "True" } else { "False" }})
+        };
+        let conditions = [condition(DELETION_HELD, removal), condition(TAKEOVER_HELD, takeovers)];
+        json!({"status": {"conditions": conditions, "removal": status(removal), "takeovers": status(takeovers)}})
+    }
+
+    #[test]
+    fn what_was_released_is_told_from_what_was_not() {
+        let seen = |removal, takeovers| seen(&rule(removal, takeovers), "d1,t1");
+        assert_eq!(seen(Some(("d1", false)), Some(("t1", false))), Heeded::No(None));
+        assert_eq!(seen(Some(("d1", true)), Some(("t1", true))), Heeded::Gone);
+        assert_eq!(seen(None, None), Heeded::Gone);
+        assert_eq!(seen(Some(("d1", true)), Some(("t2", false))), Heeded::Other(Some("the removal")));
+        assert_eq!(seen(Some(("d2", false)), Some(("t1", true))), Heeded::Other(Some("the overwriting")));
+        assert_eq!(seen(Some(("d1", true)), Some(("t1", false))), Heeded::No(Some("the removal")));
+        assert_eq!(seen(Some(("d2", false)), Some(("t2", false))), Heeded::Other(None));
+        // Released long ago.
+        assert_eq!(seen(Some(("d0", true)), Some(("t2", false))), Heeded::Other(None));
+    }
+
+    fn held(digest: &str, copies: i64, items: &[(&str, &str)]) -> Held {
+        let item = |(what, object): &(&str, &str)| [(*what).to_owned(), "eu-1".to_owned(), (*object).to_owned()];
+        Held { digest: digest.to_owned(), copies, items: items.iter().map(item).collect() }
+    }
+
+    #[test]
+    fn people_are_asked_about_what_the_hub_says_and_told_what_it_cannot_say() {
+        let (removal, takeovers) = (("Source", "configmaps/a/s"), ("Takeover", "12"));
+        assert_eq!(sorts(&held("t", 12, &[takeovers])), Some(Sorts::Takeovers));
+        assert_eq!(sorts(&held("d", 12, &[removal])), Some(Sorts::Removals));
+        assert_eq!(sorts(&held("d,t", 24, &[removal, takeovers])), Some(Sorts::Both));
+        assert_eq!(sorts(&held("d,t", 24, &[takeovers])), Some(Sorts::Both), "the removal is not spoken of yet");
+        assert_eq!(sorts(&held("d", 12, &[])), None);
+        assert!(table(&held("t", 20, &[takeovers])).contains("and 8 more that were held before the hub restarted"));
+        for whole in [held("t", 12, &[takeovers]), held("d", 12, &[removal]), held("d,t", 24, &[removal, takeovers])] {
+            assert!(!table(&whole).contains("restarted"));
+        }
+    }
 }
