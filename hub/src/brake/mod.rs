@@ -180,6 +180,13 @@ impl Brake {
         }
     }
 
+    /// A cluster's agent asks again for what it was let overwrite: that is to be judged anew.
+    pub fn has_used_up(&mut self, cluster: &ClusterName) {
+        if self.judged.permit(cluster).is_some() {
+            Arc::make_mut(&mut self.judged).permits.remove(cluster);
+        }
+    }
+
     /// Whether a removal is held, by this process or by the one before.
     pub fn is_holding(&self) -> bool {
         !self.judged.held.is_empty() || self.carried.is_some()

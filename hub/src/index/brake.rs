@@ -200,6 +200,13 @@ impl Index {
         self.rules.get(uid).is_some_and(|entry| entry.brake.asks_anew(cluster, asked))
     }
 
+    /// A cluster's agent asks again for what it was let overwrite: that is judged anew.
+    pub fn has_used_up(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+        if let Some(entry) = self.rules.get_mut(uid) {
+            entry.brake.has_used_up(cluster);
+        }
+    }
+
     /// What waits to be overwritten where the rule goes, if it is to overwrite anything.
     fn asked(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> Asked {
         let (terms, removal) = (&entry.rule.terms, &entry.rule.removal);

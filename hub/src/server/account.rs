@@ -120,7 +120,7 @@ impl Running {
 
     pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
         let cluster = self.identity.cluster.clone();
-        let mut changed = Vec::new();
+        let (mut changed, mut again) = (Vec::new(), BTreeSet::new());
         for state in self.modest(rules) {
             let uid = state.uid.clone();
             if state.gone && self.live.session.lock().gone(&uid) {
@@ -134,6 +134,7 @@ impl Running {
             let counts = state.gone || self.live.session.lock().holds(&uid);
             if counts {
                 self.measure(&state);
+                again.extend(self.asks_again(&state).then(|| uid.clone()));
             }
             if counts && self.shared.ledger.lock().report(&cluster, self.live.number, state) {
                 changed.push(uid);
@@ -148,6 +149,7 @@ impl Running {
         }
         self.judge_unchosen(&cluster, &changed);
         self.judge_takeovers(&cluster, &changed);
+        self.judge_again(again);
         self.shared.dirty_rules.add(changed);
     }
 
@@ -160,6 +162,21 @@ impl Running {
         };
         if !judge.is_empty() {
             self.shared.change(|_| Effect { judge, ..Effect::default() });
+        }
+    }
+
+    /// Whether what was permitted waits all the same.
+    fn asks_again(&self, state: &RuleState) -> bool {
+        let asked = state.takeovers.filter(|_| state.counts.under_way() == 0);
+        asked.is_some_and(|asked| self.live.session.lock().has_used_up(&state.uid, asked.digest))
+    }
+
+    fn judge_again(&self, judge: BTreeSet<RuleUid>) {
+        if !judge.is_empty() {
+            self.shared.change(|index| {
+                judge.iter().for_each(|uid| index.has_used_up(uid, &self.identity.cluster));
+                Effect { judge, ..Effect::default() }
+            });
         }
     }
 

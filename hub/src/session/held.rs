@@ -17,6 +17,8 @@ pub(super) struct Held {
     pub(super) items: Items,
     /// What the agent was told that it may overwrite, or will be when what waits is sent.
     pub(super) permit: Option<TakeoverDigest>,
+    /// The batch that told it, once it is sent.
+    pub(super) permit_sent: Option<u64>,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,

@@ -204,6 +204,9 @@ impl Session {
             if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
+            if let Some(held) = self.rules.get_mut(&uid).filter(|_| heading.overwrite.is_some()) {
+                held.permit_sent = Some(self.nonce + 1);
+            }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));

@@ -2,7 +2,7 @@
 //! not know. And how what was not sent yet is taken back.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{RuleUid, SourceRef};
+use runnel_proto::model::{RuleUid, SourceRef, TakeoverDigest};
 
 use super::held::Items;
 use super::{Change, Heading, Session};
@@ -91,6 +91,7 @@ impl Session {
         if std::mem::replace(&mut held.permit, permit) == permit {
             return;
         }
+        held.permit_sent = None;
         match permit {
             Some(_) => self.headings.entry(uid.clone()).or_default().overwrite = permit,
             None => {
@@ -103,6 +104,18 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,
+    /// or does not keep to it any more. It is told of nothing until that is judged anew.
+    pub fn has_used_up(&mut self, uid: &RuleUid, asked: TakeoverDigest) -> bool {
+        let Some(held) = self.rules.get_mut(uid) else { return false };
+        let is_taken_in = held.permit_sent.is_some_and(|nonce| !self.unacked.contains(&nonce));
+        let is_used_up = held.permit == Some(asked) && is_taken_in;
+        if is_used_up {
+            (held.permit, held.permit_sent) = (None, None);
+        }
+        is_used_up
     }
 
     pub(super) fn drop_changes(&mut self, uid: &RuleUid) -> bool {

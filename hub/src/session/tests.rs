@@ -433,6 +433,31 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
 }
 
 #[test]
+fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
+    let digest = |name| TakeoverDigest([name; 16]);
+    let share = share_of("r", false, &[(1, content(1))]);
+    let permitting = |name| Share { judged: Judged::permitting(&"one".into(), digest(name)), ..share.clone() };
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([("r".into(), Claim::Wanted(share.clone()))]);
+    agent.drain(&mut session);
+    session.update([("r".into(), Claim::Wanted(permitting(1)))]);
+    assert!(!session.has_used_up(&"r".into(), digest(1)), "it was not said yet");
+    let batch = session.next_batch().unwrap();
+    assert!(!session.has_used_up(&"r".into(), digest(1)), "what the agent says now it said before it heard");
+    agent.take(&batch);
+    session.ack(batch.nonce);
+    assert!(!session.has_used_up(&"r".into(), digest(2)), "that is another set, and judged as such");
+    assert!(session.has_used_up(&"r".into(), digest(1)));
+    assert!(!session.has_used_up(&"r".into(), digest(1)), "once");
+    // It was judged, and passed again.
+    session.update([("r".into(), Claim::Wanted(permitting(1)))]);
+    let batch = session.next_batch().unwrap();
+    assert_eq!(batch.rules[0].overwrite, Some(digest(1)));
+    assert!(!session.has_used_up(&"r".into(), digest(1)));
+}
+
+#[test]
 fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
     let mut session = Agent::default().connect();
     for number in 0..200 {
