@@ -18,6 +18,14 @@ pub struct Memory {
     pub previous: String,
 }
 
+impl Memory {
+    /// What was released before, of which nothing is left to go: no other set may be called the same once this one is over.
+    pub(super) fn used(&self) -> Option<Memory> {
+        let used = Memory { digest: self.previous.clone(), released: true, ..Memory::default() };
+        (!used.digest.is_empty()).then_some(used)
+    }
+}
+
 /// What the judgement needs to know.
 pub struct Circumstances<'a> {
     /// The rule's uid: no digest fits two rules.

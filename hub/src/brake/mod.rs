@@ -91,6 +91,7 @@ impl Brake {
             }
             Some(memory) => {
                 brake.previous.clone_from(&memory.previous);
+                brake.released = memory.used();
                 brake.carried = Some(memory.clone());
             }
             None => {}

@@ -59,6 +59,7 @@ impl Takeovers {
             }
             Some(memory) => {
                 brake.previous.clone_from(&memory.previous);
+                brake.released = memory.used();
                 brake.carried = Some(memory.clone());
             }
             None => {}
@@ -268,6 +269,18 @@ mod tests {
         assert!(rule.hears(&[("b", 8, 2)]).is_empty() && rule.memory().copies == 8);
         rule.release = Some(rule.memory().digest);
         assert_eq!(rule.hears(&[("b", 8, 2)]), ["b:2"]);
+
+        // It is over, and what was released before it is remembered: the first set again is not that one.
+        rule.hears(&[("b", 8, 2), ("c", 11, 3)]);
+        assert!(rule.brake.is_holding());
+        for _ in 0..2 {
+            rule.restart();
+            rule.hears(&[]);
+            rule.brake.settle(&BTreeSet::new());
+            assert!(!rule.brake.is_holding() && rule.memory().released);
+        }
+        assert!(rule.hears(&[("b", 11, 4)]).is_empty());
+        assert_eq!(Some(rule.memory().previous), rule.release);
 
         // Nothing is left of it at all.
         let mut over = Rule::default();

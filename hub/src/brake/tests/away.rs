@@ -160,6 +160,39 @@ fn an_edit_that_is_undone_is_over_though_one_member_never_returns() {
 }
 
 #[test]
+fn a_digest_that_was_used_fits_nothing_again_though_what_was_held_after_it_was_undone() {
+    let (mut world, uid) = (World::new(), RuleUid::from("r0"));
+    world.follow();
+    respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
+    assert_eq!(world.copies_held(&uid), Some(3 * 24));
+    let first = world.digest(&uid);
+    world.drafts.get_mut(&uid).unwrap().release = first.clone();
+    world.write(&uid);
+    assert_eq!(world.follow()[&uid].len(), 3 * 24);
+    // Another set is held, and is undone while another process of the hub has taken over; then there is a third one.
+    respec(&mut world, &uid, "sources", json!([{"resources": ["configmaps"], "names": ["s1"]}]));
+    assert_eq!(world.copies_held(&uid), Some(2 * 23));
+    world.restart();
+    respec(&mut world, &uid, "sources", json!([{"resources": ["configmaps"], "names": ["s*"]}]));
+    for _ in 0..2 {
+        (0..CLUSTERS).for_each(|number| world.connect(cluster_name(number)));
+        world.follow();
+        let effect = world.index.settle_brake(&uid, &BTreeSet::new());
+        world.judge(effect);
+        assert_eq!(world.copies_held(&uid), None);
+        world.restart();
+    }
+    (0..CLUSTERS).for_each(|number| world.connect(cluster_name(number)));
+    // The first set once more; its digest is still in the annotation.
+    respec(&mut world, &uid, "clusters", json!({"all": true}));
+    world.follow();
+    respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
+    assert!(world.follow()[&uid].is_empty());
+    assert_eq!(world.copies_held(&uid), Some(3 * 24));
+    assert_ne!(world.digest(&uid), first);
+}
+
+#[test]
 fn a_member_that_counts_too_many_copies_widens_the_limit_for_nobody() {
     for namespaces in [json!({"names": ["n0"]}), json!({"names": ["n*"]})] {
         let (mut world, uid) = (World::new(), RuleUid::from("r0"));
