@@ -30,6 +30,8 @@ pub struct Asked {
     pub waiting: Waiting,
     /// What may be overwritten without a release.
     pub limit: Limit,
+    /// Whether the rule is to overwrite anything.
+    pub overwrites: bool,
 }
 
 /// The brake on one rule's takeovers.
@@ -89,6 +91,11 @@ impl Takeovers {
 
     /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
     pub fn judge(&mut self, permits: &mut Permits, known: &Circumstances<'_>, now: Instant) {
+        if !known.takeovers.overwrites {
+            // Nothing is left to be released, whatever agents that are away would say.
+            self.carried = None;
+            self.awaited.clear();
+        }
         let waiting = &known.takeovers.waiting;
         permits.retain(|cluster, digest| waiting.get(cluster).is_some_and(|asked| asked.digest == *digest));
         let is_open =
@@ -167,11 +174,13 @@ mod tests {
         permits: Permits,
         release: Option<String>,
         now: Option<Instant>,
+        limit: Limit,
+        fails: bool,
     }
 
     impl Rule {
         fn hears(&mut self, all: &[(&str, u32, u8)]) -> Vec<String> {
-            let asked = Asked { waiting: waiting(all), limit: Limit::default() };
+            let asked = Asked { waiting: waiting(all), limit: self.limit, overwrites: !self.fails };
             let (weigh, doubtful, wanted) = (|_: &BTreeSet<_>| 0, |_: &_| true, String::new);
             let known = Circumstances {
                 uid: "r",
@@ -281,6 +290,13 @@ mod tests {
         }
         assert!(rule.hears(&[("b", 11, 4)]).is_empty());
         assert_eq!(Some(rule.memory().previous), rule.release);
+
+        // The rule does not overwrite any more: there is nothing to be released, and it need not be waited for.
+        rule.restart();
+        rule.fails = true;
+        assert!(rule.hears(&[]).is_empty() && !rule.brake.is_holding() && rule.memory().released);
+        rule.fails = false;
+        assert_eq!(rule.hears(&[("b", 8, 2)]), ["b:2"]);
 
         // Nothing is left of it at all.
         let mut over = Rule::default();

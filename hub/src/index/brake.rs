@@ -216,7 +216,7 @@ impl Index {
         }
         let asked = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster)?.takeovers;
         let waiting = entry.goes.clusters.keys().filter_map(|cluster| Some((cluster.clone(), asked(cluster)?)));
-        Asked { limit, waiting: waiting.collect() }
+        Asked { limit, waiting: waiting.collect(), overwrites: true }
     }
 
     /// Whether a rule that is being deleted may go: what it has did pass the brake.
