@@ -20,8 +20,9 @@ pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
         causes.push("as the hub said before it restarted; the agents have not said yet what is left".to_owned());
     }
     let copies = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "copy", "copies");
+    let (what, it) = if held.memory.copies == 1 { ("this one", "it") } else { ("these", "them") };
     format!(
-        "the removal of {copies} is above spec.removalLimit and is held: {}. To remove exactly these: {}; to keep them, undo the change",
+        "the removal of {copies} is held (spec.removalLimit): {}. To remove exactly {what}: {}; to keep {it}, undo the change",
         causes.join("; "),
         release(rule, &held.memory.digest),
     )
@@ -29,13 +30,17 @@ pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
 
 /// How many objects, where, and how to release them.
 pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldTakeovers) -> String {
-    let objects = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "object", "objects");
+    let (what, these, it) = match held.memory.copies {
+        1 => ("object that is not Runnel's", "this one", "it"),
+        _ => ("objects that are not Runnel's", "these", "them"),
+    };
+    let objects = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), what, what);
     let clusters = held.clusters.first.iter().map(|(cluster, objects)| format!("{cluster} ({objects})")).collect();
     let clusters = Several { first: clusters, all: held.clusters.all };
-    let place = said(&clusters, "cluster holds", "clusters hold", "them")
+    let place = said(&clusters, "cluster holds", "clusters hold", it)
         .unwrap_or_else(|| "as the hub said before it restarted; the agents have not said yet what is left".to_owned());
     format!(
-        "to overwrite {objects} that are not Runnel's is above spec.removalLimit and is held: {place}. To overwrite exactly these: {}; to keep them, set conflictPolicy to AdoptIfEqual or Fail",
+        "the takeover of {objects} is held (spec.removalLimit): {place}. To overwrite exactly {these}: {}; to keep {it}, set conflictPolicy to AdoptIfEqual or Fail",
         release(rule, &held.memory.digest),
     )
 }

@@ -478,12 +478,20 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     let said = condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message.clone();
     assert_eq!(
         said,
-        "to overwrite 2 objects that are not Runnel's is above spec.removalLimit and is held: 1 cluster holds them: one (2). \
+        "the takeover of 2 objects that are not Runnel's is held (spec.removalLimit): 1 cluster holds them: one (2). \
          To overwrite exactly these: kubectl annotate drule r -n a --overwrite runnel.dev/release=0123456789abcdef0123; \
          to keep them, set conflictPolicy to AdoptIfEqual or Fail"
     );
     assert_eq!(world.status.clusters[0].reason, "TakeoverWaiting");
     assert_eq!(world.status.takeovers.as_ref().unwrap().copies, 2);
+    let clusters = crate::index::Several { first: vec![("one".into(), 1)], all: 1 };
+    let one = crate::brake::Memory { copies: 1, ..memory.clone() };
+    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: one, clusters });
+    world.fold();
+    let said = &condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message;
+    let held = "the takeover of 1 object that is not Runnel's is held (spec.removalLimit): 1 cluster holds it: one (1). \
+                To overwrite exactly this one: kubectl ";
+    assert!(said.starts_with(held), "{said}");
 
     // While something else is under way, what waits is not counted anew.
     let before = world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers;
