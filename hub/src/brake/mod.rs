@@ -22,6 +22,7 @@ mod known;
 mod limit;
 mod passing;
 mod put_off;
+mod shown;
 mod takeovers;
 #[cfg(test)]
 mod tests;

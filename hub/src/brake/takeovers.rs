@@ -4,19 +4,22 @@
 //! An agent overwrites nothing before the hub has named it. It says, cluster by cluster, how many objects wait and a
 //! digest that names them; what was judged is named back to it by that digest ([`Permits`]), so nothing else can be
 //! meant. All that waits together passes if the limit allows it, with what passed within the last minute. If not, all of
-//! it is held, and while anything is held whatever else comes joins it.
+//! it is held, and while anything is held whatever else comes joins it. What passed counts for a minute though another set
+//! waits there by now: nobody says whether it was carried out before.
 //!
 //! Another process of the hub hears the same from the agents, and so calls the same set the same. All that the rule's
 //! status must remember ([`Memory`]) is that something was held, so that agents which come back one after another do not
 //! pass one after another, and the digest that was released last, which no later set is made with. Until every agent has
-//! spoken nothing that waits passes, and a release is heeded only when the whole set is there.
+//! spoken nothing that waits passes, and a release is heeded only when the whole set is there. While it changes, a digest
+//! that it had shortly before releases what has not changed since, cluster by cluster ([`Shown`]).
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use runnel_proto::model::{self, ClusterName, TakeoverDigest};
 
 use super::digest::takeovers_digest;
-use super::{Circumstances, Limit, Memory, WINDOW, is_released};
+use super::shown::Shown;
+use super::{Circumstances, Limit, Memory, WINDOW};
 
 /// What waits to be overwritten, by cluster, as agents said.
 pub type Waiting = BTreeMap<ClusterName, model::Takeovers>;
@@ -38,6 +41,7 @@ pub struct Asked {
 #[derive(Default)]
 pub struct Takeovers {
     held: Waiting,
+    shown: Shown,
     /// What passed without a release, within [`WINDOW`].
     spent: VecDeque<(Instant, u64)>,
     /// What another process of the hub held and nobody has released.
@@ -105,7 +109,7 @@ impl Takeovers {
         if !self.is_holding() && !is_carried && self.may_pass(&open, known, now) {
             permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         } else {
-            self.held = open;
+            self.hold(open, known.uid);
         }
         self.heed_release(permits, known);
     }
@@ -123,17 +127,26 @@ impl Takeovers {
         allowed
     }
 
-    /// The digest is that of what waits here and now, whatever another process has shown.
+    fn hold(&mut self, held: Waiting, uid: &str) {
+        if self.held != held {
+            self.held = held;
+            self.shown.note(&self.held, self.named(uid).map(|named| named.digest));
+        }
+    }
+
+    /// The digest is that of what waits here and now, or waited shortly before, whatever another process has shown.
     fn heed_release(&mut self, permits: &mut Permits, known: &Circumstances<'_>) {
-        let Some(memory) = self.named(known.uid).filter(|named| is_released(known.release, &named.digest)) else {
-            return;
-        };
-        let held = std::mem::take(&mut self.held);
-        self.awaited.retain(|cluster| !held.contains_key(cluster));
-        permits.extend(held.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
+        let Some((digest, same)) = self.shown.released(known.release) else { return };
+        let (go, stay): (Waiting, Waiting) =
+            std::mem::take(&mut self.held).into_iter().partition(|(cluster, _)| same.contains(cluster));
+        self.awaited.retain(|cluster| !go.contains_key(cluster));
         self.carried = None;
-        self.previous.clone_from(&memory.digest);
-        self.released = Some(Memory { released: true, ..memory });
+        let previous = std::mem::replace(&mut self.previous, digest.clone());
+        self.released = Some(Memory { digest, copies: count(&go), wanted: String::new(), released: true, previous });
+        permits.extend(go.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
+        // What stays has a name of its own, and what was named before is used up.
+        self.shown = Shown::default();
+        self.hold(stay, known.uid);
     }
 
     fn named(&self, uid: &str) -> Option<Memory> {
@@ -238,7 +251,6 @@ mod tests {
         let first = rule.memory();
         assert_eq!((first.copies, first.released), (11, false));
         rule.release = Some(first.digest.clone());
-        assert!(rule.hears(&[("a", 11, 1), ("b", 1, 2)]).is_empty(), "it has grown");
         assert!(rule.hears(&[("a", 11, 3)]).is_empty(), "as many, but others");
         let other = rule.memory().digest;
         rule.release = Some(format!("0123, {other}"));
@@ -249,6 +261,37 @@ mod tests {
         assert!(rule.hears(&[]).is_empty());
         assert!(rule.hears(&[("a", 11, 3)]).is_empty(), "the digest is used up");
         assert_ne!(rule.memory().digest, other);
+    }
+
+    #[test]
+    fn a_member_that_finds_something_else_all_the_time_keeps_nobody_from_releasing_the_rest() {
+        let mut rule = Rule::default();
+        let mut shown = vec![];
+        for name in 10..60 {
+            let changes = if name < 20 { 1 } else { 2 };
+            assert!(rule.hears(&[("a", 11, changes), ("b", 3, 3), ("busy", 1, name)]).is_empty());
+            shown.push(rule.memory().digest);
+        }
+        // When this was shown, one was not yet what it is.
+        rule.release = Some(shown[5].clone());
+        assert_eq!(rule.hears(&[("a", 11, 2), ("b", 3, 3), ("busy", 1, 60)]), ["b:3"]);
+        let rest = rule.memory();
+        assert_eq!((rest.copies, rest.released, &rest.previous), (12, false, &shown[5]));
+        assert!(!shown.contains(&rest.digest));
+        // Whatever was shown before that is used up, and one that is back at what it was has not waited ever since.
+        rule.release = Some(shown.join(","));
+        for name in [61, 15] {
+            assert_eq!(rule.hears(&[("a", 11, 2), ("b", 3, 3), ("busy", 1, name)]), ["b:3"]);
+        }
+        rule.release = Some(rest.digest);
+        assert_eq!(rule.hears(&[("a", 11, 2), ("b", 3, 3), ("busy", 1, 62)]), ["a:2", "b:3"]);
+        assert_eq!((rule.memory().copies, rule.memory().released), (1, false));
+        // Nothing that was released fits again.
+        assert!(rule.hears(&[("busy", 1, 62)]).is_empty());
+        assert!(rule.hears(&[("a", 11, 2), ("b", 3, 3), ("busy", 1, 62)]).is_empty());
+        rule.release = Some(rule.memory().digest);
+        assert_eq!(rule.hears(&[("a", 11, 2), ("b", 3, 3), ("busy", 1, 62)]).len(), 3);
+        assert!(rule.memory().released && !rule.brake.is_holding());
     }
 
     #[test]
