@@ -160,10 +160,11 @@ async fn heeded(hub: &Cluster, path: &str, digest: &str, timeout: Duration) -> a
 
 /// How far a rule's status is with these digests.
 fn seen(rule: &Value, digests: &str) -> Heeded {
-    let is_named = |path: &str| {
-        let held = text(rule, &format!("{path}/digest"));
-        digests.split(',').any(|named| named == held)
+    let names = |path: &str, field: &str| {
+        let digest = text(rule, &format!("{path}/{field}"));
+        digests.split(',').any(|named| named == digest)
     };
+    let is_named = |path: &str| names(path, "digest");
     let held = held_of(rule);
     if held.is_empty() {
         return Heeded::Gone;
@@ -171,6 +172,9 @@ fn seen(rule: &Value, digests: &str) -> Heeded {
     let released = [("the removal", "/status/removal"), ("the overwriting", "/status/takeovers")];
     let is_released = |path| rule.pointer(&format!("{path}/released")) == Some(&Value::Bool(true)) && is_named(path);
     let released = released.into_iter().find(|(_, path)| is_released(path)).map(|(part, _)| part);
+    // What is held now came after that, or is what had changed of it.
+    let released =
+        if held.iter().any(|(_, path)| names(path, "previous")) { Some("what had not changed") } else { released };
     // What is held as it was named is still to be heeded.
     match held.iter().all(|(_, path)| is_named(path)) {
         true => Heeded::No(released),
@@ -245,6 +249,10 @@ mod tests {
 
     #[test]
     fn what_was_released_is_told_from_what_was_not() {
+        let mut rest = rule(None, Some(("t2", false)));
+        rest["status"]["takeovers"]["previous"] = json!("t1");
+        assert_eq!(seen(&rest, "d1,t1"), Heeded::Other(Some("what had not changed")));
+        assert_eq!(seen(&rest, "t0"), Heeded::Other(None));
         let seen = |removal, takeovers| seen(&rule(removal, takeovers), "d1,t1");
         assert_eq!(seen(Some(("d1", false)), Some(("t1", false))), Heeded::No(None));
         assert_eq!(seen(Some(("d1", true)), Some(("t1", true))), Heeded::Gone);
