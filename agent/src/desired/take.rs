@@ -210,11 +210,13 @@ impl Desired {
 
     /// Removes a whole rule. One that is not held is gone at once.
     fn remove(&mut self, uid: &RuleUid, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
-        let Some(rule) = self.rules.get_mut(uid) else {
+        // A copy may have come to light after the rule was forgotten: the policy hid it when it was ordered away.
+        if !self.rules.contains_key(uid) && records.intents_of(uid).next().is_none() {
             let targets = None;
             self.gone.push(Gone { uid: uid.clone(), rule: RuleName::default(), targets });
             return;
-        };
+        }
+        let rule = self.rules.entry(uid.clone()).or_default();
         rule.leaving = true;
         let held = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
         let mut keys: BTreeSet<_> = held.collect();
