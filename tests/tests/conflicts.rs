@@ -155,10 +155,10 @@ async fn somebody_who_fights_for_a_copy_is_not_fought_without_end() -> Result<()
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     is_mended(&scene, &source, &rule, "the fight").await?;
+    member.is_told(&id, "Fight").await?;
     let told = member.is_told(&id, "DriftCorrected").await?;
     let events = member.told_about(&id).await?;
     ensure!(told.times > 1 && events.len() == 2, "repeats are merged: {events:?}");
-    member.is_told(&id, "Fight").await?;
     // It counts as a fight until it has been quiet for a while.
     let counts = hub.sees("one fought for and one applied", &rule, |told| {
         let summary = &told["status"]["summary"];

@@ -45,6 +45,14 @@ async fn hub() -> Result<&'static ControlPlane> {
             })
             .await?;
         }
+        // What is established is discovered a moment later.
+        eventually("kubectl to know them", SOON, async || {
+            let known = hub.kubectl(&["api-resources", "--api-group=runnel.dev", "-o", "name"]).await?;
+            let names: Vec<_> = known.lines().collect();
+            ensure!(definitions().iter().all(|definition| names.contains(&&*definition.name_any())), "{names:?}");
+            Ok(Some(()))
+        })
+        .await?;
         Ok(hub)
     })
     .await
