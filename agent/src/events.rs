@@ -27,8 +27,10 @@ closed_list! {
 }
 
 /// So many Events at once; then one in each [`REFILL`].
-const BURST: u32 = 25;
+const BURST: u32 = 75;
 const REFILL: Duration = Duration::from_secs(2);
+/// So many of these are left to what somebody has to know or end: what is put back does not crowd that out.
+const RESERVE: u32 = 25;
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes Events until the sender is gone. What is too much is dropped; repeats are merged into a series.
@@ -42,7 +44,8 @@ pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
             tokens = tokens.saturating_add(refilled).min(BURST);
             last = Instant::now();
         }
-        if tokens == 0 {
+        let reserve = if matches!(notice, Notice::DriftCorrected(_)) { RESERVE } else { 0 };
+        if tokens <= reserve {
             continue;
         }
         tokens -= 1;
