@@ -298,6 +298,16 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verd
 
 /// The failure for an object that is not ours and is not taken over.
 pub fn conflict(live: &Live) -> Trouble {
+    let cure = match live.ownership {
+        Ownership::Untouchable => {
+            "leave the source out of the rule (exclude), or give its copy another name (transform.name)"
+        }
+        _ => "delete it or rename it",
+    };
+    Trouble::new(Reason::Conflict, format!("{}; {cure}", what_stands(live)))
+}
+
+fn what_stands(live: &Live) -> String {
     let what = match live.ownership {
         Ownership::Retained => "an object that was retained from an earlier copy stands here with other content",
         Ownership::Clone => "an object that was cloned from another copy stands here",
@@ -306,13 +316,7 @@ pub fn conflict(live: &Live) -> Trouble {
         Ownership::Ours | Ownership::Foreign => "an object that is not Runnel's stands here",
     };
     let who = live.others.as_ref().map(|who| format!(" (written by {who})")).unwrap_or_default();
-    let cure = match live.ownership {
-        Ownership::Untouchable => {
-            "leave the source out of the rule (exclude), or give its copy another name (transform.name)"
-        }
-        _ => "delete it or rename it",
-    };
-    Trouble::new(Reason::Conflict, format!("{what}{who}; {cure}"))
+    format!("{what}{who}")
 }
 
 /// The failure for an object that would be taken over if it were equal.
@@ -326,9 +330,7 @@ pub fn differs(live: &Live) -> Trouble {
 
 /// The failure for an object that is to be overwritten, once the hub says so.
 pub fn waits(live: &Live) -> Trouble {
-    let conflict = conflict(live);
-    let what = conflict.message.split("; delete it").next().unwrap_or_default();
-    let message = format!("{what}; it is to be overwritten, which waits for the word of the hub");
+    let message = format!("{}; it is to be overwritten, which waits for the word of the hub", what_stands(live));
     Trouble::new(Reason::TakeoverWaiting, message)
 }
 

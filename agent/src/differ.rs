@@ -25,13 +25,13 @@ pub fn changed(
     ignored: &BTreeSet<FieldPath>,
     who: Option<&str>,
 ) -> Trouble {
-    let list = list(&differences(kind, object, &ignore::mask(canonical(content), ignored), ignored));
+    let list = list(kind, object, content, ignored);
     Trouble::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
 }
 
 /// What a copy is reported with that is not what was just written: nobody else has written it since.
 pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Trouble {
-    let list = list(&differences(kind, object, &ignore::mask(canonical(content), ignored), ignored));
+    let list = list(kind, object, content, ignored);
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
          copies, or leave the fields to it (ignoreFields): {list}"
@@ -39,10 +39,12 @@ pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored
     Trouble::new(Reason::Denied, message)
 }
 
-fn list(all: &[String]) -> String {
+/// All that differs, as far as it can be said in a message.
+fn list(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> String {
+    let all = differences(kind, object, &ignore::mask(canonical(content), ignored), ignored);
     let mut list = String::new();
     let mut named = 0;
-    for difference in all {
+    for difference in &all {
         if !list.is_empty() && list.len() + difference.len() > LIST_LIMIT {
             break;
         }

@@ -21,6 +21,7 @@ mod judged;
 mod known;
 mod limit;
 mod passing;
+mod past;
 mod put_off;
 mod shown;
 mod takeovers;
@@ -40,6 +41,7 @@ use known::is_released;
 pub use known::{Circumstances, Memory};
 pub use limit::Limit;
 use limit::Spent;
+use past::Past;
 use put_off::PutOff;
 pub use takeovers::{Asked, Permits, Takeovers, Waiting};
 
@@ -65,39 +67,20 @@ pub struct Brake {
     put_off: PutOff,
     /// When the rule's deletion was first seen.
     deletion_seen: Option<Instant>,
-    /// What another process of the hub held and nobody has released.
-    carried: Option<Memory>,
-    /// The clusters that were away when that was over: part of it may be there.
-    awaited: BTreeSet<ClusterName>,
+    past: Past,
     /// When sources were found to have been deleted while nobody looked, within [`WINDOW`].
     missed: VecDeque<Instant>,
-    /// The release that was last carried out.
-    released: Option<Memory>,
     /// How many of its copies agents may still hold that this process does not know of.
     rest: u64,
-    /// Digests are made of the last one released, too.
-    previous: String,
     takeovers: Takeovers,
 }
 
 impl Brake {
     /// A brake that remembers what the rule's status says of removals and of takeovers.
     pub fn remembering(memory: Option<&Memory>, takeovers: Option<&Memory>) -> Self {
-        let mut brake = Self { takeovers: Takeovers::remembering(takeovers), ..Self::default() };
-        match memory {
-            Some(memory) if memory.released => {
-                brake.previous.clone_from(&memory.digest);
-                brake.rest = memory.copies;
-                brake.released = Some(memory.clone());
-            }
-            Some(memory) => {
-                brake.previous.clone_from(&memory.previous);
-                brake.released = memory.used();
-                brake.carried = Some(memory.clone());
-            }
-            None => {}
-        }
-        brake
+        let past = Past::remembering(memory);
+        let rest = past.released.as_ref().map_or(0, |released| released.copies);
+        Self { past, rest, takeovers: Takeovers::remembering(takeovers), ..Self::default() }
     }
 
     /// What was judged, to be shared with sessions.
@@ -118,8 +101,7 @@ impl Brake {
             let held = std::mem::take(&mut Arc::make_mut(&mut self.judged).held);
             self.open.extend(held.into_iter().map(|item| (item, Cause::Indirect)));
         }
-        self.carried = None;
-        self.awaited.clear();
+        self.past.let_go();
     }
 
     /// What the rule wants has changed: nothing that goes from now on is left of an earlier release.
@@ -191,7 +173,7 @@ impl Brake {
 
     /// Whether a removal is held, by this process or by the one before.
     pub fn is_holding(&self) -> bool {
-        !self.judged.held.is_empty() || self.carried.is_some()
+        !self.judged.held.is_empty() || self.past.carried.is_some()
     }
 
     /// When the deletion of the rule is to be judged.
@@ -203,16 +185,12 @@ impl Brake {
     /// one, or is over. What those hold is no less doubtful when they come back.
     pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
         let takeovers = self.takeovers.settle(away);
-        let carried = self.carried.take().is_some();
-        if carried {
-            self.awaited.clone_from(away);
-        }
-        carried || takeovers
+        self.past.settle(away) || takeovers
     }
 
     /// Whether a cluster that comes back may hold something that an earlier process held; asked once, when it says what.
     pub fn was_awaited(&mut self, cluster: &ClusterName) -> bool {
-        self.awaited.remove(cluster)
+        self.past.awaited.remove(cluster)
     }
 
     /// Whether something is held in just this cluster.
@@ -269,11 +247,10 @@ impl Brake {
         let held = std::mem::take(&mut Arc::make_mut(&mut self.judged).held);
         let done = (known.weigh)(&held);
         self.pass(held);
-        self.carried = None;
-        self.awaited.clear();
-        self.previous.clone_from(&shown.digest);
+        self.past.let_go();
+        self.past.previous.clone_from(&shown.digest);
         self.rest = shown.copies.saturating_sub(done);
-        self.released = Some(Memory { released: true, ..shown });
+        self.past.released = Some(Memory { released: true, ..shown });
         true
     }
 
@@ -291,7 +268,7 @@ impl Brake {
 
     /// What the status says: what is held, or what was released last. `None` if there is nothing to say.
     pub fn memory(&self, known: &Circumstances<'_>) -> Option<Memory> {
-        self.shown(known).or_else(|| self.released.clone())
+        self.shown(known).or_else(|| self.past.released.clone())
     }
 
     /// The set that is held now, as people see it.
@@ -302,11 +279,11 @@ impl Brake {
         }
         let (copies, wanted) = ((known.weigh)(held), (known.wanted)());
         // What another process held, as far as agents have spoken of it.
-        if let Some(carried) = self.carried.as_ref().filter(|c| c.wanted == wanted && c.copies >= copies) {
+        if let Some(carried) = self.past.carried.as_ref().filter(|c| c.wanted == wanted && c.copies >= copies) {
             return Some(carried.clone());
         }
-        let digest = digest_of(known.uid, &self.previous, held);
-        let previous = self.previous.clone();
+        let digest = digest_of(known.uid, &self.past.previous, held);
+        let previous = self.past.previous.clone();
         (!held.is_empty()).then_some(Memory { digest, copies, wanted, released: false, previous })
     }
 

@@ -28,7 +28,7 @@ impl Brake {
         self.missed.retain(|at| now.saturating_duration_since(*at) < WINDOW);
         self.missed.extend(open.values().filter(|cause| **cause == Cause::Missed).map(|_| now));
         let missed = self.missed.len();
-        let carried = self.carried.is_some();
+        let carried = self.past.carried.is_some();
         let is_deliberate = |(item, cause): &(Item, Cause)| match cause {
             Cause::Named => names <= DELIBERATE,
             // It may be among what an earlier process held because too much was deleted.
@@ -57,7 +57,7 @@ impl Brake {
             return None;
         }
         let copies = (known.weigh)(items);
-        let released = self.released.as_ref().filter(|_| self.rest >= copies);
+        let released = self.past.released.as_ref().filter(|_| self.rest >= copies);
         if released.is_some_and(|released| released.wanted == (known.wanted)()) {
             return Some(Passes::AsRestOfRelease);
         }

@@ -12,14 +12,16 @@
 //! pass one after another, and the digest that was released last, which no later set is made with. Until every agent has
 //! spoken nothing that waits passes, and a release is heeded only when the whole set is there. While it changes, a digest
 //! that it had shortly before releases what has not changed since, cluster by cluster ([`Shown`]).
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use runnel_proto::model::{self, ClusterName, TakeoverDigest};
 
 use super::digest::takeovers_digest;
+use super::limit::Spent;
+use super::past::Past;
 use super::shown::Shown;
-use super::{Circumstances, Limit, Memory, WINDOW};
+use super::{Circumstances, Limit, Memory};
 
 /// What waits to be overwritten, by cluster, as agents said.
 pub type Waiting = BTreeMap<ClusterName, model::Takeovers>;
@@ -42,40 +44,20 @@ pub struct Asked {
 pub struct Takeovers {
     held: Waiting,
     shown: Shown,
-    /// What passed without a release, within [`WINDOW`].
-    spent: VecDeque<(Instant, u64)>,
-    /// What another process of the hub held and nobody has released.
-    carried: Option<Memory>,
-    /// The clusters that were away when that was over: part of it may wait there.
-    awaited: BTreeSet<ClusterName>,
-    /// What was released last.
-    released: Option<Memory>,
-    /// Digests are made of the last one released, too.
-    previous: String,
+    /// What passed without a release.
+    spent: Spent,
+    past: Past,
 }
 
 impl Takeovers {
     /// A brake that remembers what the rule's status says.
     pub fn remembering(memory: Option<&Memory>) -> Self {
-        let mut brake = Self::default();
-        match memory {
-            Some(memory) if memory.released => {
-                brake.previous.clone_from(&memory.digest);
-                brake.released = Some(memory.clone());
-            }
-            Some(memory) => {
-                brake.previous.clone_from(&memory.previous);
-                brake.released = memory.used();
-                brake.carried = Some(memory.clone());
-            }
-            None => {}
-        }
-        brake
+        Self { past: Past::remembering(memory), ..Self::default() }
     }
 
     /// Whether something is held, by this process or by the one before.
     pub fn is_holding(&self) -> bool {
-        !self.held.is_empty() || self.carried.is_some()
+        !self.held.is_empty() || self.past.carried.is_some()
     }
 
     /// What is held.
@@ -86,26 +68,21 @@ impl Takeovers {
     /// Every agent has said what waits, but for those that are `away`: what an earlier process held is held by this one,
     /// or is over. What waits there is no less doubtful when they come back.
     pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
-        let carried = self.carried.take().is_some();
-        if carried {
-            self.awaited.clone_from(away);
-        }
-        carried
+        self.past.settle(away)
     }
 
     /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
     pub fn judge(&mut self, permits: &mut Permits, known: &Circumstances<'_>, now: Instant) {
         if !known.takeovers.overwrites {
             // Nothing is left to be released, whatever agents that are away would say.
-            self.carried = None;
-            self.awaited.clear();
+            self.past.let_go();
         }
         let waiting = &known.takeovers.waiting;
         permits.retain(|cluster, digest| waiting.get(cluster).is_some_and(|asked| asked.digest == *digest));
         let is_open =
             |(cluster, asked): &(&ClusterName, &model::Takeovers)| permits.get(*cluster) != Some(&asked.digest);
         let open: Waiting = waiting.iter().filter(is_open).map(|(cluster, asked)| (cluster.clone(), *asked)).collect();
-        let is_carried = open.keys().any(|cluster| self.awaited.contains(cluster));
+        let is_carried = open.keys().any(|cluster| self.past.awaited.contains(cluster));
         if !self.is_holding() && !is_carried && self.may_pass(&open, known, now) {
             permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         } else {
@@ -115,14 +92,10 @@ impl Takeovers {
     }
 
     fn may_pass(&mut self, open: &Waiting, known: &Circumstances<'_>, now: Instant) -> bool {
-        while self.spent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
-            self.spent.pop_front();
-        }
-        let spent: u64 = self.spent.iter().map(|(_, objects)| objects).sum();
         let objects = count(open);
-        let allowed = known.takeovers.limit.allows(spent.saturating_add(objects), known.all);
-        if allowed && objects > 0 {
-            self.spent.push_back((now, objects));
+        let allowed = self.spent.allows(known.takeovers.limit, objects, known.all, now);
+        if allowed {
+            self.spent.add(objects, now);
         }
         allowed
     }
@@ -139,10 +112,11 @@ impl Takeovers {
         let Some((digest, same)) = self.shown.released(known.release) else { return };
         let (go, stay): (Waiting, Waiting) =
             std::mem::take(&mut self.held).into_iter().partition(|(cluster, _)| same.contains(cluster));
-        self.awaited.retain(|cluster| !go.contains_key(cluster));
-        self.carried = None;
-        let previous = std::mem::replace(&mut self.previous, digest.clone());
-        self.released = Some(Memory { digest, copies: count(&go), wanted: String::new(), released: true, previous });
+        self.past.awaited.retain(|cluster| !go.contains_key(cluster));
+        self.past.carried = None;
+        let previous = std::mem::replace(&mut self.past.previous, digest.clone());
+        self.past.released =
+            Some(Memory { digest, copies: count(&go), wanted: String::new(), released: true, previous });
         permits.extend(go.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         // What stays has a name of its own, and what was named before is used up.
         self.shown = Shown::default();
@@ -150,8 +124,8 @@ impl Takeovers {
     }
 
     fn named(&self, uid: &str) -> Option<Memory> {
-        let digest = takeovers_digest(uid, &self.previous, &self.held);
-        let (previous, wanted) = (self.previous.clone(), String::new());
+        let digest = takeovers_digest(uid, &self.past.previous, &self.held);
+        let (previous, wanted) = (self.past.previous.clone(), String::new());
         let memory = Memory { digest, copies: count(&self.held), wanted, released: false, previous };
         (!self.held.is_empty()).then_some(memory)
     }
@@ -161,8 +135,8 @@ impl Takeovers {
         let named = self.named(uid);
         let copies = named.as_ref().map_or(0, |named| named.copies);
         // Agents that were heard by another process have not all spoken to this one.
-        let carried = self.carried.as_ref().filter(|carried| carried.copies > copies).cloned();
-        carried.or(named).or_else(|| self.released.clone())
+        let carried = self.past.carried.as_ref().filter(|carried| carried.copies > copies).cloned();
+        carried.or(named).or_else(|| self.past.released.clone())
     }
 }
 

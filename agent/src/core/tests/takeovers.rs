@@ -30,6 +30,15 @@ fn waiting(world: &World) -> (u32, TakeoverDigest) {
     told.map_or((0, TakeoverDigest([0; 16])), |told| (told.objects, told.digest))
 }
 
+/// Both may be overwritten, and cannot be; with their digest.
+fn permitted_in_vain() -> (World, TakeoverDigest) {
+    let mut world = overwriting();
+    let both = waiting(&world).1;
+    world.poisoned.insert("s0".into());
+    world.let_overwrite("r");
+    (world, both)
+}
+
 #[test]
 fn nothing_is_overwritten_but_what_the_hub_has_named() {
     let mut world = overwriting();
@@ -147,10 +156,7 @@ fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
 
     // Permitted, but the API server refuses: it is tried again while the stream lasts.
     for lost in [false, true] {
-        let mut world = overwriting();
-        let both = waiting(&world).1;
-        world.poisoned.insert("s0".into());
-        world.let_overwrite("r");
+        let (mut world, both) = permitted_in_vain();
         assert_eq!((world.core.totals().overwritten, waiting(&world).0), (0, 0));
         if lost {
             world.core.hear(Event::HubLost, world.now);
@@ -172,10 +178,7 @@ fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
     }
 
     // Another process knows of no permission.
-    let mut world = overwriting();
-    let both = waiting(&world).1;
-    world.poisoned.insert("s0".into());
-    world.let_overwrite("r");
+    let (mut world, both) = permitted_in_vain();
     world.restart();
     world.poisoned.clear();
     world.connect();
@@ -191,10 +194,7 @@ fn a_permission_ends_when_the_copy_rests_for_whatever_reason() {
     let overwrites =
         |created_at| Terms { conflict_policy: ConflictPolicy::Overwrite, created_at, ..terms("r", &["a", "b", "c"]) };
     for suspend in [false, true] {
-        let mut world = overwriting();
-        let both = waiting(&world).1;
-        world.poisoned.insert("s0".into());
-        world.let_overwrite("r");
+        let (mut world, both) = permitted_in_vain();
         let conflict_policy = if suspend { ConflictPolicy::Overwrite } else { ConflictPolicy::Fail };
         world.batch(vec![with_terms("r", Terms { conflict_policy, suspend, ..overwrites(101) })]);
         world.settle();
@@ -207,10 +207,7 @@ fn a_permission_ends_when_the_copy_rests_for_whatever_reason() {
     }
 
     // The member's own policy refuses meanwhile, and lets it again.
-    let mut world = overwriting();
-    let both = waiting(&world).1;
-    world.poisoned.insert("s0".into());
-    world.let_overwrite("r");
+    let (mut world, both) = permitted_in_vain();
     world.set_policy(Policy { overwrite: false, ..Policy::open() });
     world.settle();
     world.poisoned.clear();
