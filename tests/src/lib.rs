@@ -22,6 +22,7 @@ pub mod restartable;
 pub mod scene;
 pub mod scratch;
 pub mod simulated;
+pub mod speed;
 pub mod tunnels;
 pub mod turns;
 pub mod wait;

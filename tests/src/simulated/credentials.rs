@@ -56,6 +56,24 @@ impl Credentials {
         Ok(Self::received(&address, &join.hub, &join.cluster, key, &response))
     }
 
+    /// What `authority` gives a member of a hub that has no tokens.
+    ///
+    /// # Errors
+    /// When the names are none.
+    pub fn issued(authority: &Authority, address: &str, hub: &str, cluster: &str) -> Result<Self> {
+        let key = Arc::new(MemberKey::generate()?);
+        let (request, life) = (key.certificate_request()?, Duration::from_secs(24 * 3600));
+        let signed = authority.sign_member(&request, hub, cluster, cluster, SystemTime::now(), life)?;
+        Ok(Self {
+            address: address.to_owned(),
+            hub: hub.to_owned(),
+            cluster: cluster.to_owned(),
+            key,
+            certificate: signed.der,
+            authorities: vec![authority.certificate().clone()],
+        })
+    }
+
     /// The same member with a new certificate for this key, as the hub gives it.
     ///
     /// # Errors

@@ -162,7 +162,7 @@ impl Line {
 
 /// What a simulated agent of this cluster says first.
 #[must_use]
-pub(super) fn hello(cluster: &str) -> Hello {
+pub(crate) fn hello(cluster: &str) -> Hello {
     Hello {
         protocol_min: runnel_proto::PROTOCOL_MIN,
         protocol_max: runnel_proto::PROTOCOL_MAX,

@@ -16,5 +16,6 @@ pub use agent::{SimulatedAgent, State};
 pub use credentials::{Credentials, Forgery, channel};
 pub use holdings::{HeldRule, Holdings};
 pub use line::Line;
+pub(crate) use line::hello;
 pub use proxy::Proxy;
 pub use record::{Record, sketch};

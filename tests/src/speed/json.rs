@@ -1,0 +1,42 @@
+//! A run as JSON, for whoever compares runs. Pure.
+
+use serde_json::{Value, json};
+
+use super::table::word;
+use super::verdict::Judged;
+
+/// The whole run.
+#[must_use]
+pub fn json(judged: &[Judged], quick: bool) -> Value {
+    let readings: Vec<Value> = judged.iter().map(one).collect();
+    json!({"quick": quick, "passes": judged.iter().all(Judged::passes), "readings": readings})
+}
+
+fn one(judged: &Judged) -> Value {
+    let (reading, line) = (&judged.reading, &judged.line);
+    json!({
+        "row": reading.row, "what": reading.what, "at": reading.at, "size": reading.size, "unit": line.unit,
+        "runnel": reading.runnel, "bare": reading.bare, "ratio": reading.ratio(),
+        "gate": line.gate, "aim": line.aim, "verdict": word(judged),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verdict::{Bound, Line, Reading};
+    use super::*;
+
+    #[test]
+    fn a_reading_says_all_that_the_table_says() {
+        let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
+        let reading = Reading { row: 8, what: "bytes", size: 2.0, at: "2 pairs".to_owned(), runnel: 4.0, bare: None };
+        let whole = json(&[Judged { reading, line }], true);
+        assert_eq!(
+            whole,
+            json!({"quick": true, "passes": false, "readings": [{
+                "row": 8, "what": "bytes", "at": "2 pairs", "size": 2.0, "unit": "B", "runnel": 4.0, "bare": null,
+                "ratio": null, "gate": {"atMost": 3.0}, "aim": null, "verdict": "FAILS",
+            }]})
+        );
+    }
+}

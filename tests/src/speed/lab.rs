@@ -1,0 +1,262 @@
+//! A real hub on a real control plane with simulated agents, and a bare hub beside it in a process of its own.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use runnel_hub::crd::DistributionRule;
+use runnel_hub::token::{self, TokenRequest};
+use runnel_proto::identity::{Authority, JoinString};
+use runnel_proto::wire::RenewRequest;
+use runnel_proto::wire::runnel_client::RunnelClient;
+use serde_json::{Value, json};
+use tonic::transport::Channel;
+
+use super::bar::Bar;
+use super::bare;
+use crate::fleet::{Fleet, FleetOptions, NAMESPACE};
+use crate::guard::Program;
+use crate::restartable::Restartable;
+use crate::scratch::Scratch;
+use crate::simulated::Credentials;
+use crate::wait::eventually;
+
+/// How long anything may take that is not being measured.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+/// The namespace of sources and rules.
+pub const SOURCES: &str = "speed";
+/// Requests to the API server at once.
+const AT_ONCE: usize = 16;
+
+/// A hub without real members.
+pub struct Lab {
+    /// The hub and its cluster.
+    pub fleet: Fleet,
+    /// An administrator of the hub's cluster.
+    pub client: Client,
+    members: Vec<Credentials>,
+}
+
+impl Lab {
+    /// Starts the control plane and the hub.
+    ///
+    /// # Errors
+    /// When either does not start.
+    pub async fn start() -> Result<Self> {
+        let options = FleetOptions { members: 0, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
+        let fleet = Fleet::start(options).await?;
+        let client = fleet.hub().client().await?;
+        make_namespace(&client, SOURCES).await?;
+        Ok(Self { fleet, client, members: Vec::new() })
+    }
+
+    /// The hub's process.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pid(&self) -> Result<u32> {
+        self.fleet.hub_process().pid()
+    }
+
+    /// The first `count` members; those that are missing join, each with a token of its own as a real one does.
+    ///
+    /// # Errors
+    /// When one cannot.
+    pub async fn members(&mut self, count: usize) -> Result<Vec<Credentials>> {
+        let known = self.members.len();
+        if count > known {
+            let bar = Bar::of(count - known, "members join");
+            let joins = (known..count).map(|number| self.join(number, &bar));
+            let joined: Vec<Credentials> = futures::stream::iter(joins).buffered(AT_ONCE).try_collect().await?;
+            self.members.extend(joined);
+        }
+        Ok(self.members[..count].to_vec())
+    }
+
+    async fn join(&self, number: usize, bar: &Bar) -> Result<Credentials> {
+        let request = TokenRequest {
+            cluster: format!("simulated-{number:05}"),
+            labels: vec!["set=speed".to_owned()],
+            ttl: "1h".to_owned(),
+            advertise: vec![self.fleet.hub_address()],
+        };
+        let join = JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?;
+        let credentials = Credentials::join(&join).await?;
+        bar.step();
+        Ok(credentials)
+    }
+
+    /// Writes a source: a ConfigMap with one key.
+    ///
+    /// # Errors
+    /// When the API server refuses it.
+    pub async fn write(&self, name: &str, value: &str) -> Result<()> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), SOURCES);
+        let body =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}});
+        api.patch(name, &PatchParams::apply("speed").force(), &Patch::Apply(body)).await?;
+        Ok(())
+    }
+
+    /// Writes many sources.
+    ///
+    /// # Errors
+    /// When the API server refuses one.
+    pub async fn write_all(&self, sources: impl IntoIterator<Item = (String, String)>) -> Result<()> {
+        let writes = sources.into_iter().map(|(name, value)| async move { self.write(&name, &value).await });
+        futures::stream::iter(writes).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// Writes a rule for the sources that are called `names`, for these clusters.
+    ///
+    /// # Errors
+    /// When the API server refuses it.
+    pub async fn rule(&self, name: &str, names: &[&str], clusters: Value) -> Result<()> {
+        let spec = json!({"sources": [{"resources": ["configmaps"], "names": names}], "clusters": clusters});
+        let rule = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "metadata": {"name": name}, "spec": spec,
+        });
+        self.rules().patch(name, &PatchParams::apply("speed").force(), &Patch::Apply(rule)).await?;
+        Ok(())
+    }
+
+    /// Deletes a rule, and waits until it is gone with all that the members hold of it.
+    ///
+    /// # Errors
+    /// When it does not go.
+    pub async fn delete_rule(&self, name: &str) -> Result<()> {
+        self.rules().delete(name, &kube::api::DeleteParams::default()).await?;
+        let gone = async || Ok(self.rules().get_opt(name).await?.is_none().then_some(()));
+        eventually(&format!("the end of {name}"), PATIENCE, gone).await
+    }
+
+    /// The rules.
+    #[must_use]
+    pub fn rules(&self) -> Api<DistributionRule> {
+        Api::namespaced(self.client.clone(), SOURCES)
+    }
+
+    /// Waits until the rule says that every copy is applied in so many clusters.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn ready(&self, rule: &str, clusters: usize) -> Result<()> {
+        eventually(&format!("{rule} to be ready in {clusters} clusters"), PATIENCE, async || {
+            let status = self.rules().get(rule).await?.status.context("no status")?;
+            let summary = status.summary.context("no summary")?;
+            let whole = summary.clusters_ready == clusters as i64 && summary.copies_applied == summary.copies;
+            ensure!(whole, "{summary:?}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// How often the hub has written since `mark`; Leases are not counted.
+    ///
+    /// # Errors
+    /// When the audit log cannot be read.
+    pub fn hub_writes(&self, mark: crate::audit::Mark) -> Result<usize> {
+        let writes = self.fleet.hub().writes_since(mark)?;
+        Ok(writes.iter().filter(|write| write.user_agent.starts_with("runnel-hub")).count())
+    }
+}
+
+/// Makes a namespace.
+///
+/// # Errors
+/// When the API server refuses it.
+pub async fn make_namespace(client: &Client, name: &str) -> Result<()> {
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    Ok(())
+}
+
+/// A bare hub in a process of its own.
+pub struct BareHub {
+    process: Restartable,
+    authority: Authority,
+    scratch: Scratch,
+}
+
+impl BareHub {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub async fn start() -> Result<Self> {
+        let scratch = Scratch::new("bare")?;
+        let authority = Authority::generate(bare::HUB_ID, SystemTime::now())?;
+        let [certificate, key] = bare::AUTHORITY;
+        std::fs::write(scratch.path().join(certificate), authority.certificate_pem())?;
+        std::fs::write(scratch.path().join(key), authority.key_pem())?;
+        let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
+        let arguments: [PathBuf; 2] = ["--bare-hub".into(), scratch.path().into()];
+        let process = Restartable::new("the bare hub", program.arguments(arguments));
+        let bare = Self { process, authority, scratch };
+        bare.launch().await?;
+        Ok(bare)
+    }
+
+    /// Starts it, after [`Self::kill`] where it was; returns when it listens.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub async fn launch(&self) -> Result<()> {
+        let file = self.scratch.path().join(bare::READY);
+        let _ = std::fs::remove_file(&file);
+        self.process.start()?;
+        eventually("the bare hub", PATIENCE, async || {
+            self.process.check()?;
+            Ok(file.exists().then_some(()))
+        })
+        .await
+    }
+
+    /// Its process.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn pid(&self) -> Result<u32> {
+        self.process.pid()
+    }
+
+    /// Kills it.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn kill(&self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Members of it.
+    ///
+    /// # Errors
+    /// When signing fails.
+    pub fn members(&self, numbers: std::ops::Range<usize>) -> Result<Vec<Credentials>> {
+        let address = std::fs::read_to_string(self.scratch.path().join(bare::ADDRESS))?;
+        let one = |number| Credentials::issued(&self.authority, &address, bare::HUB_ID, &format!("bare-{number:05}"));
+        numbers.map(one).collect()
+    }
+
+    /// A connection over which it is told what to say to all.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn voice(&self) -> Result<RunnelClient<Channel>> {
+        let own = self.members(99_999..100_000)?.pop().context("no member")?;
+        Ok(RunnelClient::new(own.channel().await?))
+    }
+}
+
+/// Tells a bare hub to say this to all; returns when all have acked.
+///
+/// # Errors
+/// When it does not.
+pub async fn say(voice: &mut RunnelClient<Channel>, text: &str) -> Result<()> {
+    voice.renew(RenewRequest { certificate_request: text.as_bytes().to_vec().into() }).await?;
+    Ok(())
+}

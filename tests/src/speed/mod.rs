@@ -1,0 +1,142 @@
+//! `cargo speed`: how far each path of Runnel is from the least that this machine could do.
+//!
+//! An absolute time says little on a shared machine, so every row stands beside a bare program ([`bare`]) that does only the
+//! unavoidable work, run in turns with Runnel in the same run. [`rows`] says what is measured and what is good enough;
+//! [`verdict`], [`table`], [`json`] and [`chart`] are pure; [`lab`] and [`crowd`] are a hub with very many simulated agents.
+
+pub mod bar;
+pub mod bare;
+pub mod chart;
+pub mod counted;
+pub mod crowd;
+pub mod json;
+pub mod lab;
+pub mod process;
+pub mod rows;
+pub mod table;
+pub mod verdict;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::demo::unless_interrupted;
+use rows::{ROWS, Row};
+use verdict::Judged;
+
+const INTERRUPTED: u8 = 130;
+
+/// Measures Runnel beside bare programs that do only the unavoidable work, and prints a table of ratios.
+#[derive(Debug, Parser)]
+#[command(name = "cargo speed", bin_name = "cargo speed", after_help = rows_help())]
+pub struct Arguments {
+    /// The rows to measure, by number or name; all of them otherwise.
+    #[arg(value_name = "ROW", value_parser = row)]
+    rows: Vec<&'static Row>,
+    /// Measures at smaller sizes, in less than five minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Writes the readings as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws cost against size for what is measured at several sizes.
+    #[arg(long, value_name = "FILE.svg")]
+    chart: Option<PathBuf>,
+    /// Is the bare hub; what `cargo speed` starts by itself.
+    #[arg(long, value_name = "FOLDER", hide = true, exclusive = true)]
+    bare_hub: Option<PathBuf>,
+}
+
+fn row(text: &str) -> Result<&'static Row, String> {
+    rows::find(text).ok_or_else(|| "there is no such row; see the list below".to_owned())
+}
+
+fn rows_help() -> String {
+    let one = |row: &Row| format!("  {:>2}  {:<12} {}", row.number, row.name, row.meaning);
+    format!("Rows:\n{}", ROWS.iter().map(one).collect::<Vec<_>>().join("\n"))
+}
+
+/// Measures with the arguments of this process, and returns its exit code: 0 when every gate holds, 1 when one does not or
+/// something could not be measured, 2 when the arguments are wrong, 130 when it was interrupted.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("speed: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(run(arguments)).unwrap_or_else(|error| {
+        eprintln!("speed: {error:#}");
+        ExitCode::FAILURE
+    });
+    runtime.shutdown_background();
+    code
+}
+
+async fn run(arguments: Arguments) -> Result<ExitCode> {
+    if let Some(folder) = &arguments.bare_hub {
+        return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("This is a debug build: its ratios say nothing about what is shipped.");
+    }
+    let begin = Instant::now();
+    let wanted: Vec<&Row> = ROWS.iter().filter(|row| wants(&arguments.rows, row)).collect();
+    let Some(judged) = unless_interrupted(rows::run(&wanted, arguments.quick)).await? else {
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    print!("{}", table::table(&judged));
+    println!("{}; {} s in all", summary(&judged), begin.elapsed().as_secs());
+    if let Some(file) = &arguments.json {
+        let text = serde_json::to_string_pretty(&json::json(&judged, arguments.quick))?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if let Some(file) = &arguments.chart {
+        let svg = chart::chart(&judged).context("none of these rows is measured at several sizes: no chart")?;
+        std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let passes = judged.iter().all(Judged::passes);
+    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn wants(chosen: &[&Row], row: &Row) -> bool {
+    chosen.is_empty() || chosen.iter().any(|chosen| chosen.number == row.number)
+}
+
+/// How many gates hold and how many aims are reached.
+fn summary(judged: &[Judged]) -> String {
+    let gates = judged.iter().filter(|judged| judged.line.gate.is_some()).count();
+    let missed = judged.iter().filter(|judged| !judged.passes()).count();
+    let aims = judged.iter().filter(|judged| judged.line.aim.is_some()).count();
+    let reached = judged.iter().filter(|judged| judged.reaches_its_aim()).count();
+    format!("{} of {gates} gates hold, {reached} of {aims} aims are reached", gates - missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn arguments_name_rows_and_the_help_lists_them() {
+        Arguments::command().debug_assert();
+        let arguments = Arguments::try_parse_from(["speed", "4", "idle-memory", "--quick"]).ok();
+        let rows = arguments.map(|arguments| arguments.rows.iter().map(|row| row.number).collect::<Vec<_>>());
+        assert_eq!(rows, Some(vec![4, 7]));
+        assert!(Arguments::try_parse_from(["speed", "nothing"]).is_err());
+        assert!(rows_help().contains("fan-out"));
+    }
+
+    #[test]
+    fn without_a_choice_all_rows_are_meant() {
+        let four: Vec<&Row> = rows::find("4").into_iter().collect();
+        assert!(ROWS.iter().all(|row| wants(&[], row)));
+        assert_eq!(ROWS.iter().filter(|row| wants(&four, row)).count(), 1);
+    }
+}

@@ -1,0 +1,225 @@
+//! Rows 1, 4, 6, 17 and 18: one source is edited, and everybody has it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use data_encoding::BASE64;
+use futures::StreamExt;
+use kube::Api;
+use kube::runtime::{WatchStreamExt, watcher};
+use parking_lot::Mutex;
+use ring::rand::{SecureRandom, SystemRandom};
+use runnel_hub::crd::DistributionRule;
+use runnel_proto::wire::runnel_client::RunnelClient;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use super::reading;
+use crate::speed::bar::Bar;
+use crate::speed::crowd::Crowd;
+use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
+use crate::speed::process::{at_rest, computed};
+use crate::speed::verdict::{Reading, percentile};
+use crate::wait::eventually;
+
+pub(super) const ROWS: &[u8] = &[1, 4, 6, 17, 18];
+const RULE: &str = "edited";
+const SOURCE: &str = "edited";
+/// Bytes of text in the source.
+const TEXT: usize = 1024;
+/// Longer than the least time between two writes of one status, so that no edit shares its write with another.
+const GAP: Duration = Duration::from_millis(1200);
+/// Files that this process may need besides two connections per agent.
+const OTHER_FILES: u64 = 500;
+
+/// What a series of edits cost.
+#[derive(Default)]
+struct Series {
+    to_last_ack: Vec<f64>,
+    to_status: Vec<f64>,
+    received: u64,
+    processor: Duration,
+    writes: usize,
+}
+
+pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
+    let (sizes, edits): (&[usize], usize) = if quick { (&[200, 1000], 10) } else { (&[1000, 10_000], 20) };
+    let mut lab = Lab::start().await?;
+    lab.write(SOURCE, "first").await?;
+    lab.rule(RULE, &[SOURCE], json!({"all": true})).await?;
+    let (statuses, _watch) = watch(&lab);
+    let mut crowd = Crowd::new(false);
+    let mut readings = Vec::new();
+    for &size in sizes {
+        let (mut runnel, mut bare) = (Series::default(), Series::default());
+        if fits(2 * size) {
+            gather(&mut crowd, &mut lab, size).await?;
+            let mut other = Bare::start(size).await?;
+            at_rest(lab.pid()?).await?;
+            let bar = Bar::of(edits, "edits, in turns on the hub and on the bare one");
+            for _ in 0..edits {
+                hub_edits(&crowd, &lab, &statuses, 1, &mut runnel).await?;
+                other.edits(1, &mut bare).await?;
+                bar.step();
+            }
+        } else {
+            // Not so many files at once: the hub's edits stand between two halves of the bare one's.
+            crowd = Crowd::new(false);
+            let bar = Bar::of(3, "edits on the bare hub, on the hub, and on the bare one");
+            Bare::start(size).await?.edits(edits.div_ceil(2), &mut bare).await?;
+            bar.step();
+            gather(&mut crowd, &mut lab, size).await?;
+            hub_edits(&crowd, &lab, &statuses, edits, &mut runnel).await?;
+            bar.step();
+            crowd = Crowd::new(false);
+            Bare::start(size).await?.edits(edits / 2, &mut bare).await?;
+        }
+        readings.extend(read(size, edits, &runnel, &bare));
+    }
+    Ok(readings)
+}
+
+/// Whether this process may have so many connections.
+fn fits(connections: usize) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.is_none_or(|limit| limit > connections as u64 + OTHER_FILES)
+}
+
+/// Has so many agents connected and the rule ready in all of them.
+async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
+    let members = lab.members(size).await?;
+    let _bar = Bar::spinner("agents connect to the hub");
+    crowd.add(members.into_iter().skip(crowd.len()));
+    crowd.up_to_date(PATIENCE).await?;
+    lab.ready(RULE, size).await?;
+    at_rest(lab.pid()?).await.map(drop)
+}
+
+async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, series: &mut Series) -> Result<()> {
+    for _ in 0..edits {
+        let text = noise()?;
+        let (mark, pid, received) = (lab.fleet.hub().mark(), lab.pid()?, crowd.bytes().0);
+        let (before, revision) = (computed(pid)?, statuses.newest());
+        crowd.expect(crowd.len() as u64);
+        let begin = Instant::now();
+        lab.write(SOURCE, &text).await?;
+        let acked = crowd.reached(PATIENCE).await?;
+        let told = statuses.after(&revision, crowd.len()).await?;
+        tokio::time::sleep(GAP).await;
+        series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
+        series.to_status.push(milliseconds(told.saturating_duration_since(acked)));
+        series.received += crowd.bytes().0 - received;
+        series.processor += computed(pid)?.saturating_sub(before);
+        series.writes += lab.hub_writes(mark)?;
+    }
+    Ok(())
+}
+
+/// A bare hub with agents.
+struct Bare {
+    hub: BareHub,
+    crowd: Crowd,
+    voice: RunnelClient<Channel>,
+}
+
+impl Bare {
+    async fn start(size: usize) -> Result<Self> {
+        let hub = BareHub::start().await?;
+        let mut crowd = Crowd::new(true);
+        crowd.add(hub.members(0..size)?);
+        crowd.up_to_date(PATIENCE).await?;
+        let voice = hub.voice().await?;
+        let mut bare = Self { hub, crowd, voice };
+        // The first time is not like the others, as the hub's first delivery is not.
+        bare.edits(1, &mut Series::default()).await?;
+        Ok(bare)
+    }
+
+    async fn edits(&mut self, edits: usize, series: &mut Series) -> Result<()> {
+        for _ in 0..edits {
+            let text = content(&noise()?);
+            let (pid, received) = (self.hub.pid()?, self.crowd.bytes().0);
+            let before = computed(pid)?;
+            self.crowd.expect(self.crowd.len() as u64);
+            let begin = Instant::now();
+            say(&mut self.voice, &text).await?;
+            let acked = self.crowd.reached(PATIENCE).await?;
+            series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
+            series.received += self.crowd.bytes().0 - received;
+            series.processor += computed(pid)?.saturating_sub(before);
+        }
+        Ok(())
+    }
+}
+
+fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Reading> {
+    let at = (size, "agents");
+    let copies = (size * edits) as f64;
+    let each = |duration: Duration| duration.as_secs_f64() * 1e6 / copies;
+    let p50 = |values: &[f64]| percentile(values, 0.5);
+    let payload = content(&"x".repeat(TEXT)).len() as f64;
+    vec![
+        reading(1, "hub writes per edit", at, runnel.writes as f64 / edits as f64, None),
+        reading(4, "edit to last ack, p50", at, p50(&runnel.to_last_ack), Some(p50(&bare.to_last_ack))),
+        reading(6, "last ack to status, p50", at, p50(&runnel.to_status), None),
+        reading(17, "bytes per edit", at, runnel.received as f64 / copies, Some(payload)),
+        reading(18, "hub CPU per copy", at, each(runnel.processor), Some(each(bare.processor))),
+    ]
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// What must travel of a ConfigMap with this text.
+fn content(text: &str) -> String {
+    json!({"data": {"value": text}}).to_string()
+}
+
+/// Text of 1 KiB that is another one each time.
+fn noise() -> Result<String> {
+    let mut noise = [0; TEXT / 4 * 3];
+    SystemRandom::new().fill(&mut noise).ok().context("no random numbers")?;
+    Ok(BASE64.encode(&noise))
+}
+
+/// When the rule's status said which revision is applied in how many clusters.
+#[derive(Clone, Default)]
+struct Statuses(Arc<Mutex<Vec<(Instant, String, i64)>>>);
+
+impl Statuses {
+    fn newest(&self) -> String {
+        self.0.lock().last().map(|(_, revision, _)| revision.clone()).unwrap_or_default()
+    }
+
+    /// When another revision than this one was applied in all clusters.
+    async fn after(&self, revision: &str, clusters: usize) -> Result<Instant> {
+        eventually("the edit in the rule's status", PATIENCE, async || {
+            let all = self.0.lock();
+            let mut whole = all.iter().skip_while(|(_, seen, _)| seen != revision);
+            let found = whole.find(|(_, seen, ready)| seen != revision && *ready == clusters as i64);
+            Ok(found.map(|(at, ..)| *at))
+        })
+        .await
+    }
+}
+
+fn watch(lab: &Lab) -> (Statuses, JoinSet<()>) {
+    let (statuses, rules) = (Statuses::default(), lab.rules());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(record(rules, statuses.clone()));
+    (statuses, tasks)
+}
+
+async fn record(rules: Api<DistributionRule>, statuses: Statuses) {
+    let mut events = std::pin::pin!(watcher(rules, watcher::Config::default()).default_backoff());
+    while let Some(event) = events.next().await {
+        let Ok(watcher::Event::Apply(rule) | watcher::Event::InitApply(rule)) = event else { continue };
+        let at = Instant::now();
+        let Some(status) = rule.status else { continue };
+        let ready = status.summary.map_or(0, |summary| summary.clusters_ready);
+        statuses.0.lock().push((at, status.revision.unwrap_or_default(), ready));
+    }
+}

@@ -1,0 +1,72 @@
+//! Row 7: what a connected agent costs the hub in memory, as a slope.
+
+use anyhow::Result;
+
+use super::reading;
+use crate::speed::bar::Bar;
+use crate::speed::crowd::Crowd;
+use crate::speed::lab::{BareHub, Lab, PATIENCE};
+use crate::speed::process::{at_rest, resident};
+use crate::speed::verdict::Reading;
+
+pub(super) const ROWS: &[u8] = &[7];
+const KIB: f64 = 1024.0;
+
+/// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
+pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
+    let sizes: &[usize] = if quick { &[200, 1000] } else { &[1000, 4000, 10_000] };
+    let mut lab = Lab::start().await?;
+    let mut runnel = Vec::new();
+    let mut crowd = Crowd::new(false);
+    for &size in sizes {
+        let members = lab.members(size).await?;
+        let _bar = Bar::spinner("agents connect to the hub");
+        crowd.add(members.into_iter().skip(crowd.len()));
+        crowd.up_to_date(PATIENCE).await?;
+        at_rest(lab.pid()?).await?;
+        runnel.push(resident(lab.pid()?)?);
+    }
+    // Their sockets are needed for the other ones.
+    drop(crowd);
+    let bare = BareHub::start().await?;
+    let mut bares = Vec::new();
+    let mut crowd = Crowd::new(true);
+    for &size in sizes {
+        let _bar = Bar::spinner("agents connect to the bare hub");
+        crowd.add(bare.members(crowd.len()..size)?);
+        crowd.up_to_date(PATIENCE).await?;
+        at_rest(bare.pid()?).await?;
+        bares.push(resident(bare.pid()?)?);
+    }
+    Ok(readings(sizes, &runnel, &bares))
+}
+
+fn readings(sizes: &[usize], runnel: &[f64], bare: &[f64]) -> Vec<Reading> {
+    let mut readings = Vec::new();
+    for ((size, runnel), bare) in sizes.iter().zip(runnel).zip(bare) {
+        let whole = reading(7, "memory in all", (*size, "agents"), runnel / KIB / KIB, Some(bare / KIB / KIB));
+        readings.push(whole);
+    }
+    let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else { return readings };
+    let slope = |memory: &[f64]| match memory {
+        [few, .., many] => (many - few) / (last - first) as f64 / KIB,
+        _ => 0.0,
+    };
+    readings.push(reading(7, "memory per idle agent", (*last, "agents"), slope(runnel), Some(slope(bare))));
+    readings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slope_leaves_out_what_a_hub_needs_without_agents() {
+        let kib = |value: f64| value * KIB;
+        let all =
+            readings(&[10, 20, 30], &[kib(1500.0), kib(2000.0), kib(2500.0)], &[kib(400.0), kib(800.0), kib(1200.0)]);
+        let slope = all.last().cloned();
+        assert_eq!(slope.map(|slope| (slope.runnel, slope.bare)), Some((50.0, Some(40.0))));
+        assert_eq!(all.len(), 4);
+    }
+}

@@ -1,0 +1,214 @@
+//! What each row measures, its gates and aims, and how it is run.
+
+mod fanout;
+mod idle;
+mod pairs;
+mod reports;
+mod restart;
+
+use anyhow::Result;
+
+use super::verdict::{Bound, Judged, Line, Reading};
+
+/// What a row stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stand {
+    /// A real hub and API server, simulated agents over real mutual TLS.
+    Simulated,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its number.
+    pub number: u8,
+    /// Its name, as a person types it.
+    pub name: &'static str,
+    /// What it tells.
+    pub meaning: &'static str,
+    /// What it stands on.
+    pub stand: Stand,
+    /// What it measures.
+    pub lines: &'static [Line],
+}
+
+const fn line(what: &'static str, unit: &'static str, gate: Option<Bound>, aim: Option<Bound>) -> Line {
+    Line { what, unit, gate, aim }
+}
+
+const fn ratio(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
+    (Some(Bound::RatioAtMost(gate)), Some(Bound::RatioAtMost(aim)))
+}
+
+const fn most(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
+    (Some(Bound::AtMost(gate)), Some(Bound::AtMost(aim)))
+}
+
+const fn bounded(what: &'static str, unit: &'static str, bounds: (Option<Bound>, Option<Bound>)) -> Line {
+    line(what, unit, bounds.0, bounds.1)
+}
+
+/// All rows that can be run.
+pub const ROWS: &[Row] = &[
+    Row {
+        number: 1,
+        name: "hub-writes",
+        meaning: "writes of the hub to its API server per edit of a source, the user's own and Leases not counted",
+        stand: Stand::Simulated,
+        lines: &[bounded("hub writes per edit", "writes", most(2.0, 1.0))],
+    },
+    Row {
+        number: 4,
+        name: "fan-out",
+        meaning: "from the edit of a source of 1 KiB to the ack of the last agent, beside a bare broadcast with acks",
+        stand: Stand::Simulated,
+        lines: &[bounded("edit to last ack, p50", "ms", ratio(2.0, 1.25))],
+    },
+    Row {
+        number: 6,
+        name: "status",
+        meaning: "from the last copy to the rule's status that says so",
+        stand: Stand::Simulated,
+        lines: &[bounded("last ack to status, p50", "ms", most(1500.0, 300.0))],
+    },
+    Row {
+        number: 7,
+        name: "idle-memory",
+        meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
+        stand: Stand::Simulated,
+        lines: &[bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)), line("memory in all", "MiB", None, None)],
+    },
+    Row {
+        number: 8,
+        name: "pair-memory",
+        meaning: "the hub's resident memory per object and cluster that it keeps count of",
+        stand: Stand::Simulated,
+        lines: &[bounded("memory per pair", "B", most(128.0, 24.0))],
+    },
+    Row {
+        number: 11,
+        name: "hub-restart",
+        meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
+        stand: Stand::Simulated,
+        lines: &[
+            bounded("start to last agent in sync", "ms", ratio(2.0, 1.2)),
+            bounded("intents sent again", "intents", most(0.0, 0.0)),
+            bounded("hub writes", "writes", most(0.0, 0.0)),
+        ],
+    },
+    Row {
+        number: 15,
+        name: "fan-in",
+        meaning: "reports that the hub takes in per second of its processor time, beside a bare server that counts them",
+        stand: Stand::Simulated,
+        lines: &[line("reports per CPU second", "1/s", Some(Bound::RatioAtLeast(0.4)), Some(Bound::RatioAtLeast(0.7)))],
+    },
+    Row {
+        number: 17,
+        name: "wire",
+        meaning: "bytes from the hub to one agent, after TLS, beside the content's own bytes",
+        stand: Stand::Simulated,
+        lines: &[
+            line("bytes per edit", "B", Some(Bound::RatioAtMost(1.15)), None),
+            bounded("bytes of a first delivery", "B", ratio(1.15, 0.4)),
+        ],
+    },
+    Row {
+        number: 18,
+        name: "copy-cpu",
+        meaning: "the hub's processor time per delivered copy, beside a bare server's",
+        stand: Stand::Simulated,
+        lines: &[bounded("hub CPU per copy", "us", ratio(3.0, 1.5))],
+    },
+];
+
+/// The row with this number or name.
+#[must_use]
+pub fn find(text: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name == text || row.number.to_string() == text)
+}
+
+/// Runs what measures these rows, and returns the readings of these rows alone, in the table's order.
+///
+/// # Errors
+/// When something cannot be measured.
+pub async fn run(rows: &[&Row], quick: bool) -> Result<Vec<Judged>> {
+    let wants = |numbers: &[u8]| rows.iter().any(|row| numbers.contains(&row.number));
+    let mut readings = Vec::new();
+    if wants(idle::ROWS) {
+        readings.extend(idle::run(quick).await?);
+    }
+    if wants(pairs::ROWS) {
+        readings.extend(pairs::run(quick).await?);
+    }
+    if wants(fanout::ROWS) {
+        readings.extend(fanout::run(quick).await?);
+    }
+    if wants(reports::ROWS) {
+        readings.extend(reports::run(quick).await?);
+    }
+    if wants(restart::ROWS) {
+        readings.extend(restart::run(quick).await?);
+    }
+    Ok(judge(rows, readings))
+}
+
+/// Pairs readings with their lines, in the order of the rows and lines.
+fn judge(rows: &[&Row], readings: Vec<Reading>) -> Vec<Judged> {
+    let lines = rows.iter().flat_map(|row| row.lines.iter().map(|line| (row.number, *line)));
+    let of = |(number, line): (u8, Line)| {
+        let its = readings.iter().filter(move |reading| reading.row == number && reading.what == line.what);
+        its.cloned().map(move |reading| Judged { reading, line }).collect::<Vec<_>>()
+    };
+    lines.flat_map(of).collect()
+}
+
+/// A reading in which the size is so many of something.
+fn reading(row: u8, what: &'static str, (size, of): (usize, &str), runnel: f64, bare: Option<f64>) -> Reading {
+    let at = format!("{} {of}", super::verdict::number(size as f64));
+    Reading { row, what, size: size as f64, at, runnel, bare }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_found_by_number_and_by_name_and_are_told_apart() {
+        let numbers: BTreeSet<u8> = ROWS.iter().map(|row| row.number).collect();
+        let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
+        assert_eq!((numbers.len(), names.len()), (ROWS.len(), ROWS.len()));
+        assert!(ROWS.iter().is_sorted_by_key(|row| row.number));
+        assert_eq!(find("4").map(|row| row.name), Some("fan-out"));
+        assert_eq!(find("fan-out").map(|row| row.number), Some(4));
+        assert!(find("19").is_none());
+    }
+
+    #[test]
+    fn every_row_has_a_gate_and_says_what_it_means() {
+        for row in ROWS {
+            assert!(row.lines.iter().any(|line| line.gate.is_some()), "row {}", row.number);
+            let whats: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
+            assert!(whats.len() == row.lines.len() && !row.meaning.is_empty(), "row {}", row.number);
+        }
+    }
+
+    #[test]
+    fn every_row_is_measured_by_something() {
+        let measured: BTreeSet<u8> =
+            [idle::ROWS, pairs::ROWS, fanout::ROWS, reports::ROWS, restart::ROWS].concat().into_iter().collect();
+        assert_eq!(measured, ROWS.iter().map(|row| row.number).collect());
+    }
+
+    #[test]
+    fn only_the_rows_that_were_asked_for_are_judged_in_the_tables_order() {
+        let some = |row, what| reading(row, what, (1000, "agents"), 1.0, Some(1.0));
+        let readings =
+            vec![some(18, "hub CPU per copy"), some(6, "last ack to status, p50"), some(4, "edit to last ack, p50")];
+        let rows: Vec<&Row> = [find("4"), find("18")].into_iter().flatten().collect();
+        let judged: Vec<u8> = judge(&rows, readings).iter().map(|judged| judged.reading.row).collect();
+        assert_eq!(judged, [4, 18]);
+    }
+}

@@ -1,0 +1,53 @@
+//! Row 15: very many reports come in.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::reading;
+use crate::speed::bar::Bar;
+use crate::speed::crowd::Crowd;
+use crate::speed::lab::{BareHub, Lab, PATIENCE};
+use crate::speed::process::{at_rest, computed};
+use crate::speed::verdict::Reading;
+
+pub(super) const ROWS: &[u8] = &[15];
+const RULE: &str = "reported";
+/// Reports of each agent in a round.
+const REPORTS: u32 = 50;
+const ROUNDS: usize = 3;
+
+pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
+    let agents = if quick { 200 } else { 1000 };
+    let mut lab = Lab::start().await?;
+    lab.write(RULE, "something").await?;
+    lab.rule(RULE, &[RULE], json!({"all": true})).await?;
+    let mut crowd = Crowd::new(false);
+    crowd.add(lab.members(agents).await?);
+    crowd.up_to_date(PATIENCE).await?;
+    lab.ready(RULE, agents).await?;
+    let bare = BareHub::start().await?;
+    let mut others = Crowd::new(true);
+    others.add(bare.members(0..agents)?);
+    others.up_to_date(PATIENCE).await?;
+    let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
+    let bar = Bar::of(ROUNDS, "rounds of reports, in turns");
+    for _ in 0..ROUNDS {
+        hub += round(&crowd, lab.pid()?).await?;
+        other += round(&others, bare.pid()?).await?;
+        bar.step();
+    }
+    lab.ready(RULE, agents).await?;
+    let reports = (agents * ROUNDS) as f64 * f64::from(REPORTS);
+    let each = |spent: Duration| reports / spent.as_secs_f64();
+    Ok(vec![reading(15, "reports per CPU second", (agents, "agents"), each(hub), Some(each(other)))])
+}
+
+/// The processor time that a round costs a process, until it rests again.
+async fn round(crowd: &Crowd, pid: u32) -> Result<Duration> {
+    at_rest(pid).await?;
+    let before = computed(pid)?;
+    crowd.report(REPORTS)?;
+    Ok(at_rest(pid).await?.saturating_sub(before))
+}

@@ -1,0 +1,176 @@
+//! What is measured, and whether it is good enough. Pure.
+
+use serde::Serialize;
+
+/// A bound on a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Bound {
+    /// At most so many times the bare program's.
+    RatioAtMost(f64),
+    /// At least so many times the bare program's.
+    RatioAtLeast(f64),
+    /// At most so much, whatever the bare program needs.
+    AtMost(f64),
+}
+
+impl Bound {
+    /// Whether a reading keeps to it; `None` where there is nothing to compare it with.
+    #[must_use]
+    pub fn holds(self, reading: &Reading) -> Option<bool> {
+        match self {
+            Self::RatioAtMost(limit) => reading.ratio().map(|ratio| ratio <= limit),
+            Self::RatioAtLeast(limit) => reading.ratio().map(|ratio| ratio >= limit),
+            Self::AtMost(limit) => Some(reading.runnel <= limit),
+        }
+    }
+
+    /// The bound as the table shows it.
+    #[must_use]
+    pub fn text(self) -> String {
+        match self {
+            Self::RatioAtMost(limit) => format!("<= {}x", number(limit)),
+            Self::RatioAtLeast(limit) => format!(">= {}x", number(limit)),
+            Self::AtMost(limit) => format!("<= {}", number(limit)),
+        }
+    }
+}
+
+/// One thing that a row measures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// What, in a few words.
+    pub what: &'static str,
+    /// In which unit.
+    pub unit: &'static str,
+    /// A reading beyond it fails; absent where the row's other lines decide.
+    pub gate: Option<Bound>,
+    /// What is to be reached for.
+    pub aim: Option<Bound>,
+}
+
+/// What was measured of one line, at one size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    /// The row's number.
+    pub row: u8,
+    /// Which of its lines.
+    pub what: &'static str,
+    /// How many of what: the place on the chart's axis.
+    pub size: f64,
+    /// The same in words.
+    pub at: String,
+    /// Runnel's.
+    pub runnel: f64,
+    /// The bare program's, where there is one.
+    pub bare: Option<f64>,
+}
+
+impl Reading {
+    /// Runnel's as a multiple of the bare program's.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        self.bare.filter(|bare| *bare > 0.0).map(|bare| self.runnel / bare)
+    }
+}
+
+/// A reading that was judged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The reading.
+    pub reading: Reading,
+    /// What it is of.
+    pub line: Line,
+}
+
+impl Judged {
+    /// Whether the gate holds. A gate that cannot be judged does not hold: a row without its bare program fails.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.line.gate.is_none_or(|gate| gate.holds(&self.reading) == Some(true))
+    }
+
+    /// Whether the aim is reached.
+    #[must_use]
+    pub fn reaches_its_aim(&self) -> bool {
+        self.line.aim.is_some_and(|aim| aim.holds(&self.reading) == Some(true))
+    }
+}
+
+/// A number with as many digits as say something.
+#[must_use]
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        large if large >= 1000.0 => thousands(value),
+        large if large >= 100.0 => format!("{value:.0}"),
+        middle if middle >= 10.0 => trimmed(format!("{value:.1}")),
+        _ => trimmed(format!("{value:.2}")),
+    }
+}
+
+fn trimmed(text: String) -> String {
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn thousands(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 { format!("-{text}") } else { text }
+}
+
+/// The value below which this share of them lies; 0 of none.
+#[must_use]
+pub fn percentile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    let place = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(place.saturating_sub(1).min(last)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(runnel: f64, bare: Option<f64>, gate: Bound, aim: Bound) -> Judged {
+        let line = Line { what: "time", unit: "ms", gate: Some(gate), aim: Some(aim) };
+        Judged { reading: Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare }, line }
+    }
+
+    #[test]
+    fn a_gate_compares_the_ratio_or_the_figure_itself() {
+        let ratio = |runnel| judged(runnel, Some(10.0), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.25));
+        assert!(ratio(12.0).passes() && ratio(12.0).reaches_its_aim());
+        assert!(ratio(20.0).passes() && !ratio(20.0).reaches_its_aim());
+        assert!(!ratio(20.1).passes());
+        let least = |runnel| judged(runnel, Some(10.0), Bound::RatioAtLeast(0.4), Bound::RatioAtLeast(0.7));
+        assert!(least(4.0).passes() && !least(4.0).reaches_its_aim() && !least(3.9).passes());
+        assert!(judged(2.0, None, Bound::AtMost(2.0), Bound::AtMost(1.0)).passes());
+    }
+
+    #[test]
+    fn a_ratio_without_the_bare_program_does_not_pass() {
+        assert!(!judged(1.0, None, Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes());
+        assert!(!judged(1.0, Some(0.0), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes());
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_say_something() {
+        let texts = [0.0, 0.254, 1.0, 12.34, 123.4, 1234.5, 1_234_567.0].map(number);
+        assert_eq!(texts, ["0", "0.25", "1", "12.3", "123", "1,234", "1,234,567"]);
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(&values, share)), [50.0, 99.0, 100.0]);
+        assert_eq!(percentile(&[7.0], 0.99), 7.0);
+        assert_eq!(percentile(&[], 0.5), 0.0);
+    }
+}
