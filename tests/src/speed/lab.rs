@@ -1,4 +1,4 @@
-//! A real hub on a real control plane with simulated agents, and a bare hub beside it in a process of its own.
+//! A real hub on a real control plane, with simulated agents or real ones, and a bare hub beside it in a process of its own.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -32,7 +32,7 @@ pub const SOURCES: &str = "speed";
 /// Requests to the API server at once.
 const AT_ONCE: usize = 16;
 
-/// A hub without real members.
+/// A hub, and who joins it.
 pub struct Lab {
     /// The hub and its cluster.
     pub fleet: Fleet,
@@ -48,7 +48,14 @@ impl Lab {
     /// When either does not start.
     pub async fn start() -> Result<Self> {
         let options = FleetOptions { members: 0, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
-        let fleet = Fleet::start(options).await?;
+        Self::of(Fleet::start(options).await?).await
+    }
+
+    /// On a fleet that runs.
+    ///
+    /// # Errors
+    /// When its hub's cluster does not answer.
+    pub async fn of(fleet: Fleet) -> Result<Self> {
         let client = fleet.hub().client().await?;
         make_namespace(&client, SOURCES).await?;
         Ok(Self { fleet, client, members: Vec::new() })

@@ -13,6 +13,7 @@ pub mod json;
 pub mod lab;
 pub mod process;
 pub mod rows;
+pub mod seen;
 pub mod table;
 pub mod verdict;
 
@@ -23,6 +24,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::Parser;
 
+use crate::control_plane::client_of;
 use crate::demo::unless_interrupted;
 use rows::{ROWS, Row};
 use verdict::Judged;
@@ -48,6 +50,9 @@ pub struct Arguments {
     /// Is the bare hub; what `cargo speed` starts by itself.
     #[arg(long, value_name = "FOLDER", hide = true, exclusive = true)]
     bare_hub: Option<PathBuf>,
+    /// Is the bare watch of a cluster; what `cargo speed` starts by itself.
+    #[arg(long, value_name = "KUBECONFIG", hide = true, exclusive = true)]
+    bare_watch: Option<PathBuf>,
 }
 
 fn row(text: &str) -> Result<&'static Row, String> {
@@ -81,6 +86,10 @@ pub fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some(folder) = &arguments.bare_hub {
         return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(kubeconfig) = &arguments.bare_watch {
+        bare::watch_names(client_of(kubeconfig).await?).await;
+        return Ok(ExitCode::FAILURE);
     }
     if cfg!(debug_assertions) {
         eprintln!("This is a debug build: its ratios say nothing about what is shipped.");
@@ -131,6 +140,14 @@ mod tests {
         assert_eq!(rows, Some(vec![4, 7]));
         assert!(Arguments::try_parse_from(["speed", "nothing"]).is_err());
         assert!(rows_help().contains("fan-out"));
+    }
+
+    #[test]
+    fn the_page_tells_of_every_row() {
+        let page = include_str!("../../SPEED.md");
+        for row in ROWS {
+            assert!(page.contains(&format!("| {} | `{}` |", row.number, row.name)), "row {}", row.number);
+        }
     }
 
     #[test]

@@ -4,4 +4,4 @@ mod broadcast;
 mod relay;
 
 pub use broadcast::{ADDRESS, AUTHORITY, HUB_ID, READY, serve};
-pub use relay::{apply_all, copy_of, relay};
+pub use relay::{apply_all, keep, relay, watch_names};

@@ -1,9 +1,12 @@
-//! A bare relay: one watch on the hub, and one apply in each member for every change. And a bare apply loop.
+//! What a relay cannot avoid between API servers: a watch on the hub and an apply in each member for every change, an apply
+//! loop, a watch that puts an object back, and a watch of names.
+
+use std::collections::BTreeMap;
 
 use futures::StreamExt;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Patch, PatchParams};
+use kube::api::{PartialObjectMeta, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -50,4 +53,38 @@ async fn apply(member: &Client, namespace: &str, name: &str, copy: &Value) -> ku
 #[must_use]
 pub fn copy_of(object: &ConfigMap) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": object.name_any()}, "data": object.data})
+}
+
+/// Puts one object of a namespace back whenever it differs from what it should be, until it is dropped.
+pub async fn keep(member: Client, namespace: String, right: Value) {
+    let api: Api<ConfigMap> = Api::namespaced(member.clone(), &namespace);
+    let name = right["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    while let Some(event) = events.next().await {
+        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else { continue };
+        if object.name_any() == name && json!(object.data) != right["data"] {
+            // The next event shows whether it was refused.
+            let _ = apply(&member, &namespace, &name, &right).await;
+        }
+    }
+}
+
+/// Keeps no more of the ConfigMaps of a cluster than their names and versions, until it is dropped: the least that who
+/// guards copies must have in memory.
+pub async fn watch_names(member: Client) {
+    let api: Api<PartialObjectMeta<ConfigMap>> = Api::all(member);
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut known = BTreeMap::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                let key = (object.namespace().unwrap_or_default(), object.name_any());
+                known.insert(key, object.resource_version().unwrap_or_default());
+            }
+            Ok(watcher::Event::Delete(object)) => {
+                known.remove(&(object.namespace().unwrap_or_default(), object.name_any()));
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => {}
+        }
+    }
 }

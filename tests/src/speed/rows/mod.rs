@@ -1,8 +1,10 @@
 //! What each row measures, its gates and aims, and how it is run.
 
+mod agent;
 mod fanout;
 mod idle;
 mod pairs;
+mod real;
 mod reports;
 mod restart;
 
@@ -15,6 +17,10 @@ use super::verdict::{Bound, Judged, Line, Reading};
 pub enum Stand {
     /// A real hub and API server, simulated agents over real mutual TLS.
     Simulated,
+    /// Real control planes, the real hub and real agents.
+    Real,
+    /// Some sizes on the one, some on the other.
+    Both,
 }
 
 /// One row of the table.
@@ -54,8 +60,18 @@ pub const ROWS: &[Row] = &[
         number: 1,
         name: "hub-writes",
         meaning: "writes of the hub to its API server per edit of a source, the user's own and Leases not counted",
-        stand: Stand::Simulated,
+        stand: Stand::Both,
         lines: &[bounded("hub writes per edit", "writes", most(2.0, 1.0))],
+    },
+    Row {
+        number: 3,
+        name: "edit",
+        meaning: "from the edit of a source to its copy in the last of 3 real members, beside a bare relay",
+        stand: Stand::Real,
+        lines: &[
+            bounded("edit to last copy, p50", "ms", ratio(1.5, 1.15)),
+            line("edit to last copy, p99", "ms", Some(Bound::RatioAtMost(2.0)), None),
+        ],
     },
     Row {
         number: 4,
@@ -65,11 +81,21 @@ pub const ROWS: &[Row] = &[
         lines: &[bounded("edit to last ack, p50", "ms", ratio(2.0, 1.25))],
     },
     Row {
+        number: 5,
+        name: "many",
+        meaning: "many objects for 3 real members that have none of them, beside an apply loop of the same parallelism",
+        stand: Stand::Real,
+        lines: &[bounded("all copies present", "ms", ratio(2.0, 1.15))],
+    },
+    Row {
         number: 6,
         name: "status",
         meaning: "from the last copy to the rule's status that says so",
-        stand: Stand::Simulated,
-        lines: &[bounded("last ack to status, p50", "ms", most(1500.0, 300.0))],
+        stand: Stand::Both,
+        lines: &[
+            bounded("last ack to status, p50", "ms", most(1500.0, 300.0)),
+            bounded("last copy to status, p50", "ms", most(1500.0, 300.0)),
+        ],
     },
     Row {
         number: 7,
@@ -86,6 +112,13 @@ pub const ROWS: &[Row] = &[
         lines: &[bounded("memory per pair", "B", most(128.0, 24.0))],
     },
     Row {
+        number: 9,
+        name: "agent-memory",
+        meaning: "a real agent's resident memory with copies of 1 KiB, its payload cache included, beside a bare watch of names",
+        stand: Stand::Real,
+        lines: &[line("agent memory", "MiB", Some(Bound::AtMost(20.0)), Some(Bound::AtMost(14.0)))],
+    },
+    Row {
         number: 11,
         name: "hub-restart",
         meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
@@ -95,6 +128,34 @@ pub const ROWS: &[Row] = &[
             bounded("intents sent again", "intents", most(0.0, 0.0)),
             bounded("hub writes", "writes", most(0.0, 0.0)),
         ],
+    },
+    Row {
+        number: 12,
+        name: "agent-restart",
+        meaning: "a real agent that is started again, nothing changed: its requests to the member in 10 s, and its processor time",
+        stand: Stand::Real,
+        lines: &[
+            bounded("writes to the member", "requests", most(0.0, 0.0)),
+            line("reads of the member", "requests", None, None),
+            line("agent CPU", "ms", None, Some(Bound::AtMost(100.0))),
+        ],
+    },
+    Row {
+        number: 13,
+        name: "drift",
+        meaning: "from a foreign edit of a copy to the right one again, beside a bare watch with an apply",
+        stand: Stand::Real,
+        lines: &[
+            line("foreign edit to restored, p50", "ms", None, None),
+            line("foreign edit to restored, p99", "ms", Some(Bound::AtMost(250.0)), Some(Bound::RatioAtMost(3.0))),
+        ],
+    },
+    Row {
+        number: 14,
+        name: "no-ops",
+        meaning: "applies of a real agent that changed nothing: while it copied, and after it was started again",
+        stand: Stand::Real,
+        lines: &[bounded("no-op applies, before and after a restart", "applies", most(0.0, 0.0))],
     },
     Row {
         number: 15,
@@ -150,6 +211,13 @@ pub async fn run(rows: &[&Row], quick: bool) -> Result<Vec<Judged>> {
     if wants(restart::ROWS) {
         readings.extend(restart::run(quick).await?);
     }
+    if wants(real::ROWS) {
+        let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
+        readings.extend(real::run(&numbers, quick).await?);
+    }
+    if wants(agent::ROWS) {
+        readings.extend(agent::run(quick).await?);
+    }
     Ok(judge(rows, readings))
 }
 
@@ -198,7 +266,10 @@ mod tests {
     #[test]
     fn every_row_is_measured_by_something() {
         let measured: BTreeSet<u8> =
-            [idle::ROWS, pairs::ROWS, fanout::ROWS, reports::ROWS, restart::ROWS].concat().into_iter().collect();
+            [idle::ROWS, pairs::ROWS, fanout::ROWS, reports::ROWS, restart::ROWS, real::ROWS, agent::ROWS]
+                .concat()
+                .into_iter()
+                .collect();
         assert_eq!(measured, ROWS.iter().map(|row| row.number).collect());
     }
 

@@ -1,0 +1,249 @@
+//! The pure parts at 10, 1,000 and 100,000 of what each grows with.
+//!
+//! `cargo bench -p runnel-tests --bench growth`. What is done for one edit must not grow with what stands beside it; what
+//! is done for everything must grow no faster than it. Read the ratio of a row's figures, a hundredfold each time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use divan::Bencher;
+use jiff::Timestamp;
+use prost::Message;
+use runnel_agent::decide::{Action, Verdict, decide};
+use runnel_agent::desired::{Desired, Home, Namespace};
+use runnel_agent::policy::Policy;
+use runnel_agent::records::{Records, Sight};
+use runnel_hub::crd::{self, RuleStatus};
+use runnel_hub::index::{Claim, Cluster, Index, PlaceState};
+use runnel_hub::plan::{Body, Deal, Goes, Place, Rule, RuleGrant, RulePlan, SourceContent};
+use runnel_hub::session::Session;
+use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
+use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
+use runnel_proto::model::{
+    Batch, ClusterName, Counts, HubFrame, Intent, Payload, Revision, RuleDelta, RuleState, RuleUid, SourceRef,
+};
+use runnel_proto::wire;
+use serde_json::json;
+
+const SIZES: [usize; 3] = [10, 1_000, 100_000];
+const NAMESPACE: &str = "grown";
+
+fn main() {
+    divan::main();
+}
+
+type Labels = BTreeMap<String, String>;
+
+fn rule(number: usize) -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": format!("r{number}"), "namespace": NAMESPACE, "uid": format!("u{number}"), "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": number.to_string()}}}],
+            "clusters": {"all": true}, "removalLimit": {"percent": 100},
+        },
+    });
+    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
+    Rule::namespaced(&object, "runnel-system").expect("a rule")
+}
+
+fn labels(rule: usize) -> Labels {
+    BTreeMap::from([("rule".to_owned(), rule.to_string())])
+}
+
+fn source(number: usize) -> SourceRef {
+    SourceRef::new("configmaps", NAMESPACE, &format!("s{number:06}"))
+}
+
+fn revision(number: usize) -> Revision {
+    Revision((number as u128 + 1).to_be_bytes())
+}
+
+fn payload(number: usize) -> Payload {
+    Payload::encode(format!("{{\"data\":{{\"n\":\"{number}\"}}}}").into_bytes())
+}
+
+fn body(number: usize) -> Body {
+    Body::Read(Arc::new(SourceContent::new(revision(number), payload(number))))
+}
+
+fn cluster(number: usize) -> ClusterName {
+    format!("c{number}").as_str().into()
+}
+
+fn everything() -> RuleGrant {
+    let spec = json!({
+        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+    });
+    let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
+    RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
+}
+
+/// So many sources, clusters and rules; each source is selected by one rule.
+fn index(sources: usize, clusters: usize, rules: usize) -> Index {
+    let mut index = Index::new();
+    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    for number in 0..clusters {
+        let known = Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() };
+        index.set_cluster(cluster(number), known);
+    }
+    for number in 0..rules {
+        index.set_rule(rule(number));
+    }
+    for number in 0..sources {
+        index.set_source(source(number), labels(number % rules), Some(body(number)));
+    }
+    index
+}
+
+/// One rule's plan with so many sources.
+fn planned(sources: usize) -> RulePlan {
+    let mut plan = RulePlan::empty(&rule(0));
+    for number in 0..sources {
+        plan.set(&source(number), Some(&body(number)));
+    }
+    plan
+}
+
+/// A rule's plan from nothing.
+#[divan::bench(args = SIZES, sample_count = 10)]
+fn plan_of_all_sources(sources: usize) -> RulePlan {
+    planned(sources)
+}
+
+fn edits(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
+    let mut number = 1_000_000;
+    bencher.bench_local(|| {
+        number += 1;
+        index.set_source(source(7), labels(7 % rules), Some(body(number)))
+    });
+}
+
+/// One edit beside so many other sources of its rule.
+#[divan::bench(args = SIZES, sample_count = 50)]
+fn edit_beside_sources(bencher: Bencher<'_, '_>, sources: usize) {
+    edits(bencher, index(sources, 1, 1), 1);
+}
+
+/// One edit beside so many other rules with a source each.
+#[divan::bench(args = SIZES, sample_count = 50)]
+fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
+    edits(bencher, index(rules, 1, rules), rules);
+}
+
+/// One edit for so many clusters: the index says which ones, so it grows with them and no faster.
+#[divan::bench(args = SIZES, sample_count = 50)]
+fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
+    edits(bencher, index(10, clusters, 1), 1);
+}
+
+/// What one agent is sent of one edit, in a rule of so many sources.
+#[divan::bench(args = SIZES, sample_count = 50)]
+fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
+    let mut index = index(sources, 1, 1);
+    let (uid, to) = (RuleUid::from("u0"), cluster(0));
+    let mut session = Session::default();
+    session.hello_done();
+    let mut say = |index: &Index| {
+        let share = index.rule(&uid).and_then(|entry| entry.share(&to)).expect("a share");
+        session.update([(uid.clone(), Claim::Wanted(share))]);
+        let mut sent = 0;
+        while let Some(batch) = session.next_batch() {
+            sent += batch.rules.iter().map(|rule| rule.upserts.len()).sum::<usize>();
+            session.ack(batch.nonce);
+        }
+        sent
+    };
+    assert_eq!(say(&index), sources);
+    let mut number = 1_000_000;
+    bencher.bench_local(|| {
+        number += 1;
+        index.set_source(source(7), labels(0), Some(body(number)));
+        assert_eq!(say(&index), 1);
+    });
+}
+
+/// A batch with so many intents is read from the wire, taken in, and decided about, copy by copy.
+#[divan::bench(args = SIZES, sample_count = 10)]
+fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
+    let terms = rule(0).terms;
+    let upserts = (0..intents).map(|number| {
+        let (source, revision, payload) = (source(number), revision(number), payload(number));
+        Intent { source, revision, payload }
+    });
+    let delta = RuleDelta {
+        terms: Some(((*terms.shared()).clone(), terms.digest)),
+        upserts: upserts.collect(),
+        ..RuleDelta::new(RuleUid::from("u0"))
+    };
+    let frame = HubFrame::Batch(Batch { nonce: 1, rules: vec![delta] });
+    let bytes = hub_frame_to_wire(&frame).encode_to_vec();
+    let home = || Home { namespace: "runnel-system".to_owned(), cluster_uid: "member".to_owned() };
+    bencher.bench(|| {
+        let frame = wire::HubFrame::decode(bytes.as_slice()).expect("a frame");
+        let (HubFrame::Batch(batch), refused) = hub_frame(frame).expect("a frame") else { return 0 };
+        let records = Records::default();
+        let mut desired = Desired::new(home(), Arc::new(Policy::default()));
+        desired.set_namespace(NAMESPACE, Some(Namespace::default()), &records);
+        let looks = desired.take(batch, refused, &records).looks;
+        let to_create = |copy: &&SourceRef| {
+            matches!(decide(&desired.want(copy, None), &Sight::Absent), Verdict::Do(Action::Create))
+        };
+        looks.iter().filter(to_create).count()
+    });
+}
+
+/// The status of a rule that is well in so many clusters.
+#[divan::bench(args = SIZES, sample_count = 10)]
+fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
+    let (rule, plan, deal) = (rule(0), planned(1), Deal::default());
+    let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
+    let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
+    let goes = Goes { clusters: chosen, ..Goes::default() };
+    let mut ledger = Ledger::default();
+    for name in &names {
+        ledger.connected(name, 1, facts(), vec![state(&rule, &plan)]);
+    }
+    let (previous, started) = (RuleStatus::default(), Instant::now());
+    let now = Now { instant: started + Duration::from_secs(60), wall: Timestamp::UNIX_EPOCH };
+    bencher.bench(|| {
+        let view = View {
+            rule: &rule,
+            plan: &plan,
+            deal: &deal,
+            goes: &goes,
+            unreadable: BTreeMap::new(),
+            previous: &previous,
+            hub_started: started,
+            overdue: false,
+        };
+        fold(&view, &ledger, now)
+    });
+}
+
+fn facts() -> SessionFacts {
+    SessionFacts {
+        agent_version: "0.1.0".to_owned(),
+        kubernetes_version: "v1.36.3".to_owned(),
+        cluster_uid: "u".to_owned(),
+        key: String::new(),
+        protocol: runnel_proto::PROTOCOL_MAX,
+        certificate_expires: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn state(rule: &Rule, plan: &RulePlan) -> RuleState {
+    RuleState {
+        uid: RuleUid::from("u0"),
+        rule: rule.terms.rule.clone(),
+        intents_digest: plan.digest,
+        intents: 1,
+        terms_digest: Some(rule.terms.digest),
+        counts: Counts { copies: 1, applied: 1, ..Counts::default() },
+        failures: Vec::new(),
+        gone: false,
+    }
+}

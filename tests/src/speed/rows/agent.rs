@@ -1,0 +1,152 @@
+//! Rows 9, 12 and 14: what a real agent needs for many copies, and what it costs to start it again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::reading;
+use crate::audit::Mark;
+use crate::control_plane::Options;
+use crate::fleet::{Fleet, FleetOptions};
+use crate::guard::Program;
+use crate::restartable::Restartable;
+use crate::scene::Metrics;
+use crate::scratch::Scratch;
+use crate::speed::bar::Bar;
+use crate::speed::lab::{Lab, SOURCES, make_namespace};
+use crate::speed::process::{at_rest, computed, resident};
+use crate::speed::verdict::Reading;
+
+pub(super) const ROWS: &[u8] = &[9, 12, 14];
+const RULE: &str = "copied";
+/// The agent's count of applies that changed nothing.
+const NOOPS: &str = "runnel_apply_noop_total";
+const MIB: f64 = 1024.0 * 1024.0;
+/// For how long the agent is looked at after it was started again.
+const STEADY: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
+    let sizes: &[usize] = if quick { &[0, 300] } else { &[0, 1000, 10_000] };
+    let control_plane = Options { audit_reads: true, ..Options::default() };
+    let log = "runnel=warn".to_owned();
+    let lab = Lab::of(Fleet::start(FleetOptions { log, control_plane, ..FleetOptions::default() }).await?).await?;
+    make_namespace(&lab.fleet.member(1).client().await?, SOURCES).await?;
+    let watch = BareWatch::start(&lab.fleet).await?;
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    let mut readings = Vec::new();
+    let mut before = 0;
+    for &size in sizes {
+        let bar = Bar::spinner("objects are copied");
+        lab.write_all((before..size).map(|number| (format!("{RULE}-{number:05}"), text(number)))).await?;
+        before = size;
+        if size > 0 {
+            copied(&lab, size).await?;
+        }
+        drop(bar);
+        readings.push(memory(&lab, &watch, size).await?);
+        // The row is about 1,000 copies; more of them only show memory.
+        if size > 0 && readings.iter().all(|reading| reading.row == 9) {
+            readings.extend(restarted(&lab, size).await?);
+        }
+    }
+    Ok(readings)
+}
+
+/// Waits until the rule's status says that all copies are there, of as many sources as there are.
+async fn copied(lab: &Lab, size: usize) -> Result<()> {
+    crate::wait::eventually("the copies", crate::speed::lab::PATIENCE, async || {
+        let summary = lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
+        ensure!(summary.copies_applied == size as i64, "{summary:?}");
+        Ok(Some(()))
+    })
+    .await
+}
+
+async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
+    let agent = lab.fleet.agent_process(1).pid()?;
+    let bare = watch.process.pid()?;
+    at_rest(agent).await?;
+    at_rest(bare).await?;
+    Ok(reading(9, "agent memory", (size, "copies"), resident(agent)? / MIB, Some(resident(bare)? / MIB)))
+}
+
+/// Rows 12 and 14.
+async fn restarted(lab: &Lab, size: usize) -> Result<Vec<Reading>> {
+    let fleet = &lab.fleet;
+    let metrics = Metrics::of(&fleet.agent_ops_url(1)).await?;
+    let (applies, noops) = (metrics.sum("runnel_apply_total")?, metrics.sum(NOOPS)?);
+    ensure!(applies >= size as f64, "the agent counts {applies} applies of {size} copies");
+    fleet.stop_agent(1).await?;
+    let mark = fleet.member(1).mark();
+    fleet.start_agent(1).await?;
+    fleet.connected(1).await?;
+    tokio::time::sleep(STEADY).await;
+    let spent = computed(fleet.agent_process(1).pid()?)?;
+    let again = Metrics::of(&fleet.agent_ops_url(1)).await?.sum(NOOPS)?;
+    let requests = requests(fleet, mark)?;
+    let of = |verbs: &[&str]| verbs.iter().filter_map(|verb| requests.get(*verb)).sum::<usize>() as f64;
+    let at = (size, "copies");
+    Ok(vec![
+        reading(12, "writes to the member", at, of(&["create", "update", "patch", "delete", "deletecollection"]), None),
+        reading(12, "reads of the member", at, of(&["get", "list", "watch"]), None),
+        reading(12, "agent CPU", at, spent.as_secs_f64() * 1000.0, None),
+        reading(14, "no-op applies, before and after a restart", at, noops + again, None),
+    ])
+}
+
+/// The agent's requests about what it copies, by verb; its own Secrets and Leases are another matter.
+fn requests(fleet: &Fleet, mark: Mark) -> Result<BTreeMap<String, usize>> {
+    let mut counts = BTreeMap::new();
+    for request in fleet.member(1).writes_since(mark)? {
+        let own = request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets";
+        if request.user_agent.starts_with("runnel-agent") && !own {
+            *counts.entry(request.verb).or_default() += 1;
+        }
+    }
+    Ok(counts)
+}
+
+/// 1 KiB that hardly shrinks: no two words of it are equal.
+fn text(number: usize) -> String {
+    let words = (0_u64..)
+        .map(|place| (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(place as u32) ^ place);
+    let mut text = String::new();
+    for word in words {
+        text.push_str(&format!("{:016x}", word.wrapping_mul(0xd6e8_feb8_6659_fd93)));
+        if text.len() >= 1024 {
+            break;
+        }
+    }
+    text
+}
+
+/// The bare watch of names, in a process of its own.
+struct BareWatch {
+    process: Restartable,
+    _scratch: Scratch,
+}
+
+impl BareWatch {
+    async fn start(fleet: &Fleet) -> Result<Self> {
+        let scratch = Scratch::new("bare-watch")?;
+        let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
+        let arguments: [PathBuf; 2] = ["--bare-watch".into(), fleet.member(1).kubeconfig().into()];
+        let process = Restartable::new("the bare watch", program.arguments(arguments));
+        process.start()?;
+        Ok(Self { process, _scratch: scratch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_of_one_size_and_differ() {
+        assert_eq!(text(1).len(), 1024);
+        assert_ne!(text(1), text(2));
+    }
+}

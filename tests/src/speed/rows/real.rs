@@ -1,0 +1,246 @@
+//! Rows 1, 3, 5, 6 and 13 on a hub with three real members.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::reading;
+use crate::fleet::{Fleet, FleetOptions};
+use crate::speed::bar::Bar;
+use crate::speed::bare;
+use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
+use crate::speed::process::at_rest;
+use crate::speed::seen::{Seen, Sight};
+use crate::speed::verdict::{Reading, percentile};
+
+pub(super) const ROWS: &[u8] = &[1, 3, 5, 6, 13];
+const MEMBERS: usize = 3;
+/// The bare relay's namespace, in the hub and in the members.
+const BARE: &str = "bare";
+const EDITED: &str = "edited";
+const RULE: &str = "many";
+/// Longer than the least time between two writes of one status, so that no edit shares its write with another.
+const GAP: Duration = Duration::from_millis(1200);
+/// Applies at once in one member: as many as an agent has under way.
+const AT_ONCE: usize = runnel_agent::core::PARALLEL;
+
+pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
+    let stage = Stage::start().await?;
+    let mut readings = Vec::new();
+    if rows.contains(&1) || rows.contains(&3) {
+        readings.extend(stage.edits(if quick { 20 } else { 100 }).await?);
+    }
+    if [5, 6, 13].iter().any(|row| rows.contains(row)) {
+        let (objects, rounds) = if quick { (300, 1) } else { (1000, 2) };
+        readings.extend(stage.many(objects, rounds).await?);
+    }
+    if rows.contains(&13) {
+        readings.extend(stage.drift(if quick { 20 } else { 100 }).await?);
+    }
+    Ok(readings)
+}
+
+struct Stage {
+    lab: Lab,
+    members: Vec<Client>,
+    seen: Vec<Seen>,
+    _watches: JoinSet<()>,
+}
+
+impl Stage {
+    async fn start() -> Result<Self> {
+        let options = FleetOptions { members: MEMBERS, log: "runnel=warn".to_owned(), ..FleetOptions::default() };
+        let lab = Lab::of(Fleet::start(options).await?).await?;
+        let members = try_join_all((1..=MEMBERS).map(|number| lab.fleet.member(number).client())).await?;
+        make_namespace(&lab.client, BARE).await?;
+        for member in &members {
+            make_namespace(member, SOURCES).await?;
+            make_namespace(member, BARE).await?;
+        }
+        let mut watches = JoinSet::new();
+        let seen = members.iter().map(|member| Seen::of(member.clone(), &mut watches)).collect();
+        Ok(Self { lab, members, seen, _watches: watches })
+    }
+
+    fn marks(&self) -> Vec<usize> {
+        self.seen.iter().map(Seen::mark).collect()
+    }
+
+    /// When the last member has shown so many objects of this namespace whose name and value begin so.
+    async fn shown(&self, marks: &[usize], count: usize, what: (&str, &str, &str)) -> Result<Instant> {
+        let (namespace, name, value) = what;
+        let each = self.seen.iter().zip(marks).map(|(seen, mark)| {
+            // A watch that begins anew shows everything once more.
+            let mut names = BTreeSet::new();
+            seen.count(*mark, count, PATIENCE, move |sight| {
+                let is = sight.namespace == namespace && sight.name.starts_with(name) && sight.value.starts_with(value);
+                is && names.insert(sight.name.clone())
+            })
+        });
+        try_join_all(each).await?.into_iter().max().context("no members")
+    }
+
+    /// Rows 1 and 3: one source is edited again and again, by turns with another one that a bare relay sees to.
+    async fn edits(&self, edits: usize) -> Result<Vec<Reading>> {
+        let relay = bare::relay(self.lab.client.clone(), self.members.clone(), BARE.to_owned());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(relay);
+        self.lab.rule(EDITED, &[EDITED], json!({"all": true})).await?;
+        for namespace in [SOURCES, BARE] {
+            self.edit(namespace, "first").await?;
+        }
+        tokio::time::sleep(GAP * 2).await;
+        let bar = Bar::of(edits, "edits, in turns for Runnel and for a bare relay");
+        let mark = self.lab.fleet.hub().mark();
+        let (mut runnel, mut bare) = (Vec::new(), Vec::new());
+        for number in 0..edits {
+            runnel.push(self.edit(SOURCES, &format!("edit {number}.")).await?);
+            tokio::time::sleep(GAP / 2).await;
+            bare.push(self.edit(BARE, &format!("edit {number}.")).await?);
+            tokio::time::sleep(GAP / 2).await;
+            bar.step();
+        }
+        tokio::time::sleep(GAP * 2).await;
+        let writes = self.lab.hub_writes(mark)? as f64 / edits as f64;
+        self.lab.delete_rule(EDITED).await?;
+        let at = (MEMBERS, "members");
+        let of = |share: f64| (percentile(&runnel, share), Some(percentile(&bare, share)));
+        let ((p50, bare_p50), (p99, bare_p99)) = (of(0.5), of(0.99));
+        Ok(vec![
+            reading(1, "hub writes per edit", at, writes, None),
+            reading(3, "edit to last copy, p50", at, p50, bare_p50),
+            reading(3, "edit to last copy, p99", at, p99, bare_p99),
+        ])
+    }
+
+    /// Milliseconds from the edit to the watch of the last member.
+    async fn edit(&self, namespace: &str, value: &str) -> Result<f64> {
+        let api: Api<ConfigMap> = Api::namespaced(self.lab.client.clone(), namespace);
+        let (marks, begin) = (self.marks(), Instant::now());
+        api.patch(EDITED, &PatchParams::apply("speed").force(), &Patch::Apply(config_map(EDITED, value))).await?;
+        let last = self.shown(&marks, 1, (namespace, EDITED, value)).await?;
+        Ok(milliseconds(begin, last))
+    }
+
+    /// Rows 5 and 6: many objects for members that have none of them, by turns with a bare apply loop.
+    async fn many(&self, objects: usize, rounds: usize) -> Result<Vec<Reading>> {
+        let names = (0..objects).map(|number| format!("{RULE}-{number:04}"));
+        let copies: Vec<(String, Value)> =
+            names.clone().map(|name| (name.clone(), config_map(&name, &text(&name)))).collect();
+        self.lab.write_all(names.map(|name| (name.clone(), text(&name)))).await?;
+        let bar = Bar::of(rounds, "many objects, in turns by Runnel and by a bare apply loop");
+        let (mut runnel, mut bare, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..rounds {
+            if round > 0 {
+                self.lab.delete_rule(RULE).await?;
+            }
+            let namespace = format!("{BARE}-{round}");
+            for member in &self.members {
+                make_namespace(member, &namespace).await?;
+            }
+            self.rest().await?;
+            let (marks, begin) = (self.marks(), Instant::now());
+            bare::apply_all(&self.members, &namespace, &copies, AT_ONCE).await?;
+            bare.push(milliseconds(begin, self.shown(&marks, objects, (&namespace, RULE, "")).await?));
+            self.rest().await?;
+            let (marks, begin) = (self.marks(), Instant::now());
+            self.lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+            let last = self.shown(&marks, objects, (SOURCES, RULE, "")).await?;
+            runnel.push(milliseconds(begin, last));
+            self.lab.ready(RULE, MEMBERS).await?;
+            told.push(milliseconds(last, Instant::now()));
+            bar.step();
+        }
+        let at = (objects, "objects to 3 members");
+        let p50 = |values: &[f64]| percentile(values, 0.5);
+        Ok(vec![
+            reading(5, "all copies present", at, p50(&runnel), Some(p50(&bare))),
+            reading(6, "last copy to status, p50", at, p50(&told), None),
+        ])
+    }
+
+    /// Row 13: a copy is edited in a member and put back, by turns with one that a bare keeper sees to.
+    async fn drift(&self, edits: usize) -> Result<Vec<Reading>> {
+        let member = self.members.first().context("no members")?;
+        let kept = "kept";
+        make_namespace(member, kept).await?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(bare::keep(member.clone(), kept.to_owned(), config_map(EDITED, "right")));
+        self.restored(member, (kept, EDITED, "right"), "first").await?;
+        let bar = Bar::of(edits, "foreign edits, in turns of Runnel's copies and of a bare keeper's");
+        let (mut runnel, mut bare) = (Vec::new(), Vec::new());
+        for number in 0..edits {
+            // Another copy each time: who changes one again and again is fought ever more slowly.
+            let name = format!("{RULE}-{number:04}");
+            runnel.push(self.restored(member, (SOURCES, &name, &text(&name)), "foreign").await?);
+            bare.push(self.restored(member, (kept, EDITED, "right"), &format!("foreign {number}")).await?);
+            bar.step();
+        }
+        let at = (edits, "edits");
+        let of = |share: f64| (percentile(&runnel, share), Some(percentile(&bare, share)));
+        let ((p50, bare_p50), (p99, bare_p99)) = (of(0.5), of(0.99));
+        Ok(vec![
+            reading(13, "foreign edit to restored, p50", at, p50, bare_p50),
+            reading(13, "foreign edit to restored, p99", at, p99, bare_p99),
+        ])
+    }
+
+    /// Milliseconds from a foreign edit to the watch that shows the right value again.
+    async fn restored(&self, member: &Client, what: (&str, &str, &str), wrong: &str) -> Result<f64> {
+        let (namespace, name, right) = what;
+        let seen = self.seen.first().context("no members")?;
+        let api: Api<ConfigMap> = Api::namespaced(member.clone(), namespace);
+        let (mark, begin) = (seen.mark(), Instant::now());
+        let change = config_map(name, wrong);
+        api.patch(name, &PatchParams::apply("somebody").force(), &Patch::Apply(change)).await?;
+        let mut changed = false;
+        let is = |sight: &Sight| {
+            let same = sight.namespace == namespace && sight.name == name;
+            changed |= same && sight.value == wrong;
+            same && changed && sight.value == right
+        };
+        Ok(milliseconds(begin, seen.count(mark, 1, PATIENCE, is).await?))
+    }
+
+    /// Waits until hub and agents rest.
+    async fn rest(&self) -> Result<()> {
+        at_rest(self.lab.pid()?).await?;
+        for number in 1..=MEMBERS {
+            at_rest(self.lab.fleet.agent_process(number).pid()?).await?;
+        }
+        Ok(())
+    }
+}
+
+fn config_map(name: &str, value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}})
+}
+
+/// 1 KiB that is another one for each name.
+fn text(name: &str) -> String {
+    let mut text = name.repeat(1024 / name.len() + 1);
+    text.truncate(1024);
+    text
+}
+
+fn milliseconds(begin: Instant, end: Instant) -> f64 {
+    end.saturating_duration_since(begin).as_secs_f64() * 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_of_one_size_and_differ() {
+        assert_eq!(text("many-0001").len(), 1024);
+        assert_ne!(text("many-0001"), text("many-0002"));
+    }
+}

@@ -1,0 +1,90 @@
+//! What watches on the members have shown, and when.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// One object as a watch showed it.
+#[derive(Clone, Debug)]
+pub struct Sight {
+    /// When.
+    pub at: Instant,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The key `value` of its data.
+    pub value: String,
+}
+
+/// All that one member's watch has shown, in order.
+#[derive(Clone, Default)]
+pub struct Seen {
+    sights: Arc<Mutex<Vec<Sight>>>,
+    more: Arc<Notify>,
+}
+
+impl Seen {
+    /// Watches the ConfigMaps of a cluster as long as `tasks` are.
+    pub fn of(client: Client, tasks: &mut JoinSet<()>) -> Self {
+        let seen = Self::default();
+        tasks.spawn(record(client, seen.clone()));
+        seen
+    }
+
+    /// How much was seen so far: a place from which to look on.
+    #[must_use]
+    pub fn mark(&self) -> usize {
+        self.sights.lock().len()
+    }
+
+    /// Waits until what was seen since `mark` holds so many for which `is` says yes; says when the last of them came.
+    ///
+    /// # Errors
+    /// When it does not within `limit`.
+    pub async fn count(
+        &self,
+        mark: usize,
+        wanted: usize,
+        limit: Duration,
+        mut is: impl FnMut(&Sight) -> bool,
+    ) -> Result<Instant> {
+        let (mut looked, mut found) = (mark, 0);
+        let all = async {
+            loop {
+                let more = self.more.notified();
+                for sight in self.sights.lock().iter().skip(looked) {
+                    looked += 1;
+                    found += usize::from(is(sight));
+                    if found >= wanted {
+                        return sight.at;
+                    }
+                }
+                more.await;
+            }
+        };
+        let at = tokio::time::timeout(limit, all).await.ok();
+        at.ok_or_else(|| anyhow::anyhow!("a member has shown fewer than {wanted} of what was awaited for {limit:?}"))
+    }
+}
+
+async fn record(client: Client, seen: Seen) {
+    let api: Api<ConfigMap> = Api::all(client);
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    while let Some(event) = events.next().await {
+        let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else { continue };
+        let (at, name) = (Instant::now(), object.name_any());
+        let value = object.data.as_ref().and_then(|data| data.get("value")).cloned().unwrap_or_default();
+        let namespace = object.namespace().unwrap_or_default();
+        seen.sights.lock().push(Sight { at, namespace, name, value });
+        seen.more.notify_one();
+    }
+}
