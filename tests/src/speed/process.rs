@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+/// Between two looks at what a process computes.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// Resident memory of a process in bytes.
 ///
 /// # Errors
@@ -31,20 +34,52 @@ pub fn computed(pid: u32) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// Waits until a process computes less than a fiftieth of the time, and returns what it has computed by then.
+/// Waits until a process rests, and returns what it has computed by then. Very many connections keep it busy for ever, a
+/// little and evenly, with their keepalives.
 ///
 /// # Errors
-/// When it does not come to rest within a minute, or has ended.
+/// When it does not come to rest within two minutes, or has ended.
 pub async fn at_rest(pid: u32) -> Result<Duration> {
     let mut before = computed(pid)?;
-    let every = Duration::from_millis(500);
-    for _ in 0..120 {
-        tokio::time::sleep(every).await;
+    let mut shares = Vec::new();
+    for _ in 0..240 {
+        tokio::time::sleep(LOOK).await;
         let now = computed(pid)?;
-        if now.saturating_sub(before) < every / 50 {
+        shares.push(now.saturating_sub(before).as_secs_f64() / LOOK.as_secs_f64());
+        if rests(&shares) {
             return Ok(now);
         }
         before = now;
     }
-    anyhow::bail!("the process {pid} does not come to rest")
+    let newest = shares.last().copied().unwrap_or_default() * 100.0;
+    anyhow::bail!("the process {pid} does not come to rest: it computes {newest:.0} % of the time")
+}
+
+/// Whether these shares of the time, the newest last, are those of a process at rest: less than a fiftieth twice, or a
+/// fifth at most for three seconds, without ups and downs.
+fn rests(shares: &[f64]) -> bool {
+    let newest = |count: usize| shares.len().checked_sub(count).map(|from| &shares[from..]);
+    let most = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);
+    let least = |shares: &[f64]| shares.iter().copied().fold(f64::MAX, f64::min);
+    let is_idle = newest(2).is_some_and(|shares| most(shares) < 0.02);
+    let is_even = newest(6).is_some_and(|shares| most(shares) < 0.2 && most(shares) < 2.0 * least(shares) + 0.02);
+    is_idle || is_even
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_rests_when_it_is_idle_or_evenly_busy_a_little() {
+        assert!(rests(&[0.9, 0.01, 0.01]) && !rests(&[0.01]) && !rests(&[0.9, 0.01]));
+        assert!(rests(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
+        assert!(!rests(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !rests(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
+    }
+
+    #[test]
+    fn a_process_knows_of_itself() {
+        let own = std::process::id();
+        assert!(resident(own).is_ok_and(|bytes| bytes > 1e5) && computed(own).is_ok_and(|time| !time.is_zero()));
+    }
 }

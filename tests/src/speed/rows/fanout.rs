@@ -146,6 +146,8 @@ impl Bare {
             let begin = Instant::now();
             say(&mut self.voice, &text).await?;
             let acked = self.crowd.reached(PATIENCE).await?;
+            // As long as the hub is given, for what the connections cost by themselves.
+            tokio::time::sleep(GAP).await;
             series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
             series.received += self.crowd.bytes().0 - received;
             series.processor += computed(pid)?.saturating_sub(before);
