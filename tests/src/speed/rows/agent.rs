@@ -1,4 +1,5 @@
-//! Rows 9, 12 and 14: what a real agent needs for many copies, and what it costs to start it again.
+//! Rows 9, 10, 12 and 14: what a real agent needs for many copies, also when nothing happens, and what it costs to start
+//! it again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use crate::speed::lab::{Lab, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
 use crate::speed::verdict::Reading;
 
-pub(super) const ROWS: &[u8] = &[9, 12, 14];
+pub(super) const ROWS: &[u8] = &[9, 10, 12, 14];
 const RULE: &str = "copied";
 /// The agent's count of applies that changed nothing.
 const NOOPS: &str = "runnel_apply_noop_total";
@@ -50,6 +51,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         // The row is about 1,000 copies; more of them only show memory.
         if size > 0 && readings.iter().all(|reading| reading.row == 9) {
             readings.extend(restarted(&lab, size).await?);
+            readings.push(steady(&lab, &watch, size, Duration::from_secs(if quick { 20 } else { 600 })).await?);
         }
     }
     Ok(readings)
@@ -71,6 +73,20 @@ async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
     at_rest(agent).await?;
     at_rest(bare).await?;
     Ok(reading(9, "agent memory", (size, "copies"), resident(agent)? / MIB, Some(resident(bare)? / MIB)))
+}
+
+/// Row 10.
+async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Result<Reading> {
+    let _bar = Bar::spinner("nothing happens");
+    let pids = [lab.fleet.agent_process(1).pid()?, watch.process.pid()?];
+    at_rest(pids[0]).await?;
+    let before = [computed(pids[0])?, computed(pids[1])?];
+    tokio::time::sleep(time).await;
+    let spent = |which: usize| {
+        let now = computed(pids[which])?;
+        anyhow::Ok(now.saturating_sub(before[which]).as_secs_f64() / time.as_secs_f64() * 1000.0)
+    };
+    Ok(reading(10, "agent CPU at rest", (size, "copies"), spent(0)?, Some(spent(1)?)))
 }
 
 /// Rows 12 and 14.

@@ -1,15 +1,22 @@
-//! Row 7: what a connected agent costs the hub in memory, as a slope.
+//! Rows 7 and 16: what connected agents that are sent nothing cost the hub in memory, as a slope, and its API server.
+
+use std::time::Duration;
 
 use anyhow::Result;
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::runtime::{WatchStreamExt, watcher};
 
 use super::reading;
+use crate::fleet::NAMESPACE;
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
 use crate::speed::verdict::Reading;
 
-pub(super) const ROWS: &[u8] = &[7];
+pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
@@ -26,6 +33,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         at_rest(lab.pid()?).await?;
         runnel.push(resident(lab.pid()?)?);
     }
+    let minutes = if quick { 0.5 } else { 10.0 };
+    let quiet = quiet(&lab, crowd.len(), minutes).await?;
     // Their sockets are needed for the other ones.
     drop(crowd);
     let bare = BareHub::start().await?;
@@ -38,7 +47,29 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         at_rest(bare.pid()?).await?;
         bares.push(resident(bare.pid()?)?);
     }
-    Ok(readings(sizes, &runnel, &bares))
+    let mut readings = readings(sizes, &runnel, &bares);
+    readings.extend(quiet);
+    Ok(readings)
+}
+
+/// Row 16. Leases are not in the audit log: a watch counts how often the hub's own changes.
+async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
+    let _bar = Bar::spinner("nothing happens");
+    let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
+    let mut events = std::pin::pin!(watcher(leases, watcher::Config::default()).default_backoff());
+    let (mark, mut renewals) = (lab.fleet.hub().mark(), 0);
+    let counting = async {
+        while let Some(event) = events.next().await {
+            renewals += usize::from(matches!(event, Ok(watcher::Event::Apply(_))));
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs_f64(60.0 * minutes), counting).await;
+    let writes = lab.hub_writes(mark)?;
+    let at = (agents, "agents");
+    Ok(vec![
+        reading(16, "hub writes a minute", at, writes as f64 / minutes, None),
+        reading(16, "Lease writes a minute", at, renewals as f64 / minutes, None),
+    ])
 }
 
 fn readings(sizes: &[usize], runnel: &[f64], bare: &[f64]) -> Vec<Reading> {

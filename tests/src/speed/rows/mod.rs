@@ -64,6 +64,16 @@ pub const ROWS: &[Row] = &[
         lines: &[bounded("hub writes per edit", "writes", most(2.0, 1.0))],
     },
     Row {
+        number: 2,
+        name: "stored",
+        meaning: "what the hub stores for very many copies: the rule's status, and what else it writes when all clusters get all",
+        stand: Stand::Simulated,
+        lines: &[
+            bounded("status of a rule", "B", most(65_536.0, 16_384.0)),
+            bounded("hub writes beside the status", "writes", most(0.0, 0.0)),
+        ],
+    },
+    Row {
         number: 3,
         name: "edit",
         meaning: "from the edit of a source to its copy in the last of 3 real members, beside a bare relay",
@@ -119,6 +129,13 @@ pub const ROWS: &[Row] = &[
         lines: &[line("agent memory", "MiB", Some(Bound::AtMost(20.0)), Some(Bound::AtMost(14.0)))],
     },
     Row {
+        number: 10,
+        name: "agent-rest",
+        meaning: "a real agent's processor time while nothing happens, in thousandths of a core, beside a bare watch of names",
+        stand: Stand::Real,
+        lines: &[bounded("agent CPU at rest", "mCPU", most(1.0, 0.2))],
+    },
+    Row {
         number: 11,
         name: "hub-restart",
         meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
@@ -163,6 +180,16 @@ pub const ROWS: &[Row] = &[
         meaning: "reports that the hub takes in per second of its processor time, beside a bare server that counts them",
         stand: Stand::Simulated,
         lines: &[line("reports per CPU second", "1/s", Some(Bound::RatioAtLeast(0.4)), Some(Bound::RatioAtLeast(0.7)))],
+    },
+    Row {
+        number: 16,
+        name: "idle-writes",
+        meaning: "writes to the hub's API server while connected agents are sent nothing, Leases apart",
+        stand: Stand::Simulated,
+        lines: &[
+            bounded("hub writes a minute", "writes", most(1.0, 0.0)),
+            line("Lease writes a minute", "writes", None, None),
+        ],
     },
     Row {
         number: 17,

@@ -1,4 +1,5 @@
-//! Rows 8 and 17: what it costs to know what every cluster has of every object, and what a first delivery costs the wire.
+//! Rows 2, 8 and 17: what it costs to store and to know what every cluster has of every object, and what a first delivery
+//! costs the wire.
 
 use std::path::Path;
 
@@ -6,13 +7,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::reading;
+use crate::audit::Write;
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
 use crate::speed::verdict::Reading;
 
-pub(super) const ROWS: &[u8] = &[8, 17];
+pub(super) const ROWS: &[u8] = &[2, 8, 17];
 /// Bytes of the text in each object.
 const TEXT: usize = 1024;
 const RULE: &str = "pairs";
@@ -36,7 +38,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
-    let (few, received) = (resident(lab.pid()?)?, crowd.bytes().0);
+    let (few, received, mark) = (resident(lab.pid()?)?, crowd.bytes().0, lab.fleet.hub().mark());
     crowd.expect((objects * (agents - 1)) as u64);
     lab.rule(RULE, &["text-*"], json!({"all": true})).await?;
     crowd.reached(PATIENCE).await?;
@@ -45,14 +47,23 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     at_rest(lab.pid()?).await?;
     let many = resident(lab.pid()?)?;
     drop(bar);
+    let status = lab.rules().get(RULE).await?.status.context("no status")?;
+    let others = lab.fleet.hub().writes_since(mark)?;
+    let others = others.iter().filter(|write| write.user_agent.starts_with("runnel-hub") && !is_status(write)).count();
     let pairs = (agents - 1) * objects;
     // What every agent must learn, whatever the words: the data of every object.
     let content: usize = texts.iter().map(|text| json!({"data": {"value": text}}).to_string().len()).sum();
     let wire = bytes as f64 / (agents - 1) as f64;
     Ok(vec![
+        reading(2, "status of a rule", (agents, "clusters"), serde_json::to_vec(&status)?.len() as f64, None),
+        reading(2, "hub writes beside the status", (pairs, "pairs"), others as f64, None),
         reading(8, "memory per pair", (pairs, "pairs"), (many - few) / pairs as f64, None),
         reading(17, "bytes of a first delivery", (objects, "objects of 1 KiB"), wire, Some(content as f64)),
     ])
+}
+
+fn is_status(write: &Write) -> bool {
+    write.resource == "distributionrules" && write.subresource == "status"
 }
 
 /// So many texts of 1 KiB, cut from what is in this repository, each with its number so that no two are equal.
