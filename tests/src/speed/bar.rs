@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar that goes when it is dropped. Nothing is drawn where standard error is no terminal.
+/// A bar that goes when it is dropped; a line where standard error is no terminal.
 #[derive(Debug)]
 pub struct Bar(ProgressBar);
 
@@ -24,6 +24,9 @@ impl Bar {
     fn styled(bar: ProgressBar, template: &str, what: &str) -> Self {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
+        }
+        if bar.is_hidden() {
+            eprintln!("{what}");
         }
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(200));

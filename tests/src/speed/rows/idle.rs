@@ -21,7 +21,7 @@ const KIB: f64 = 1024.0;
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let sizes: &[usize] = if quick { &[200, 1000] } else { &[1000, 4000, 10_000] };
+    let sizes: &[usize] = if quick { &[100, 500] } else { &[1000, 4000, 10_000] };
     let mut lab = Lab::start().await?;
     let mut runnel = Vec::new();
     let mut crowd = Crowd::new(false);
