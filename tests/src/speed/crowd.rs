@@ -157,12 +157,12 @@ impl Crowd {
         Ok(at)
     }
 
-    /// Each agent reports what it holds so many times, the last time all well and before that one copy less.
+    /// Each agent reports once what it holds: all well with an even number, one copy less with an odd one.
     ///
     /// # Errors
     /// When nobody is there.
-    pub fn report(&self, times: u32) -> Result<()> {
-        self.reports.send(times).map(drop).ok().context("nobody is there to report")
+    pub fn report(&self, number: u32) -> Result<()> {
+        self.reports.send(number).map(drop).ok().context("nobody is there to report")
     }
 
     fn check(&self) -> Result<()> {
@@ -208,8 +208,8 @@ impl Agent {
         loop {
             let frame = tokio::select! {
                 frame = line.next() => frame,
-                times = reports.recv() => {
-                    self.report(&line, times.unwrap_or_default());
+                number = reports.recv() => {
+                    self.report(&line, number.unwrap_or_default());
                     continue;
                 }
             };
@@ -247,18 +247,16 @@ impl Agent {
         self.seen.took(intents);
     }
 
-    fn report(&self, line: &Line, times: u32) {
-        for left in (0..times).rev() {
-            let mut states = self.holdings.states();
-            if states.is_empty() {
-                // A bare hub has no rules; it reads and counts a report of the same length.
-                states.push(made_up());
-            }
-            for state in states.iter_mut().filter(|_| left > 0) {
-                state.counts.applied = state.counts.copies.saturating_sub(1 + left % 2);
-            }
-            send(line, AgentFrame::Report(states));
+    fn report(&self, line: &Line, number: u32) {
+        let mut states = self.holdings.states();
+        if states.is_empty() {
+            // A bare hub has no rules; it reads and counts a report of the same length.
+            states.push(made_up());
         }
+        for state in &mut states {
+            state.counts.applied = state.counts.copies.saturating_sub(number % 2);
+        }
+        send(line, AgentFrame::Report(states));
     }
 }
 

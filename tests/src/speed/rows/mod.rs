@@ -224,28 +224,38 @@ pub async fn run(rows: &[&Row], quick: bool) -> Result<Vec<Judged>> {
     let wants = |numbers: &[u8]| rows.iter().any(|row| numbers.contains(&row.number));
     let mut readings = Vec::new();
     if wants(idle::ROWS) {
-        readings.extend(idle::run(quick).await?);
+        readings.extend(told(idle::run(quick).await?));
     }
     if wants(pairs::ROWS) {
-        readings.extend(pairs::run(quick).await?);
+        readings.extend(told(pairs::run(quick).await?));
     }
     if wants(fanout::ROWS) {
         readings.extend(fanout::run(quick).await?);
     }
     if wants(reports::ROWS) {
-        readings.extend(reports::run(quick).await?);
+        readings.extend(told(reports::run(quick).await?));
     }
     if wants(restart::ROWS) {
-        readings.extend(restart::run(quick).await?);
+        readings.extend(told(restart::run(quick).await?));
     }
     if wants(real::ROWS) {
         let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
-        readings.extend(real::run(&numbers, quick).await?);
+        readings.extend(told(real::run(&numbers, quick).await?));
     }
     if wants(agent::ROWS) {
-        readings.extend(agent::run(quick).await?);
+        readings.extend(told(agent::run(quick).await?));
     }
     Ok(judge(rows, readings))
+}
+
+/// Says on standard error what was measured: a whole run takes long, and the table comes at its end.
+fn told(readings: Vec<Reading>) -> Vec<Reading> {
+    use super::verdict::number;
+    for Reading { row, what, at, runnel, bare, .. } in &readings {
+        let bare = bare.map_or_else(String::new, |bare| format!(", bare {}", number(bare)));
+        eprintln!("row {row}: {what}, {at}: {}{bare}", number(*runnel));
+    }
+    readings
 }
 
 /// Pairs readings with their lines, in the order of the rows and lines.
