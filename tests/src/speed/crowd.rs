@@ -278,6 +278,7 @@ fn made_up() -> RuleState {
         intents_digest: Default::default(),
         intents: 1,
         terms_digest: None,
+        takeovers: None,
         counts: runnel_proto::model::Counts { copies: 1, applied: 1, ..Default::default() },
         failures: Vec::new(),
         gone: false,
