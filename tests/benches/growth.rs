@@ -216,6 +216,9 @@ fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
             deal: &deal,
             goes: &goes,
             unreadable: BTreeMap::new(),
+            removal: None,
+            held: None,
+            takeovers: None,
             previous: &previous,
             hub_started: started,
             overdue: false,
@@ -245,5 +248,6 @@ fn state(rule: &Rule, plan: &RulePlan) -> RuleState {
         counts: Counts { copies: 1, applied: 1, ..Counts::default() },
         failures: Vec::new(),
         gone: false,
+        takeovers: None,
     }
 }
