@@ -24,9 +24,10 @@ impl Core {
         if !self.started {
             return;
         }
-        // What a run is just writing decides whose the copy is; it is looked at again when the run has ended.
+        // What a run is just writing decides whose the copy is; it is looked at again when the run has ended, and
+        // once more when it was read, where nobody knows whether the write was carried out.
         let running = self.runs.contains_key(copy);
-        if !running {
+        if !running && !self.reread.contains(copy) {
             self.drop_moot(copy);
         }
         let mut want = self.want(copy);

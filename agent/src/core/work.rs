@@ -192,6 +192,10 @@ impl Core {
         match done.trouble {
             Some(trouble) => {
                 tracing::debug!(%copy, reason = trouble.reason.as_str(), "a copy failed");
+                if trouble.reason == Reason::Unavailable && self.records.live(copy).is_some() {
+                    // The same, where the object that is known may be another's now.
+                    self.reread.insert(copy.clone());
+                }
                 self.retry(&done.key, &trouble, now);
                 self.failed.insert(copy.clone(), Failed { about: run.about, trouble });
             }

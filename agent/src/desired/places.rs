@@ -48,14 +48,14 @@ impl Desired {
         }
         let mut looks = BTreeSet::new();
         for uid in self.broad.clone() {
-            self.retarget(&uid, &name, records, &mut looks);
+            self.retarget(&uid, &name, &mut looks);
         }
         self.add_copies_in(&name, records, &mut looks);
         looks
     }
 
     /// Adds or removes one namespace among those that a rule has copies in, as its choice and its grants say now.
-    fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, records: &Records, looks: &mut BTreeSet<SourceRef>) {
+    fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, looks: &mut BTreeSet<SourceRef>) {
         let Some((terms, _)) = self.rules.get(uid).and_then(|rule| rule.terms.clone()) else { return };
         let is_target = terms.namespaces.as_ref().is_some_and(|choice| self.is_target(choice, name));
         let Some(rule) = self.rules.get_mut(uid) else { return };
@@ -77,7 +77,7 @@ impl Desired {
                 self.claim(&key, &copy);
             } else {
                 self.unclaim(&key, &copy);
-                self.order_stray(&key, &copy, records);
+                self.order_stray(&key, &copy);
             }
             looks.insert(copy);
         }
@@ -94,15 +94,12 @@ impl Desired {
     }
 
     /// Orders away a copy in a namespace that the terms of its rule no longer name, unless the rule is suspended or
-    /// unknown to the hub, or its terms are only remembered.
-    pub(super) fn order_stray(&mut self, key: &IntentKey, copy: &SourceRef, records: &Records) {
+    /// unknown to the hub, or its terms are only remembered. It is not asked whose the copy is: what is just being written
+    /// there may make it this intent's, and an order for what is another's is moot at the next look.
+    pub(super) fn order_stray(&mut self, key: &IntentKey, copy: &SourceRef) {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
-        let other = |live: &crate::live::Live| {
-            live.sealed.as_ref().is_some_and(|sealed| sealed.rule != key.rule || sealed.source != key.source)
-        };
-        let theirs = records.live(copy).is_some_and(other);
-        if !terms.suspend && !rule.unclaimed && !rule.unconfirmed && !theirs {
+        if !terms.suspend && !rule.unclaimed && !rule.unconfirmed {
             self.order(key, copy, terms.deletion_policy);
         }
     }

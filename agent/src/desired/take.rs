@@ -124,7 +124,7 @@ impl Desired {
             let kept: BTreeSet<_> = after.iter().collect();
             for copy in before.iter().filter(|copy| !kept.contains(copy)) {
                 self.unclaim(&key, copy);
-                self.order_stray(&key, copy, records);
+                self.order_stray(&key, copy);
                 taken.looks.insert(copy.clone());
             }
         }
@@ -142,7 +142,7 @@ impl Desired {
             }
             for copy in copies {
                 if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
-                    self.order_stray(key, copy, records);
+                    self.order_stray(key, copy);
                 }
             }
         }

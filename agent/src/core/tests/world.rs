@@ -285,6 +285,14 @@ impl World {
         true
     }
 
+    /// Carries out the oldest job, but its answer is lost.
+    pub fn lose_one(&mut self) {
+        let Some(job) = self.under_way.pop_front() else { return };
+        let key = self.carry_out(job).key;
+        let trouble = Some(Trouble::new(Reason::Unavailable, "no answer"));
+        self.hear(Event::Done(Done { trouble, ..Done::new(key) }));
+    }
+
     /// Lets everything happen that is due at this time.
     pub fn settle_now(&mut self) {
         for _ in 0..10_000 {
