@@ -4,7 +4,7 @@
 //! An object that is not ours is changed only as the conflict policy says, but for one that was retained from a copy and
 //! is taken back when it is equal; and what would be lost by that only when the hub has named it, see
 //! [`crate::takeovers`]. Nothing is removed without an order (a tombstone, a removal, a namespace that the
-//! terms no longer name). What the member's policy denies is not written, whatever the hub says.
+//! terms no longer name), and of the last kind nothing that the hub has not named. What the member's policy denies is not written, whatever the hub says.
 //!
 //! Where drift is only reported, a copy that somebody changed or deleted stays so until its source changes: a new
 //! revision is written over it and ends the drift.
@@ -32,6 +32,8 @@ pub enum Outcome {
     Drifted(Trouble),
     /// It must go and is still there; the last attempt may have failed.
     Removing(Option<Trouble>),
+    /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
+    GivenUp,
 }
 
 /// Why something failed.
@@ -131,6 +133,8 @@ pub struct Order {
     /// It waits: the rule is suspended and the order is not the removal of the whole rule, or the copy has been renamed
     /// and does not stand under its new name yet.
     pub held: bool,
+    /// It waits for the word of the hub.
+    pub asks: bool,
 }
 
 /// What should become of a copy.
@@ -348,6 +352,9 @@ fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
     }
     if live.terminating {
         return Verdict::Rest(Outcome::Removing(None));
+    }
+    if order.asks {
+        return Verdict::Rest(Outcome::GivenUp);
     }
     let target = Target { uid: live.uid.clone(), version: live.version.clone() };
     Verdict::Do(match order.policy {

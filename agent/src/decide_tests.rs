@@ -150,7 +150,7 @@ fn wants() -> impl Strategy<Value = Want> {
     });
     let gone = (0u8..2, 0u8..2, any::<bool>(), any::<bool>()).prop_map(|(rule, source, retain, held)| {
         let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };
-        Want::Gone(intent(rule, source), RuleName::default(), Order { policy, held })
+        Want::Gone(intent(rule, source), RuleName::default(), Order { policy, held, asks: false })
     });
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
 }

@@ -13,6 +13,7 @@ pub const INTERVAL: Duration = Duration::from_millis(200);
 struct RuleReport {
     counts: Counts,
     failures: BTreeMap<(usize, SourceRef), Trouble>,
+    given_up: BTreeSet<SourceRef>,
     /// Something changed since the last report.
     dirty: bool,
     reported: Option<Instant>,
@@ -65,6 +66,12 @@ impl Report {
                 entry.failures.remove(&key);
             }
         }
+        if *outcome == Outcome::GivenUp {
+            match add {
+                true => entry.given_up.insert(copy.clone()),
+                false => entry.given_up.remove(copy),
+            };
+        }
         entry.dirty = true;
         self.dirty.insert(rule.clone());
     }
@@ -99,6 +106,11 @@ impl Report {
         let first = (reason.rank(), SourceRef::new("", "", ""));
         let failures = self.rules.get(rule).into_iter().flat_map(move |entry| entry.failures.range(first.clone()..));
         failures.map(|(key, _)| key).take_while(move |(rank, _)| *rank == reason.rank()).map(|(_, copy)| copy)
+    }
+
+    /// The copies of a rule in namespaces given up that wait for the hub's word.
+    pub fn given_up(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
+        self.rules.get(rule).into_iter().flat_map(|entry| &entry.given_up)
     }
 
     /// The worst failures of a rule.
@@ -155,6 +167,7 @@ fn step(counts: &mut Counts, outcome: &Outcome, add: bool) {
     let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
     match outcome {
         Outcome::Removing(_) => step(&mut counts.removing),
+        Outcome::GivenUp => {}
         _ => step(&mut counts.copies),
     }
     match outcome {
@@ -162,7 +175,7 @@ fn step(counts: &mut Counts, outcome: &Outcome, add: bool) {
         Outcome::Waiting => step(&mut counts.waiting),
         Outcome::Failed(_) => step(&mut counts.failed),
         Outcome::Drifted(_) => step(&mut counts.drifted),
-        Outcome::UnderWay | Outcome::Removing(_) => {}
+        Outcome::UnderWay | Outcome::Removing(_) | Outcome::GivenUp => {}
     }
 }
 
@@ -234,6 +247,7 @@ mod tests {
             Just(Outcome::Applied),
             Just(Outcome::Waiting),
             Just(Outcome::Removing(None)),
+            Just(Outcome::GivenUp),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
     }
@@ -251,10 +265,11 @@ mod tests {
             for rule in 0u8..3 {
                 let uid: RuleUid = format!("r{rule}").into();
                 let mut expected = Counts::default();
-                let mut failures = 0;
+                let (mut failures, mut given_up) = (0, 0);
                 for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
                     match outcome {
                         Outcome::Removing(_) => { expected.removing += 1; continue }
+                        Outcome::GivenUp => { given_up += 1; continue }
                         Outcome::Applied => expected.applied += 1,
                         Outcome::Waiting => expected.waiting += 1,
                         Outcome::Failed(_) => { expected.failed += 1; failures += 1 }
@@ -264,6 +279,7 @@ mod tests {
                     expected.copies += 1;
                 }
                 prop_assert_eq!(report.counts(&uid), expected);
+                prop_assert_eq!(report.given_up(&uid).count(), given_up);
                 prop_assert_eq!(report.failures(&uid).len(), failures.min(FAILURES_LIMIT));
             }
         }

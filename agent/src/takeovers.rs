@@ -10,40 +10,43 @@
 //! permission is good for one takeover: an object that lost all our marks later is asked about again. And it ends with what
 //! it answers: when the agent has said that something else waits, when nothing is to be done about the copy any more, and
 //! with the stream.
+//!
+//! Copies that are to go because their namespaces are no longer targets wait in the same way; what was named of these goes
+//! also when the stream ends.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ring::digest::{Context, SHA256};
-use runnel_proto::model::{RuleUid, SourceRef, TakeoverDigest};
+use runnel_proto::model::{AskedDigest, RuleUid, SourceRef};
 
-/// What the hub lets us overwrite.
+/// What the hub lets us do: overwrite these objects, or delete these copies.
 #[derive(Default)]
-pub struct Takeovers {
+pub struct Allowed {
     /// By the name of the copy: for which rule, and the uid of the object.
     allowed: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
     /// What the hub said last of a rule, while that does not fit what waits, or not yet.
-    offers: BTreeMap<RuleUid, TakeoverDigest>,
+    offers: BTreeMap<RuleUid, AskedDigest>,
     /// What the hub was told in this stream that waits, when all of it was known.
-    told: BTreeMap<RuleUid, Option<TakeoverDigest>>,
+    told: BTreeMap<RuleUid, Option<AskedDigest>>,
     /// What was found to differ, by the name of the copy: for which rule, and the uid of the object.
     found: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
 }
 
-impl Takeovers {
-    /// Whether a rule may overwrite the object with this uid.
+impl Allowed {
+    /// Whether a rule may do it to the object with this uid.
     pub fn allows(&self, rule: &RuleUid, copy: &SourceRef, uid: &str) -> bool {
         self.allowed.get(copy).is_some_and(|(for_rule, object)| for_rule == rule && **object == *uid)
     }
 
     /// The hub has named a set. If it has been told of another one since, it has judged that one by now, or will.
-    pub fn offer(&mut self, rule: &RuleUid, digest: TakeoverDigest) {
+    pub fn offer(&mut self, rule: &RuleUid, digest: AskedDigest) {
         if self.told.get(rule).is_none_or(|told| *told == Some(digest)) {
             self.offers.insert(rule.clone(), digest);
         }
     }
 
     /// The hub is told that exactly this waits.
-    pub fn tell(&mut self, rule: &RuleUid, waiting: Option<TakeoverDigest>) {
+    pub fn tell(&mut self, rule: &RuleUid, waiting: Option<AskedDigest>) {
         if self.offers.get(rule).copied() != waiting {
             self.offers.remove(rule);
         }
@@ -53,6 +56,21 @@ impl Takeovers {
     /// Whether the hub has named a set of a rule that did not wait, or not yet.
     pub fn has_offer(&self, rule: &RuleUid) -> bool {
         self.offers.contains_key(rule)
+    }
+
+    /// What the hub has named of a rule and is not used.
+    pub fn offered(&self, rule: &RuleUid) -> Option<AskedDigest> {
+        self.offers.get(rule).copied()
+    }
+
+    /// What the hub has named of a rule is good for nothing any more.
+    pub fn drop_offer(&mut self, rule: &RuleUid) {
+        self.offers.remove(rule);
+    }
+
+    /// What the hub has named and is not used is good for nothing any more.
+    pub fn drop_offers(&mut self) {
+        self.offers.clear();
     }
 
     /// What was said in a stream holds in that stream alone. Returns the copies of which that was all that let them be
@@ -69,7 +87,7 @@ impl Takeovers {
         self.told.remove(rule);
     }
 
-    /// These wait. If they are what the hub has named, they may be overwritten, and the offer is used up.
+    /// These wait. If they are what the hub has named, they are allowed, and the offer is used up.
     pub fn take(&mut self, rule: &RuleUid, waiting: &BTreeMap<SourceRef, Arc<str>>) -> bool {
         let fits = !waiting.is_empty() && self.offers.get(rule) == Some(&digest_of(rule, waiting));
         if fits {
@@ -102,7 +120,7 @@ impl Takeovers {
 }
 
 /// Names exactly these objects of a rule.
-pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> TakeoverDigest {
+pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> AskedDigest {
     let mut context = Context::new(&SHA256);
     let mut add = |text: &str| {
         context.update(text.as_bytes());
@@ -116,7 +134,7 @@ pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> Tak
     }
     let mut short = [0; 16];
     short.copy_from_slice(&context.finish().as_ref()[..16]);
-    TakeoverDigest(short)
+    AskedDigest(short)
 }
 
 #[cfg(test)]
@@ -131,7 +149,7 @@ mod tests {
     fn only_the_named_objects_are_allowed_once_and_only_to_their_rule() {
         let (rule, other) = (RuleUid::from("r"), RuleUid::from("q"));
         let both = waiting(&[("one", "1"), ("two", "2")]);
-        let mut takeovers = Takeovers::default();
+        let mut takeovers = Allowed::default();
         assert!(!takeovers.take(&rule, &both), "nobody has said anything");
         takeovers.offer(&rule, digest_of(&rule, &both));
         for another in [&[("one", "1")][..], &[("one", "1"), ("two", "3")], &[("one", "2"), ("two", "1")], &[]] {
@@ -155,7 +173,7 @@ mod tests {
         let rule = RuleUid::from("r");
         let (one, two) = (waiting(&[("one", "1")]), waiting(&[("one", "1"), ("two", "2")]));
         let (first, second) = (digest_of(&rule, &one), digest_of(&rule, &two));
-        let mut takeovers = Takeovers::default();
+        let mut takeovers = Allowed::default();
         takeovers.offer(&rule, first);
         takeovers.tell(&rule, Some(first));
         assert!(takeovers.has_offer(&rule));

@@ -219,6 +219,8 @@ fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
             removal: None,
             held: None,
             takeovers: None,
+            given_up: None,
+            given_up_in: Vec::new(),
             previous: &previous,
             hub_started: started,
             overdue: false,
@@ -249,5 +251,6 @@ fn state(rule: &Rule, plan: &RulePlan) -> RuleState {
         failures: Vec::new(),
         gone: false,
         takeovers: None,
+        given_up: None,
     }
 }

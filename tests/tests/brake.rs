@@ -4,6 +4,8 @@
 mod definition;
 #[path = "brake/edits.rs"]
 mod edits;
+#[path = "brake/given_up.rs"]
+mod given_up;
 #[path = "brake/takeovers.rs"]
 mod takeovers;
 

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use runnel_proto::convert::split;
 use runnel_proto::model::{
-    AgentFrame, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd,
+    AgentFrame, AskedDigest, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin,
+    SnapshotEnd,
 };
 
 use super::{ASK_AGAIN, Core, Session};
@@ -12,9 +13,12 @@ use super::{ASK_AGAIN, Core, Session};
 impl Core {
     pub(super) fn connected(&mut self, now: Instant) {
         let rules: Vec<_> = self.desired.rules().cloned().collect();
-        // A new stream says anew what may be overwritten.
+        // A new stream says anew what may be overwritten, and what may go.
         self.lost(now);
         let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
+        for state in &states {
+            self.note_told(&state.uid, digest_in(state));
+        }
         let mut session = Session::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
         session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
@@ -27,6 +31,8 @@ impl Core {
     /// The stream has ended: nothing is overwritten without a word of the hub in another one.
     pub(super) fn lost(&mut self, now: Instant) {
         self.session = None;
+        self.given_up.drop_offers();
+        self.told.clear();
         for copy in self.takeovers.end_stream() {
             self.look_afresh(&copy, now);
         }
@@ -45,6 +51,7 @@ impl Core {
             failures: self.report.failures(uid),
             gone: false,
             takeovers: self.takeovers_of(uid),
+            given_up: self.given_up_of(uid),
         })
     }
 
@@ -86,6 +93,10 @@ impl Core {
         for uid in self.desired.overwriting() {
             self.report.touch(&uid);
         }
+        // What was named before the terms were known to be in force.
+        for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
+            self.take_let_go(&uid, now);
+        }
         let (intents, digest) = self.desired.sum();
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");
         if (intents, digest) != (end.intents, end.digest) {
@@ -101,6 +112,10 @@ impl Core {
         let nonce = batch.nonce;
         let offers: Vec<_> =
             batch.rules.iter().filter_map(|delta| Some((delta.uid.clone(), delta.overwrite?))).collect();
+        // What was named is what waits now: a tombstone beside it may take a part of that along.
+        for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.let_go?))) {
+            self.hear_let_go(uid, digest, now);
+        }
         let taken = self.desired.take(batch, unreadable, &self.records);
         for new in taken.payloads {
             self.wanting.remove(&new.key);
@@ -119,6 +134,7 @@ impl Core {
             self.take_offer(&uid, now);
         }
         for uid in &taken.rules {
+            self.take_let_go(uid, now);
             self.report.touch(uid);
         }
         if let Some(session) = &mut self.session {
@@ -160,6 +176,7 @@ impl Core {
             .map(|gone| {
                 self.report.forget(&gone.uid);
                 self.takeovers.forget_rule(&gone.uid);
+                self.note_told(&gone.uid, None);
                 self.store_due = true;
                 gone_state(gone.uid, gone.rule)
             })
@@ -188,10 +205,14 @@ impl Core {
         let due = self.report.take_due(now);
         for uid in &due {
             self.take_offer(uid, now);
+            self.take_let_go(uid, now);
         }
         let states: Vec<_> = due.iter().filter_map(|uid| self.state(uid)).collect();
         for state in states.iter().filter(|state| state.counts.under_way() == 0) {
             self.takeovers.tell(&state.uid, state.takeovers.map(|waiting| waiting.digest));
+        }
+        for state in &states {
+            self.note_told(&state.uid, digest_in(state));
         }
         self.send(AgentFrame::Report(states));
     }
@@ -208,5 +229,11 @@ fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
         failures: vec![],
         gone: true,
         takeovers: None,
+        given_up: None,
     }
+}
+
+/// What a rule's state says of the copies in namespaces given up.
+fn digest_in(state: &RuleState) -> Option<AskedDigest> {
+    state.given_up.as_ref().map(|given_up| given_up.digest)
 }

@@ -31,6 +31,9 @@ impl Core {
             self.drop_moot(copy);
         }
         let mut want = self.want(copy);
+        if !matches!(want, Want::Gone(..)) {
+            self.given_up.forget(copy);
+        }
         self.note_lost(copy, &mut want);
         let Some(ready) = self.gate(copy, &want) else { return };
         match ready {
@@ -83,6 +86,7 @@ impl Core {
             wanted.policies.version = self.desired.version(&wanted.intent, copy, &self.records);
         }
         self.ask_first(copy, &mut want);
+        self.ask_to_go(copy, &mut want);
         self.add_history(copy, &mut want);
         want
     }

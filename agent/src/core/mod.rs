@@ -1,6 +1,7 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
 mod drift;
+mod given_up;
 mod hub;
 mod look;
 mod policy;
@@ -15,7 +16,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, Revision, RuleName, SourceRef};
+use runnel_proto::model::{
+    AgentFrame, AskedDigest, Counts, Hello, HubFrame, Refusal, Revision, RuleName, RuleUid, SourceRef,
+};
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
@@ -30,7 +33,7 @@ use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
 use crate::room::{ROOM_BYTES, Room};
-use crate::takeovers::Takeovers;
+use crate::takeovers::Allowed;
 
 /// Content that was asked for and has not come is asked for again after this: the hub may just have started.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
@@ -209,7 +212,11 @@ pub struct Core {
     /// Copies that were deleted, or lost their marks, and are left so: what they held.
     lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Objects that the hub lets us overwrite.
-    takeovers: Takeovers,
+    takeovers: Allowed,
+    /// Copies in namespaces given up that the hub lets us delete.
+    given_up: Allowed,
+    /// What the hub was told last of the copies in namespaces given up, by rule.
+    told: BTreeMap<RuleUid, AskedDigest>,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -255,7 +262,9 @@ impl Core {
             deletes: Deletes::default(),
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
-            takeovers: Takeovers::default(),
+            takeovers: Allowed::default(),
+            given_up: Allowed::default(),
+            told: BTreeMap::new(),
             wanting: BTreeSet::new(),
             session: None,
             revoked: false,

@@ -41,7 +41,7 @@ impl Core {
             return Some(Want::Nothing);
         };
         let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();
-        let order = Order { policy: DeletionPolicy::Delete, held: false };
+        let order = Order { policy: DeletionPolicy::Delete, held: false, asks: false };
         Some(Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order))
     }
 

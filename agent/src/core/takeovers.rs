@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, RuleUid, SourceRef, Takeovers};
+use runnel_proto::model::{Asked, Reason, RuleUid, SourceRef};
 
 use super::Core;
 use crate::decide::{Outcome, Takeover, Trouble, Want, waits};
@@ -55,10 +55,10 @@ impl Core {
     }
 
     /// The same, for the hub.
-    pub(super) fn takeovers_of(&self, rule: &RuleUid) -> Option<Takeovers> {
+    pub(super) fn takeovers_of(&self, rule: &RuleUid) -> Option<Asked> {
         let waiting = self.waiting(rule);
         let objects = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-        (objects > 0).then(|| Takeovers { objects, digest: digest_of(rule, &waiting) })
+        (objects > 0).then(|| Asked { objects, digest: digest_of(rule, &waiting) })
     }
 
     /// Overwrites what the hub has named, if it is what waits.

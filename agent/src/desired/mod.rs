@@ -46,6 +46,27 @@ impl Held {
     }
 }
 
+/// How a copy is to go, and by whose word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ordered {
+    policy: DeletionPolicy,
+    /// This agent computed it: the copy's namespace is no longer a target. So it is braked, where the hub brakes what it
+    /// orders itself.
+    given_up: bool,
+}
+
+impl Ordered {
+    /// By the hub's word, or by a deliberate act.
+    fn by_word(policy: DeletionPolicy) -> Self {
+        Self { policy, given_up: false }
+    }
+
+    /// Whether the hub must say so first. What is only left without marks is not lost.
+    fn asks(self) -> bool {
+        self.given_up && self.policy == DeletionPolicy::Delete
+    }
+}
+
 /// What is held of one rule.
 #[derive(Default)]
 struct Rule {
@@ -97,7 +118,7 @@ pub struct Desired {
     /// Who wants a copy.
     claims: BTreeMap<SourceRef, BTreeSet<IntentKey>>,
     /// Who ordered a copy to go, and how.
-    orders: BTreeMap<SourceRef, BTreeMap<IntentKey, DeletionPolicy>>,
+    orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
     /// Rules of which nothing is left since this was last asked for.
     gone: Vec<Gone>,
 }
@@ -261,15 +282,29 @@ impl Desired {
 
     /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
     /// somebody else wants the copy and can have it, the order waits until it is taken over.
-    fn order(&mut self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) {
+    fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
         let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
         if !stays || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {
             rule.orders.insert(copy.clone());
-            self.orders.entry(copy.clone()).or_default().insert(key.clone(), policy);
+            self.orders.entry(copy.clone()).or_default().insert(key.clone(), order);
         }
+    }
+
+    /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
+    pub fn asks(&self, key: &IntentKey, copy: &SourceRef) -> bool {
+        self.order_of(key, copy).is_some_and(Ordered::asks)
+    }
+
+    fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<Ordered> {
+        self.orders.get(copy)?.get(key).copied()
+    }
+
+    /// Whether the terms of a rule are only remembered.
+    pub fn is_unconfirmed(&self, uid: &RuleUid) -> bool {
+        self.rules.get(uid).is_some_and(|rule| rule.unconfirmed)
     }
 
     /// Notes that an intent's order for a copy needs nothing more.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Allowance, Grant, KINDS, NamespaceChoice, RuleUid, SourceRef, Terms};
 
-use super::{Desired, Rule};
+use super::{Desired, Ordered, Rule};
 use crate::records::{IntentKey, Records};
 
 /// A namespace of the member cluster.
@@ -48,14 +48,14 @@ impl Desired {
         }
         let mut looks = BTreeSet::new();
         for uid in self.broad.clone() {
-            self.retarget(&uid, &name, &mut looks);
+            self.retarget(&uid, &name, records, &mut looks);
         }
         self.add_copies_in(&name, records, &mut looks);
         looks
     }
 
     /// Adds or removes one namespace among those that a rule has copies in, as its choice and its grants say now.
-    fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, looks: &mut BTreeSet<SourceRef>) {
+    fn retarget(&mut self, uid: &RuleUid, name: &Arc<str>, records: &Records, looks: &mut BTreeSet<SourceRef>) {
         let Some((terms, _)) = self.rules.get(uid).and_then(|rule| rule.terms.clone()) else { return };
         let is_target = terms.namespaces.as_ref().is_some_and(|choice| self.is_target(choice, name));
         let Some(rule) = self.rules.get_mut(uid) else { return };
@@ -77,7 +77,7 @@ impl Desired {
                 self.claim(&key, &copy);
             } else {
                 self.unclaim(&key, &copy);
-                self.order_stray(&key, &copy);
+                self.order_stray(&key, &copy, &BTreeSet::new(), records);
             }
             looks.insert(copy);
         }
@@ -89,19 +89,34 @@ impl Desired {
         terms.allowance(&copy.resource, &copy.namespace, labels, &self.home.namespace)
     }
 
-    fn is_granted(&self, terms: &Terms, copy: &SourceRef) -> bool {
+    pub(super) fn is_granted(&self, terms: &Terms, copy: &SourceRef) -> bool {
         terms.grants.is_none() || self.allowance(terms, copy).is_some()
     }
 
     /// Orders away a copy in a namespace that the terms of its rule no longer name, unless the rule is suspended or
-    /// unknown to the hub, or its terms are only remembered. It is not asked whose the copy is: what is just being written
-    /// there may make it this intent's, and an order for what is another's is moot at the next look.
-    pub(super) fn order_stray(&mut self, key: &IntentKey, copy: &SourceRef) {
+    /// unknown to the hub. Unless its namespace is one of those that were `dropped` on purpose, it waits for the hub's word,
+    /// and so do the older versions beside it. By terms that are only remembered nothing but that is ordered. It is
+    /// not asked whose the copy is: what is just being written there may make it this intent's, and an order for what is
+    /// another's is moot at the next look.
+    pub(super) fn order_stray(
+        &mut self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        dropped: &BTreeSet<Arc<str>>,
+        records: &Records,
+    ) {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
-        if !terms.suspend && !rule.unclaimed && !rule.unconfirmed {
-            self.order(key, copy, terms.deletion_policy);
+        let order = Ordered { policy: terms.deletion_policy, given_up: !dropped.contains(&copy.namespace) };
+        if terms.suspend || rule.unclaimed || (rule.unconfirmed && !order.asks()) {
+            return;
         }
+        // What goes already by somebody's word goes on.
+        let goes = |known: &Ordered| !known.asks() && known.policy == order.policy;
+        if self.order_of(key, copy).as_ref().is_none_or(|known| !goes(known)) {
+            self.order(key, copy, order);
+        }
+        self.order_versions_beside(key, copy, order, records);
     }
 
     fn drop_orders_in(&mut self, name: &str) {

@@ -83,7 +83,7 @@ impl Desired {
             .collect();
         let mut looks = BTreeSet::new();
         for uid in confirmed {
-            self.order_strays(&uid, records);
+            self.order_strays(&uid, &BTreeSet::new(), records);
             looks.extend(self.rules.get(&uid).into_iter().flat_map(|rule| rule.orders.iter().cloned()));
         }
         looks
@@ -99,7 +99,7 @@ impl Desired {
             let shown = |copy: &&SourceRef| self.policy.area(copy).is_some_and(|area| areas.contains(&area));
             let copies: Vec<_> = copies.iter().filter(shown).cloned().collect();
             // What the hub has ordered to go while nobody could see it is not held again.
-            let ordered = |copy: &SourceRef| self.orders.get(copy).is_some_and(|orders| orders.contains_key(key));
+            let ordered = |copy: &SourceRef| self.order_of(key, copy).is_some_and(|order| !order.given_up);
             let held_again = !copies.is_empty() && !copies.iter().any(ordered);
             looks.extend(copies);
             if !held_again {
@@ -123,7 +123,7 @@ impl Desired {
             }
         }
         for uid in touched {
-            self.order_strays(&uid, records);
+            self.order_strays(&uid, &BTreeSet::new(), records);
         }
         looks
     }

@@ -8,10 +8,13 @@ use runnel_proto::model::{
 };
 
 use super::places::is_broad;
-use super::{Desired, Gone, Held};
+use super::{Desired, Gone, Held, Rule};
 use crate::decide::Trouble;
 use crate::policy::{Facts, names};
 use crate::records::{IntentKey, Records};
+
+/// More names than this taken out of a list at once are not a deliberate act any more.
+const DELIBERATE: usize = 10;
 
 /// A payload that came with a batch. Without `Debug`: it holds content.
 pub struct NewPayload {
@@ -110,7 +113,9 @@ impl Desired {
         } else {
             self.broad.remove(uid);
         }
+        let mut dropped = BTreeSet::new();
         if let Some(rule) = self.rules.get_mut(uid) {
+            dropped = dropped_names(rule, &terms);
             rule.terms = Some((Arc::new(terms), digest));
             rule.unconfirmed = false;
             rule.targets = targets;
@@ -124,17 +129,18 @@ impl Desired {
             let kept: BTreeSet<_> = after.iter().collect();
             for copy in before.iter().filter(|copy| !kept.contains(copy)) {
                 self.unclaim(&key, copy);
-                self.order_stray(&key, copy);
+                self.order_stray(&key, copy, &dropped, records);
                 taken.looks.insert(copy.clone());
             }
         }
         taken.terms_changed = true;
-        self.order_strays(uid, records);
+        self.order_strays(uid, &dropped, records);
         self.look_at_rule(uid, taken);
     }
 
     /// Orders away the live copies of a rule's intents that stand where its terms want none.
-    pub(super) fn order_strays(&mut self, uid: &RuleUid, records: &Records) {
+    /// `dropped` are the namespaces that were taken out of its terms on purpose.
+    pub(super) fn order_strays(&mut self, uid: &RuleUid, dropped: &BTreeSet<Arc<str>>, records: &Records) {
         for (key, copies) in records.intents_of(uid) {
             let Some(rule) = self.rules.get(uid) else { return };
             if !rule.intents.contains_key(&key.source) {
@@ -142,7 +148,7 @@ impl Desired {
             }
             for copy in copies {
                 if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
-                    self.order_stray(key, copy);
+                    self.order_stray(key, copy, dropped, records);
                 }
             }
         }
@@ -200,7 +206,7 @@ impl Desired {
         }
         copies.extend(records.holders(key).map(|(copy, _)| copy.clone()));
         for copy in &copies {
-            self.order(key, copy, policy);
+            self.order(key, copy, self.order_for(key, copy, policy));
         }
         self.order_versions(key, policy, records, &mut copies);
         taken.looks.append(&mut copies);
@@ -229,6 +235,17 @@ impl Desired {
         taken.terms_changed = true;
         self.drop_if_gone(uid);
     }
+}
+
+/// The namespaces that new terms of a rule give up on purpose: exact names that were taken out of the list, a few at a
+/// time, while the rest of the choice stays as it was. Of terms that are only remembered nobody can tell.
+fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
+    let before = rule.terms.as_ref().filter(|_| !rule.unconfirmed).map(|(terms, _)| terms);
+    let (Some(before), Some(now)) = (before.and_then(|terms| terms.namespaces.as_ref()), &now.namespaces) else {
+        return BTreeSet::new();
+    };
+    let dropped = now.dropped_literals(before);
+    if dropped.len() > DELIBERATE { BTreeSet::new() } else { dropped.into_iter().map(Arc::from).collect() }
 }
 
 /// Whether an intent can be taken in, and what the policy judges of it. The content itself is judged by the member's

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
-use super::{Desired, Rule};
+use super::{Desired, Ordered, Rule};
 use crate::live::Live;
 use crate::records::{IntentKey, Records};
 
@@ -86,8 +86,52 @@ impl Desired {
         let rest = rule.beside(key).flat_map(|source| self.expand(rule, source));
         looks.extend(rest);
         for (one, copy) in older {
-            self.order(&one, &copy, policy);
+            self.order(&one, &copy, self.order_for(&one, &copy, policy));
             looks.insert(copy);
+        }
+    }
+
+    /// The order for a copy of an intent that is no longer wanted. Where another version of the source is, that is an edit.
+    pub(super) fn order_for(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
+        let mut rule = self.rules.get(&key.rule).into_iter().filter(|rule| rule.versions().is_some() && !rule.leaving);
+        match rule.any(|rule| rule.beside(key).next().is_some()) {
+            true => self.version_order(key, copy, policy),
+            false => Ordered::by_word(policy),
+        }
+    }
+
+    /// The order for a copy of a version that is not the newest any more: not by the hub's word does one go that has no
+    /// successor in its namespace.
+    fn version_order(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
+        let by_word = Ordered::by_word(policy);
+        let Some(rule) = self.rules.get(&key.rule) else { return by_word };
+        let goes = self.order_of(key, copy).is_some_and(|known| !known.asks());
+        let has_place = || match &rule.terms {
+            Some((terms, _)) if terms.namespaces.is_some() => rule.targets.contains(&copy.namespace),
+            _ => key.source.namespace == copy.namespace,
+        };
+        let granted = || rule.terms.as_ref().is_some_and(|(terms, _)| self.is_granted(terms, copy));
+        let stays = has_place() && granted();
+        Ordered { given_up: !(goes || stays), ..by_word }
+    }
+
+    /// The older versions beside a copy whose namespace is given up go as it does.
+    pub(super) fn order_versions_beside(
+        &mut self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        order: Ordered,
+        records: &Records,
+    ) {
+        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
+        let left = |one: &IntentKey| one.source != key.source && !rule.intents.contains_key(&one.source);
+        let older: Vec<_> = records
+            .versions(key, &copy.namespace)
+            .filter(|(one, _, live)| left(one) && live.number > 0)
+            .map(|(one, copy, _)| (one.clone(), copy.clone()))
+            .collect();
+        for (one, copy) in older {
+            self.order(&one, &copy, order);
         }
     }
 
@@ -118,7 +162,7 @@ impl Desired {
             }
             self.set_held(&older, None);
             for (copy, _) in records.holders(&older) {
-                self.order(&older, copy, terms.deletion_policy);
+                self.order(&older, copy, self.version_order(&older, copy, terms.deletion_policy));
                 looks.insert(copy.clone());
             }
         }

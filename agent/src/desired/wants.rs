@@ -164,10 +164,10 @@ impl Desired {
         let sealed = live.and_then(|live| live.sealed.as_ref());
         let own = sealed.map(|sealed| IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() });
         let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
-        let Some((key, policy)) = order else { return Want::Nothing };
+        let Some((key, order)) = order else { return Want::Nothing };
         let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
         let held = rule.is_suspended() && !rule.leaving;
-        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: *policy, held })
+        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks: order.asks() })
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.

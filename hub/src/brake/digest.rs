@@ -5,7 +5,7 @@ use ring::digest::{Context, SHA256};
 use runnel_proto::model::{ClusterName, SourceRef};
 
 use super::Item;
-use super::takeovers::Waiting;
+use super::named::{Matter, Waiting};
 use crate::plan::RulePlan;
 
 /// Names exactly this set of one rule; `previous` is the digest that was released before.
@@ -32,10 +32,15 @@ pub fn digest_of(uid: &str, previous: &str, held: &BTreeSet<Item>) -> String {
     text.end()
 }
 
-/// Names exactly the objects that a rule is to overwrite; `previous` is the digest that was released before.
-pub fn takeovers_digest(uid: &str, previous: &str, held: &Waiting) -> String {
+/// Names exactly the objects that a rule is to overwrite, or to remove in namespaces given up; `previous` is the digest
+/// that was released before.
+pub fn named_digest(matter: Matter, uid: &str, previous: &str, held: &Waiting) -> String {
     let mut text = Text::new();
-    text.line("takeovers", uid);
+    let what = match matter {
+        Matter::Takeovers => "takeovers",
+        Matter::GivenUp => "given up",
+    };
+    text.line(what, uid);
     text.line("after", previous);
     for (cluster, asked) in held {
         text.line("cluster", cluster.as_str());

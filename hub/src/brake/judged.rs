@@ -3,17 +3,20 @@ use std::collections::BTreeSet;
 #[cfg(test)]
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, SourceRef, TakeoverDigest};
+use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
 
 use super::{Item, Permits};
 
-/// What was judged. Sessions remove only what passed, and let be overwritten only what is permitted.
+/// What was judged. Sessions remove only what passed, and let agents remove or overwrite of their
+/// own accord only what is permitted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
     pub(super) passed: BTreeSet<Item>,
     pub(super) held: BTreeSet<Item>,
     /// What may be overwritten.
     pub(super) permits: Permits,
+    /// What may go of what is in namespaces given up.
+    pub(super) let_go: Permits,
 }
 
 impl Judged {
@@ -46,13 +49,24 @@ impl Judged {
     }
 
     /// What may be overwritten in a cluster.
-    pub fn permit(&self, cluster: &ClusterName) -> Option<TakeoverDigest> {
+    pub fn permit(&self, cluster: &ClusterName) -> Option<AskedDigest> {
         self.permits.get(cluster).copied()
+    }
+
+    /// What may go in a cluster of what is in namespaces given up.
+    pub fn let_go(&self, cluster: &ClusterName) -> Option<AskedDigest> {
+        self.let_go.get(cluster).copied()
+    }
+
+    /// May go. For tests.
+    #[cfg(test)]
+    pub fn letting_go(cluster: &ClusterName, digest: AskedDigest) -> Arc<Self> {
+        Arc::new(Self { let_go: Permits::from([(cluster.clone(), digest)]), ..Self::default() })
     }
 
     /// May be overwritten. For tests.
     #[cfg(test)]
-    pub fn permitting(cluster: &ClusterName, digest: TakeoverDigest) -> Arc<Self> {
+    pub fn permitting(cluster: &ClusterName, digest: AskedDigest) -> Arc<Self> {
         Arc::new(Self { permits: Permits::from([(cluster.clone(), digest)]), ..Self::default() })
     }
 

@@ -1,7 +1,7 @@
 //! What the judgement needs to know, and what is remembered of it.
 use std::collections::BTreeSet;
 
-use super::{Asked, Item, Limit};
+use super::{Item, Limit, Waiting};
 
 /// What a rule's status remembers of its brake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +44,12 @@ pub struct Circumstances<'a> {
     pub wanted: &'a dyn Fn() -> String,
     /// The digests that the rule's annotation releases.
     pub release: Option<&'a str>,
-    /// What is to be overwritten.
-    pub takeovers: Asked,
+    /// What is to be overwritten, in the clusters that the rule goes to; `None` if it is to overwrite nothing.
+    pub takeovers: Option<Waiting>,
+    /// What of that may be overwritten without a release.
+    pub takeovers_limit: Limit,
+    /// What is to go there because its namespace is no longer a target; `None` if all of the rule is to go.
+    pub given_up: Option<Waiting>,
 }
 
 /// Whether an annotation releases a digest: it names one, or several with commas between them.

@@ -12,19 +12,26 @@
 //! while the rule wants the same, what agents still hold beyond it is the same set or what is left of it, up to that
 //! number of copies.
 //!
-//! # Takeovers
-//! What an object that is not Runnel's holds is lost when it is overwritten, so that is braked as well, by the same limit
-//! and the same annotation, and beside the removals: neither holds up the other. See [`Takeovers`].
+//! # What agents compute
+//! Which copies are in namespaces that are no longer targets only the agents know: they ask, and what passes is named back
+//! to them, see [`Named`]. These are removals like the others: all of a rule's count together, and while some are held
+//! the others join them, though each has a digest of its own.
+//!
+//! What an object that is not Runnel's holds is lost when it is overwritten, so that is braked as well, in the same way, by
+//! the same limit and the same annotation, but beside the removals: neither holds up the other.
+mod asked;
 mod digest;
+#[cfg(test)]
+mod given_up_tests;
 mod item;
 mod judged;
 mod known;
 mod limit;
+mod named;
 mod passing;
 mod past;
 mod put_off;
 mod shown;
-mod takeovers;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{self, ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, SourceRef};
 
 pub use digest::{digest_of, wanted_digest};
 pub use item::{Cause, Item};
@@ -41,15 +48,16 @@ use known::is_released;
 pub use known::{Circumstances, Memory};
 pub use limit::Limit;
 use limit::Spent;
+pub use named::{Matter, Named, Permits, Waiting};
 use past::Past;
 use put_off::PutOff;
-pub use takeovers::{Asked, Permits, Takeovers, Waiting};
 
 /// Indirect removals within this time add up, and deletions within it are one act.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// More deletions than this within [`WINDOW`] are not deliberate ones any more.
 pub const DELIBERATE: usize = 10;
-/// The deletion of a rule is judged after this: that of its namespace, or of many others, may be heard a little later.
+/// The deletion of a rule is judged after this: that of its namespace, or of many others, may be heard a little later. What
+/// agents say of namespaces given up passes when nothing else has come for so long.
 pub const DELAY: Duration = Duration::from_secs(1);
 /// How many removals one rule's brake remembers to have let pass, besides those of its last judgement. What is forgotten
 /// is judged again.
@@ -65,6 +73,7 @@ pub struct Brake {
     spent: Spent,
     /// What would have passed in clusters that are away.
     put_off: PutOff,
+    spent_takeovers: Spent,
     /// When the rule's deletion was first seen.
     deletion_seen: Option<Instant>,
     past: Past,
@@ -72,15 +81,22 @@ pub struct Brake {
     missed: VecDeque<Instant>,
     /// How many of its copies agents may still hold that this process does not know of.
     rest: u64,
-    takeovers: Takeovers,
+    takeovers: Named,
+    given_up: Named,
 }
 
 impl Brake {
-    /// A brake that remembers what the rule's status says of removals and of takeovers.
-    pub fn remembering(memory: Option<&Memory>, takeovers: Option<&Memory>) -> Self {
+    /// A brake that remembers what the rule's status says of removals, of takeovers and of what is in namespaces given up.
+    pub fn remembering(memory: Option<&Memory>, takeovers: Option<&Memory>, given_up: Option<&Memory>) -> Self {
         let past = Past::remembering(memory);
         let rest = past.released.as_ref().map_or(0, |released| released.copies);
-        Self { past, rest, takeovers: Takeovers::remembering(takeovers), ..Self::default() }
+        Self {
+            past,
+            rest,
+            takeovers: Named::remembering(Matter::Takeovers, takeovers),
+            given_up: Named::remembering(Matter::GivenUp, given_up),
+            ..Self::default()
+        }
     }
 
     /// What was judged, to be shared with sessions.
@@ -90,8 +106,10 @@ impl Brake {
 
     /// What passed must be judged anew, where it has not gone yet.
     pub fn doubt(&mut self) {
-        if !self.judged.passed.is_empty() {
-            Arc::make_mut(&mut self.judged).passed.clear();
+        if !self.judged.passed.is_empty() || !self.judged.let_go.is_empty() {
+            let judged = Arc::make_mut(&mut self.judged);
+            judged.passed.clear();
+            judged.let_go.clear();
         }
     }
 
@@ -147,21 +165,9 @@ impl Brake {
 
     /// Whether something waits to be judged, or what was judged may have to be judged anew.
     pub fn is_open(&self) -> bool {
-        !self.open.is_empty() || self.takeovers.is_holding() || !self.judged.permits.is_empty()
-    }
-
-    /// The brake on takeovers.
-    pub fn takeovers(&self) -> &Takeovers {
-        &self.takeovers
-    }
-
-    /// Whether an agent asks for something else than what was judged.
-    pub fn asks_anew(&self, cluster: &ClusterName, asked: Option<model::Takeovers>) -> bool {
-        let held = self.takeovers.held().get(cluster).copied();
-        match asked {
-            Some(asked) => self.judged.permit(cluster) != Some(asked.digest) && held != Some(asked),
-            None => self.judged.permit(cluster).is_some() || held.is_some(),
-        }
+        let asked = [(&self.takeovers, &self.judged.permits), (&self.given_up, &self.judged.let_go)];
+        let is_asked = |(named, permits): &(&Named, &Permits)| named.is_holding() || !permits.is_empty();
+        !self.open.is_empty() || asked.iter().any(is_asked)
     }
 
     /// A cluster's agent asks again for what it was let overwrite: that is to be judged anew.
@@ -176,16 +182,17 @@ impl Brake {
         !self.judged.held.is_empty() || self.past.carried.is_some()
     }
 
-    /// When the deletion of the rule is to be judged.
+    /// When the deletion of the rule, or what agents ask for, is to be judged.
     pub fn due(&self) -> Option<Instant> {
-        self.deletion_seen.filter(|_| self.open.contains_key(&Item::Rule)).map(|seen| seen + DELAY)
+        let deletion = self.deletion_seen.filter(|_| self.open.contains_key(&Item::Rule)).map(|seen| seen + DELAY);
+        deletion.into_iter().chain(self.given_up.due()).min()
     }
 
     /// Every agent has said what it holds, but for those that are `away`: what an earlier process held is held by this
     /// one, or is over. What those hold is no less doubtful when they come back.
     pub fn settle(&mut self, away: &BTreeSet<ClusterName>) -> bool {
-        let takeovers = self.takeovers.settle(away);
-        self.past.settle(away) || takeovers
+        let (takeovers, given_up) = (self.takeovers.settle(away), self.given_up.settle(away));
+        self.past.settle(away) || takeovers || given_up
     }
 
     /// Whether a cluster that comes back may hold something that an earlier process held; asked once, when it says what.
@@ -232,11 +239,7 @@ impl Brake {
             }
         }
         let released = self.heed_release(known);
-        let mut permits = self.judged.permits.clone();
-        self.takeovers.judge(&mut permits, known, now);
-        if permits != self.judged.permits {
-            Arc::make_mut(&mut self.judged).permits = permits;
-        }
+        self.judge_named(known, now);
         released || *before != *self.judged
     }
 

@@ -53,7 +53,7 @@ impl Brake {
         if known.limit == Limit::NONE {
             return Some(Passes::Freely);
         }
-        if is_carried || self.is_holding() {
+        if is_carried || self.is_holding() || self.given_up.is_holding() {
             return None;
         }
         let copies = (known.weigh)(items);

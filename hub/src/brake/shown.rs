@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use runnel_proto::model::{self, ClusterName};
 
 use super::is_released;
-use super::takeovers::Waiting;
+use super::named::Waiting;
 
 /// How many names are remembered.
 const NAMES: usize = 256;
@@ -17,25 +17,30 @@ const NAMES: usize = 256;
 #[derive(Default)]
 pub(super) struct Shown {
     /// What each cluster waits for, and since which change of the set.
-    since: BTreeMap<ClusterName, (model::Takeovers, u64)>,
+    since: BTreeMap<ClusterName, (model::Asked, u64)>,
     /// What the set was called, and after which change.
     names: VecDeque<(String, u64)>,
     changes: u64,
 }
 
 impl Shown {
-    /// The set has changed, and is called this.
+    /// The set is this now, and people see it by this name, if by any.
     pub(super) fn note(&mut self, held: &Waiting, digest: Option<String>) {
-        let Some(digest) = digest else {
+        if held.is_empty() {
             *self = Self::default();
             return;
-        };
+        }
+        let is_known = held.iter().eq(self.since.iter().map(|(cluster, (asked, _))| (cluster, asked)));
+        let last = self.names.back().map(|(name, _)| name);
+        if is_known && (digest.is_none() || digest.as_ref() == last) {
+            return;
+        }
         self.changes += 1;
         self.since.retain(|cluster, (asked, _)| held.get(cluster) == Some(asked));
         for (cluster, asked) in held {
             self.since.entry(cluster.clone()).or_insert((*asked, self.changes));
         }
-        self.names.push_back((digest, self.changes));
+        self.names.extend(digest.map(|digest| (digest, self.changes)));
         if self.names.len() > NAMES {
             self.names.pop_front();
         }

@@ -5,10 +5,10 @@ mod away;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef, TakeoverDigest, Takeovers};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Asked, Brake, Cause, Circumstances, Item, Limit, WINDOW};
+use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Claim, Cluster, Effect, Holding, Index, PlaceState};
 use crate::plan::{Body, Place, Refused, Rule, RuleGrant, Share, SourceContent};
@@ -33,10 +33,10 @@ type Copies = BTreeSet<(ClusterName, SourceRef)>;
 type Foreign = BTreeMap<(RuleUid, ClusterName), BTreeSet<u64>>;
 
 /// How an agent names them.
-fn digest(objects: &BTreeSet<u64>) -> TakeoverDigest {
+fn digest(objects: &BTreeSet<u64>) -> AskedDigest {
     let mix =
         |sum: u128, object: &u64| (sum ^ u128::from(*object)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-    TakeoverDigest(objects.iter().fold(7, mix).to_be_bytes())
+    AskedDigest(objects.iter().fold(7, mix).to_be_bytes())
 }
 
 /// One rule as it is written.
@@ -215,9 +215,8 @@ impl World {
     fn holding(held: &BTreeMap<RuleUid, Copies>, foreign: &Foreign, uid: &RuleUid, cluster: &ClusterName) -> Holding {
         let copies = held.get(uid).into_iter().flatten().filter(|(name, _)| name == cluster).count() as u64;
         let objects = foreign.get(&(uid.clone(), cluster.clone())).filter(|objects| !objects.is_empty());
-        let takeovers =
-            objects.map(|all| Takeovers { objects: u32::try_from(all.len()).unwrap(), digest: digest(all) });
-        Holding { copies, intents: copies, takeovers }
+        let takeovers = objects.map(|all| Asked { objects: u32::try_from(all.len()).unwrap(), digest: digest(all) });
+        Holding { copies, intents: copies, takeovers, given_up: None }
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Index) -> Effect) {
@@ -276,14 +275,14 @@ impl World {
 
     /// An agent says what waits to be overwritten.
     fn ask(&mut self, uid: &RuleUid, cluster: &ClusterName) {
-        let asked = Self::holding(&self.held, &self.foreign, uid, cluster).takeovers;
+        let asked = Self::holding(&self.held, &self.foreign, uid, cluster);
         if self.index.asks_anew(uid, cluster, asked) {
             self.judge(Effect { judge: BTreeSet::from([uid.clone()]), ..Effect::default() });
         }
     }
 
     /// An agent overwrites what it was told, if that is what waits.
-    fn overwrite(&mut self, uid: &RuleUid, cluster: &ClusterName, permit: Option<TakeoverDigest>) {
+    fn overwrite(&mut self, uid: &RuleUid, cluster: &ClusterName, permit: Option<AskedDigest>) {
         let Some(objects) = self.foreign.get_mut(&(uid.clone(), cluster.clone())) else { return };
         if permit == Some(digest(objects)) {
             objects.clear();
@@ -853,7 +852,9 @@ fn what_passes_goes_however_much_did_before() {
         is_away: &|_| false,
         wanted: &String::new,
         release: None,
-        takeovers: Asked::default(),
+        takeovers: Some(Waiting::new()),
+        takeovers_limit: Limit::default(),
+        given_up: Some(Waiting::new()),
     };
     let (mut brake, now) = (Brake::default(), Instant::now());
     let mut passes = |items: &[Item]| {

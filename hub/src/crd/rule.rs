@@ -150,8 +150,9 @@ pub struct RuleTerms {
     pub overrides: Vec<Override>,
     /// How many copies may go at a time because of an edit, a label or the like. A removal of more is held, in every
     /// cluster, and the condition DeletionHeld says how many, where, and how to release it. A deliberate act is not
-    /// held: the delete of a source or of the rule, or of a literal name out of a list. As many objects may be overwritten
-    /// at a time, as conflictPolicy says.
+    /// held: the delete of a source or of the rule, or of a literal name out of a list. Copies in namespaces that are no longer
+    /// targets count, whether the rule, a grant or a label in the member says so. As many objects may be overwritten at a
+    /// time, as conflictPolicy says.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.

@@ -35,6 +35,11 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RemovalStatus")]
     pub takeovers: Option<RemovalStatus>,
+    /// The removal of copies in namespaces that the rule gave up, as its members' agents found out, that is held; or the one
+    /// that was released last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "RemovalStatus")]
+    pub given_up: Option<RemovalStatus>,
     /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld and Suspended while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]

@@ -5,21 +5,23 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use kube::CustomResourceExt;
-use runnel_proto::model::{ClusterName, ConflictPolicy, DeletionPolicy, RuleName, RuleUid, SourceRef, Takeovers};
+use runnel_proto::model::{Asked, ClusterName, ConflictPolicy, DeletionPolicy, RuleName, RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{Asked, Brake, Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, WINDOW};
+use crate::brake::{Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, Named, WINDOW, Waiting};
 use crate::crd::{ClusterDistributionRule, DistributionRule};
 
 /// What an agent said that it holds of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Copies.
+    /// Copies, those in namespaces given up too.
     pub copies: u64,
     /// Intents.
     pub intents: u64,
     /// What is to be overwritten.
-    pub takeovers: Option<Takeovers>,
+    pub takeovers: Option<Asked>,
+    /// The copies in namespaces given up that are to go.
+    pub given_up: Option<Asked>,
 }
 
 /// What is known of what agents hold.
@@ -71,9 +73,9 @@ pub struct Held {
     pub rule: bool,
 }
 
-/// What is to be overwritten for a rule, for people.
+/// What agents ask for and do not get, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HeldTakeovers {
+pub struct HeldNamed {
     /// What the status remembers.
     pub memory: Memory,
     /// Where, and how many in each.
@@ -98,8 +100,7 @@ impl Index {
         let uids: Vec<_> = self.rules.keys().cloned().collect();
         for uid in uids {
             if let Some(entry) = self.rules.get_mut(&uid) {
-                entry.brake =
-                    Brake::remembering(entry.rule.removal.memory.as_ref(), entry.rule.removal.takeovers.as_ref());
+                entry.brake = entry.rule.removal.brake();
                 if entry.rule.deleting {
                     entry.brake.remove(Item::Rule, Cause::Deleted);
                 }
@@ -186,18 +187,13 @@ impl Index {
     }
 
     /// What a rule's status says of its takeovers: what is held, or what was released last.
-    pub fn takeovers_of(&self, uid: &RuleUid) -> Option<HeldTakeovers> {
-        let takeovers = self.rules.get(uid)?.brake.takeovers();
-        let mut said = HeldTakeovers { memory: takeovers.memory(uid.as_str())?, ..HeldTakeovers::default() };
-        for (cluster, asked) in takeovers.held() {
-            said.clusters.add(&(cluster.clone(), asked.objects));
-        }
-        Some(said)
+    pub fn takeovers_of(&self, uid: &RuleUid) -> Option<HeldNamed> {
+        said_of(uid, self.rules.get(uid)?.brake.takeovers())
     }
 
-    /// Whether a cluster's agent asks to overwrite something else than what was judged.
-    pub fn asks_anew(&self, uid: &RuleUid, cluster: &ClusterName, asked: Option<Takeovers>) -> bool {
-        self.rules.get(uid).is_some_and(|entry| entry.brake.asks_anew(cluster, asked))
+    /// What a rule's status says of its copies in namespaces given up: what is held, or what was released last.
+    pub fn given_up_of(&self, uid: &RuleUid) -> Option<HeldNamed> {
+        said_of(uid, self.rules.get(uid)?.brake.given_up())
     }
 
     /// A cluster's agent asks again for what it was let overwrite: that is judged anew.
@@ -207,16 +203,26 @@ impl Index {
         }
     }
 
-    /// What waits to be overwritten where the rule goes, if it is to overwrite anything.
-    fn asked(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> Asked {
-        let (terms, removal) = (&entry.rule.terms, &entry.rule.removal);
-        let limit = self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling));
-        if terms.conflict_policy != ConflictPolicy::Overwrite || entry.rule.deleting {
-            return Asked { limit, ..Asked::default() };
+    /// Whether a cluster's agent asks for something else than what was judged.
+    pub fn asks_anew(&self, uid: &RuleUid, cluster: &ClusterName, holding: Holding) -> bool {
+        let brake = self.rules.get(uid).map(|entry| &entry.brake);
+        brake.is_some_and(|brake| brake.asks_anew(cluster, holding.takeovers, holding.given_up))
+    }
+
+    /// What waits to be overwritten where the rule goes, if it is to overwrite anything; and what waits to be removed there,
+    /// if not all of the rule is. What the rule does not go to any more is braked as a whole.
+    fn asked(&self, entry: &RuleEntry, holdings: Holdings<'_>) -> (Option<Waiting>, Option<Waiting>) {
+        if entry.rule.deleting {
+            return (None, None);
         }
-        let asked = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster)?.takeovers;
-        let waiting = entry.goes.clusters.keys().filter_map(|cluster| Some((cluster.clone(), asked(cluster)?)));
-        Asked { limit, waiting: waiting.collect(), overwrites: true }
+        let mut asked = (Waiting::new(), Waiting::new());
+        for cluster in entry.goes.clusters.keys() {
+            let Some(holding) = holdings(&entry.rule.uid, cluster) else { continue };
+            asked.0.extend(holding.takeovers.map(|asked| (cluster.clone(), asked)));
+            asked.1.extend(holding.given_up.map(|asked| (cluster.clone(), asked)));
+        }
+        let overwrites = entry.rule.terms.conflict_policy == ConflictPolicy::Overwrite;
+        (Some(asked.0).filter(|_| overwrites), Some(asked.1))
     }
 
     /// Whether a rule that is being deleted may go: what it has did pass the brake.
@@ -226,7 +232,8 @@ impl Index {
 
     /// Whether something of a rule is held.
     pub fn is_held(&self, uid: &RuleUid) -> bool {
-        self.rules.get(uid).is_some_and(|entry| entry.brake.is_holding() || entry.brake.takeovers().is_holding())
+        let brake = self.rules.get(uid).map(|entry| &entry.brake);
+        brake.is_some_and(|brake| brake.is_holding() || brake.takeovers().is_holding() || brake.given_up().is_holding())
     }
 
     fn with_circumstances<T>(
@@ -239,10 +246,12 @@ impl Index {
         let entry = self.rules.get(uid)?;
         let removal = &entry.rule.removal;
         // What is only left without marks is not removed.
+        let takeovers_limit = self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling));
         let limit = match entry.rule.terms.deletion_policy {
             DeletionPolicy::Retain => Limit::NONE,
-            DeletionPolicy::Delete => self.ceiling.map_or(removal.limit, |ceiling| removal.limit.under(ceiling)),
+            DeletionPolicy::Delete => takeovers_limit,
         };
+        let (takeovers, given_up) = self.asked(entry, holdings);
         let weigh = |items: &BTreeSet<Item>| self.weigh(entry, items, holdings);
         let doubtful = |item: &Item| self.is_doubtful(entry, item);
         // Nobody knows what a cluster holds that has not connected to this process.
@@ -263,7 +272,9 @@ impl Index {
             is_away: &is_away,
             wanted: &wanted,
             release,
-            takeovers: self.asked(entry, holdings),
+            takeovers,
+            takeovers_limit,
+            given_up,
         };
         Some(ask(&known))
     }
@@ -300,4 +311,12 @@ impl Index {
     pub(super) fn goes_by_order(&mut self) {
         self.undated_deletions += 1;
     }
+}
+
+fn said_of(uid: &RuleUid, named: &Named) -> Option<HeldNamed> {
+    let mut said = HeldNamed { memory: named.memory(uid.as_str())?, ..HeldNamed::default() };
+    for (cluster, asked) in named.held() {
+        said.clusters.add(&(cluster.clone(), asked.objects));
+    }
+    Some(said)
 }

@@ -44,7 +44,8 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     index.begin_to_judge();
     happens(&mut index);
     index.set_rule(rule(uid, true));
-    let holds = move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, takeovers: None });
+    let holds =
+        move |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: 1, takeovers: None, given_up: None });
     let now = Instant::now();
     let uid = RuleUid::from(uid);
     index.judge(&uid, &holds, now);

@@ -31,7 +31,7 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
-pub use brake::{Held, HeldTakeovers, Holding, NAMED, Several};
+pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use places::PlaceState;

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::changes::note_changes;
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{Brake, Cause, Item};
+use crate::brake::{Cause, Item};
 use crate::plan::{Body, Deal, RemovalTerms, Rule, RulePlan, Source, plan};
 
 impl Index {
@@ -44,7 +44,7 @@ impl Index {
         let mut former = former;
         let brake = match &mut former {
             Some(former) => std::mem::take(&mut former.brake),
-            None => Brake::remembering(rule.removal.memory.as_ref(), rule.removal.takeovers.as_ref()),
+            None => rule.removal.brake(),
         };
         let mut entry = RuleEntry { rule, plan, deal, goes, brake, version, wanted: OnceLock::new() };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);

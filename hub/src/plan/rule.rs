@@ -10,7 +10,7 @@ use runnel_proto::model::{
 
 use super::lent::SECRETS;
 use super::{NamedTerms, Place, Scope, Shape};
-use crate::brake::{Limit, Memory};
+use crate::brake::{Brake, Limit, Memory};
 use crate::crd;
 
 /// One entry of a rule's `sources`.
@@ -54,8 +54,17 @@ pub struct RemovalTerms {
     pub memory: Option<Memory>,
     /// What it remembers of takeovers.
     pub takeovers: Option<Memory>,
+    /// What it remembers of copies in namespaces given up.
+    pub given_up: Option<Memory>,
     /// When the rule was deleted.
     pub deleted_at: Option<Timestamp>,
+}
+
+impl RemovalTerms {
+    /// A brake that remembers what the status says.
+    pub fn brake(&self) -> Brake {
+        Brake::remembering(self.memory.as_ref(), self.takeovers.as_ref(), self.given_up.as_ref())
+    }
 }
 
 /// A rule as the planner sees it.
@@ -321,6 +330,7 @@ fn build(
             release: object.annotations().get(crd::RELEASE).cloned(),
             memory: status.and_then(|status| status.removal.as_ref()).map(Memory::from),
             takeovers: status.and_then(|status| status.takeovers.as_ref()).map(Memory::from),
+            given_up: status.and_then(|status| status.given_up.as_ref()).map(Memory::from),
             deleted_at: meta.deletion_timestamp.as_ref().map(|time| time.0),
         },
         runnel_namespace: runnel_namespace.into(),

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{ClusterName, SetDigest, SourceRef, TakeoverDigest, Terms, TermsDigest};
+use runnel_proto::model::{AskedDigest, ClusterName, SetDigest, SourceRef, Terms, TermsDigest};
 
 use super::{RulePlan, SourceContent};
 use crate::brake::Judged;
@@ -110,8 +110,13 @@ impl Share {
     }
 
     /// What may be overwritten in the cluster.
-    pub fn permit(&self) -> Option<TakeoverDigest> {
+    pub fn permit(&self) -> Option<AskedDigest> {
         self.judged.permit(&self.cluster)
+    }
+
+    /// What may go in the cluster of what is in namespaces given up.
+    pub fn let_go(&self) -> Option<AskedDigest> {
+        self.judged.let_go(&self.cluster)
     }
 
     /// Whether the hub cannot tell what becomes of this source: it must not be removed, and stays as it is. What is not

@@ -1,4 +1,5 @@
-//! `kubectl runnel release`: what is held is carried out, exactly as it was shown: removals and takeovers alike.
+//! `kubectl runnel release`: what is held is carried out, exactly as it was shown: removals, also in namespaces given up, and takeovers alike.
+use std::collections::BTreeSet;
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,8 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
         Ok(None) => return Err(ended(FAILED, format!("nothing of rule {} is held any more", full_name(&rule)))),
         Err(why) => {
             eprintln!("warning: the hub could not be asked for all of it ({why}); this is what the status says");
-            for (name, _) in &held {
+            let names: BTreeSet<_> = held.iter().map(|(name, _)| *name).collect();
+            for name in names {
                 let message = condition(&rule, name).message.split(". To ").next().unwrap_or_default();
                 say(&format!("{message}\n"))?;
             }
@@ -92,8 +94,10 @@ const TAKEOVER_HELD: &str = "TakeoverHeld";
 
 /// The conditions by which something of a rule is held, and where its status names that.
 fn held_of(rule: &Value) -> Vec<(&'static str, &'static str)> {
-    let all = [(DELETION_HELD, "/status/removal"), (TAKEOVER_HELD, "/status/takeovers")];
-    all.into_iter().filter(|(name, _)| condition(rule, name).holds()).collect()
+    let all =
+        [(DELETION_HELD, "/status/removal"), (DELETION_HELD, "/status/givenUp"), (TAKEOVER_HELD, "/status/takeovers")];
+    let is_held = |path: &str| rule.pointer(path).is_some_and(|held| held["released"] != true);
+    all.into_iter().filter(|(name, path)| condition(rule, name).holds() && is_held(path)).collect()
 }
 
 /// What is released: it is what people are asked about.
@@ -212,6 +216,11 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
         "Kind" => format!("  all {object} in {cluster}: no longer granted\n"),
         "Copy" => format!("  {object} in {cluster}: another name now\n"),
         "Name" => format!("  {object} everywhere: another name now\n"),
+        "GivenUp" => {
+            let (copies, namespaces) = object.split_once(' ').unwrap_or((object, ""));
+            let copies = if copies == "1" { "1 copy".to_owned() } else { format!("{copies} copies") };
+            format!("  {copies} in {cluster}: in namespaces given up {namespaces}\n")
+        }
         "Takeover" if object == "1" => format!("  1 object in {cluster} that is not Runnel's: overwritten\n"),
         "Takeover" => format!("  {object} objects in {cluster} that are not Runnel's: overwritten\n"),
         "Source" => format!("  {object} everywhere: no longer selected\n"),

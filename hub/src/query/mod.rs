@@ -68,6 +68,17 @@ impl Questions {
             all.add(held.memory.digest, held.memory.copies);
             all.items.extend(entry.brake.held().iter().map(held_item));
         }
+        if let Some(held) = index.given_up_of(uid).filter(|held| !held.memory.released) {
+            all.add(held.memory.digest, held.memory.copies);
+            all.items.extend(entry.brake.given_up().held().iter().map(|(cluster, asked)| {
+                let namespaces = ledger.namespaces_given_up(uid, cluster).join(", ");
+                wire::HeldItem {
+                    what: "GivenUp".to_owned(),
+                    cluster: cluster.as_str().to_owned(),
+                    object: format!("{} ({namespaces})", asked.objects),
+                }
+            }));
+        }
         if let Some(held) = index.takeovers_of(uid).filter(|held| !held.memory.released) {
             all.add(held.memory.digest, held.memory.copies);
             all.items.extend(entry.brake.takeovers().held().iter().map(|(cluster, asked)| wire::HeldItem {

@@ -68,8 +68,8 @@ impl Running {
         self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
         self.shared.change(|index| index.holds_only(&cluster, &with_copies));
         self.shared.mark_rules_of(&cluster);
-        // What may be overwritten is judged by what waits now, and said only then.
-        self.judge_takeovers(&cluster, &rules);
+        // What agents ask for is judged by what waits now, and said only then.
+        self.judge_asked(&cluster, &rules);
         self.update();
         self.claim_held();
     }
@@ -120,7 +120,7 @@ impl Running {
 
     pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
         let cluster = self.identity.cluster.clone();
-        let (mut changed, mut again) = (Vec::new(), BTreeSet::new());
+        let (mut changed, mut again, mut lapsed) = (Vec::new(), BTreeSet::new(), Vec::new());
         for state in self.modest(rules) {
             let uid = state.uid.clone();
             if state.gone && self.live.session.lock().gone(&uid) {
@@ -135,6 +135,8 @@ impl Running {
             if counts {
                 self.measure(&state);
                 again.extend(self.asks_again(&state).then(|| uid.clone()));
+                let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
+                lapsed.extend(self.live.session.lock().waits_to_go(&uid, waits).then(|| uid.clone()));
             }
             if counts && self.shared.ledger.lock().report(&cluster, self.live.number, state) {
                 changed.push(uid);
@@ -148,17 +150,29 @@ impl Running {
             self.shared.dirty_members.add([cluster.clone()]);
         }
         self.judge_unchosen(&cluster, &changed);
-        self.judge_takeovers(&cluster, &changed);
+        self.judge_asked(&cluster, &changed);
         self.judge_again(again);
+        self.say_again(lapsed);
         self.shared.dirty_rules.add(changed);
     }
 
-    /// What waits to be overwritten is judged when it is another set than it was.
-    fn judge_takeovers(&self, cluster: &ClusterName, rules: &[RuleUid]) {
+    /// What was named and lapsed is named again, where it still may go.
+    fn say_again(&self, rules: Vec<RuleUid>) {
+        let index = self.shared.index.read();
+        if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
+            let claims: Vec<_> =
+                rules.into_iter().map(|uid| (uid.clone(), index.claim(&uid, &self.identity.cluster))).collect();
+            drop(index);
+            self.live.session.lock().update(claims);
+        }
+    }
+
+    /// What waits for the hub's word is judged when it is another set than it was.
+    fn judge_asked(&self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
             let (index, ledger) = (self.shared.index.read(), self.shared.ledger.lock());
-            let asked = |uid: &RuleUid| ledger.holding(uid, cluster).and_then(|holding| holding.takeovers);
-            rules.iter().filter(|uid| index.asks_anew(uid, cluster, asked(uid))).cloned().collect()
+            let said = |uid: &RuleUid| ledger.holding(uid, cluster).unwrap_or_default();
+            rules.iter().filter(|uid| index.asks_anew(uid, cluster, said(uid))).cloned().collect()
         };
         if !judge.is_empty() {
             self.shared.change(|_| Effect { judge, ..Effect::default() });
@@ -234,6 +248,7 @@ mod tests {
             }],
             gone: false,
             takeovers: None,
+            given_up: None,
         };
         let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
         assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);

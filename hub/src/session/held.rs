@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TakeoverDigest, TermsDigest};
+use runnel_proto::model::{AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
@@ -16,9 +16,13 @@ pub(super) struct Held {
     pub(super) told: Option<TermsDigest>,
     pub(super) items: Items,
     /// What the agent was told that it may overwrite, or will be when what waits is sent.
-    pub(super) permit: Option<TakeoverDigest>,
+    pub(super) permit: Option<AskedDigest>,
     /// The batch that told it, once it is sent.
     pub(super) permit_sent: Option<u64>,
+    /// The same of what may go of what is in namespaces given up.
+    pub(super) let_go: Option<AskedDigest>,
+    /// What was said so, and lapsed because something else waited.
+    pub(super) lapsed: Option<AskedDigest>,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,

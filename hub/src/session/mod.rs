@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef, TakeoverDigest,
+    AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
     Terms, TermsDigest, Tombstone,
 };
 
@@ -59,7 +59,15 @@ struct Heading {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     unclaimed: bool,
     /// What may be overwritten.
-    overwrite: Option<TakeoverDigest>,
+    overwrite: Option<AskedDigest>,
+    /// What may go of what is in namespaces given up.
+    let_go: Option<AskedDigest>,
+}
+
+impl Heading {
+    fn is_empty(&self) -> bool {
+        self.terms.is_none() && !self.unclaimed && self.overwrite.is_none() && self.let_go.is_none()
+    }
 }
 
 /// A version of the protocol.
@@ -211,7 +219,7 @@ impl Session {
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
             delta.unclaimed = heading.unclaimed;
-            delta.overwrite = heading.overwrite;
+            (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
                 return !self.headings.is_empty();
             }
@@ -304,7 +312,7 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        self.say_permit(uid, share);
+        self.say_permits(uid, share.permit(), share.let_go());
         if self.knows_items(uid, share) {
             self.follow(uid, share);
         }
@@ -358,7 +366,7 @@ impl Session {
         }
         held.removing = Some(policy);
         held.told_unclaimed = false;
-        held.permit = None;
+        (held.permit, held.let_go) = (None, None);
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
         held.terms = None;

@@ -2,7 +2,7 @@
 //! not know. And how what was not sent yet is taken back.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{RuleUid, SourceRef, TakeoverDigest};
+use runnel_proto::model::{AskedDigest, RuleUid, SourceRef};
 
 use super::held::Items;
 use super::{Change, Heading, Session};
@@ -19,7 +19,7 @@ impl Session {
             // It was never said.
             held.terms = held.told;
             held.told_unclaimed = false;
-            held.permit = None;
+            (held.permit, held.let_go) = (None, None);
         }
         self.take_back(uid);
     }
@@ -32,6 +32,7 @@ impl Session {
         if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || share.terms.suspend {
             return;
         }
+        self.say_permits(uid, None, share.let_go());
         if !self.knows_items(uid, share) {
             return;
         }
@@ -62,7 +63,7 @@ impl Session {
         if held.removing.is_some() {
             return;
         }
-        (held.items, held.permit) = (Items::Uncertain, None);
+        (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
         let told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
@@ -84,31 +85,45 @@ impl Session {
         }
     }
 
-    /// What may be overwritten is said once, when it is judged.
-    pub(super) fn say_permit(&mut self, uid: &RuleUid, share: &Share) {
+    /// What may be overwritten, and what may go in namespaces given up, is said once, when it is judged.
+    pub(super) fn say_permits(&mut self, uid: &RuleUid, overwrite: Option<AskedDigest>, let_go: Option<AskedDigest>) {
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let permit = share.permit();
-        if std::mem::replace(&mut held.permit, permit) == permit {
+        let before = (std::mem::replace(&mut held.permit, overwrite), std::mem::replace(&mut held.let_go, let_go));
+        if before == (overwrite, let_go) {
             return;
         }
-        held.permit_sent = None;
-        match permit {
-            Some(_) => self.headings.entry(uid.clone()).or_default().overwrite = permit,
-            None => {
-                let is_empty = self.headings.get_mut(uid).is_some_and(|heading| {
-                    heading.overwrite = None;
-                    heading.terms.is_none() && !heading.unclaimed
-                });
-                if is_empty {
-                    self.headings.remove(uid);
-                }
-            }
+        let heading = self.headings.entry(uid.clone()).or_default();
+        if before.0 != overwrite {
+            (held.permit_sent, heading.overwrite) = (None, overwrite);
         }
+        if before.1 != let_go {
+            heading.let_go = let_go;
+        }
+        if heading.is_empty() {
+            self.headings.remove(uid);
+        }
+    }
+
+    /// The agent says what waits in namespaces given up. What was named before and is not that is good for nothing there.
+    /// Returns whether that is what waits now, so that it must be said again if it still may go.
+    pub fn waits_to_go(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
+        let Some(held) = self.rules.get_mut(uid) else { return false };
+        let permit = held.permit;
+        if held.let_go.is_some() && held.let_go != waits {
+            held.lapsed = held.let_go;
+            self.say_permits(uid, permit, None);
+            return false;
+        }
+        let again = waits.is_some() && held.lapsed == waits;
+        if again {
+            held.lapsed = None;
+        }
+        again
     }
 
     /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,
     /// or does not keep to it any more. It is told of nothing until that is judged anew.
-    pub fn has_used_up(&mut self, uid: &RuleUid, asked: TakeoverDigest) -> bool {
+    pub fn has_used_up(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
         let Some(held) = self.rules.get_mut(uid) else { return false };
         let is_taken_in = held.permit_sent.is_some_and(|nonce| !self.unacked.contains(&nonce));
         let is_used_up = held.permit == Some(asked) && is_taken_in;

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision, RuleName,
-    RuleState, RuleUid, SetDigest, SourceRef, TakeoverDigest, Terms, TermsDigest,
+    AskedDigest, Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision,
+    RuleName, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -68,6 +68,7 @@ impl Agent {
             failures: vec![],
             gone: false,
             takeovers: None,
+            given_up: None,
         }
     }
 
@@ -394,8 +395,46 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
 }
 
 #[test]
+fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_and_again_when_it_lapsed() {
+    let digest = |name| AskedDigest([name; 16]);
+    let share = |suspend, name: Option<u8>| {
+        let share = share_of("r", suspend, &[(1, content(1))]);
+        let judged = name.map_or_else(|| share.judged.clone(), |name| Judged::letting_go(&"one".into(), digest(name)));
+        Share { judged, ..share }
+    };
+    let said = |session: &mut Session| {
+        let batches = std::iter::from_fn(|| session.next_batch());
+        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.let_go).collect::<Vec<_>>()
+    };
+    let uid = RuleUid::from("r");
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([(uid.clone(), Claim::Wanted(share(false, None)))]);
+    agent.drain(&mut session);
+    session.update([(uid.clone(), Claim::Wanted(share(true, Some(1))))]);
+    assert!(said(&mut session).is_empty(), "it is suspended");
+    for claim in [Claim::Wanted(share(false, Some(1))), Claim::Cordoned(share(false, Some(2)))] {
+        session.update([(uid.clone(), claim.clone())]);
+        assert_eq!(said(&mut session).len(), 1);
+        session.update([(uid.clone(), claim)]);
+        assert!(said(&mut session).is_empty(), "it is said once");
+    }
+    // The agent asks for that still; for something else; and for that again, which nobody has taken back.
+    assert!(!session.waits_to_go(&uid, Some(digest(2))));
+    assert!(!session.waits_to_go(&uid, Some(digest(3))));
+    assert!(session.waits_to_go(&uid, Some(digest(2))));
+    session.update([(uid.clone(), Claim::Cordoned(share(false, Some(2))))]);
+    assert_eq!(said(&mut session), [digest(2)]);
+    assert!(!session.waits_to_go(&uid, None) && !session.waits_to_go(&uid, Some(digest(4))));
+    // Taken back before it was said.
+    session.update([(uid.clone(), Claim::Wanted(share(false, Some(4))))]);
+    session.update([(uid, Claim::Wanted(share(false, None)))]);
+    assert!(said(&mut session).is_empty());
+}
+
+#[test]
 fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_cluster() {
-    let digest = |name| TakeoverDigest([name; 16]);
+    let digest = |name| AskedDigest([name; 16]);
     let share = |permit: Option<u8>| {
         let share = share_of("r", false, &[(1, content(1))]);
         let judged =
@@ -434,7 +473,7 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
 
 #[test]
 fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
-    let digest = |name| TakeoverDigest([name; 16]);
+    let digest = |name| AskedDigest([name; 16]);
     let share = share_of("r", false, &[(1, content(1))]);
     let permitting = |name| Share { judged: Judged::permitting(&"one".into(), digest(name)), ..share.clone() };
     let mut agent = Agent::default();

@@ -92,6 +92,7 @@ mod tests {
             failures: vec![],
             gone: false,
             takeovers: None,
+            given_up: None,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::index::{Held, HeldTakeovers};
+use crate::index::{Held, HeldNamed};
 use crate::plan::{Deal, Goes, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
@@ -35,7 +35,11 @@ pub struct View<'a> {
     /// What the brake holds.
     pub held: Option<Held>,
     /// What it says of takeovers, held or released.
-    pub takeovers: Option<HeldTakeovers>,
+    pub takeovers: Option<HeldNamed>,
+    /// What it says of copies in namespaces given up, held or released.
+    pub given_up: Option<HeldNamed>,
+    /// Some of those namespaces, of the clusters that are named there.
+    pub given_up_in: Vec<String>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
@@ -79,6 +83,7 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     status.summary = Some(summary);
     status.removal = view.removal.clone().map(Into::into);
     status.takeovers = view.takeovers.as_ref().map(|takeovers| takeovers.memory.clone().into());
+    status.given_up = view.given_up.as_ref().map(|given_up| given_up.memory.clone().into());
     let ready = set_conditions(&mut status, view, &standings, now);
     if ready {
         status.revision = Some(revision(view));
@@ -204,7 +209,11 @@ fn withheld(view: &View<'_>) -> Option<Verdict> {
 }
 
 fn deletion_held(view: &View<'_>) -> Option<Verdict> {
-    let message = said_of_held(view.rule, view.held.as_ref()?);
+    let given_up = view.given_up.as_ref().filter(|given_up| !given_up.memory.released);
+    if view.held.is_none() && given_up.is_none() {
+        return None;
+    }
+    let message = said_of_held(view.rule, view.held.as_ref(), given_up, &view.given_up_in);
     Some(Verdict::new(ConditionStatus::True, Reason::RemovalLimit, message))
 }
 

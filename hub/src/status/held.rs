@@ -1,11 +1,42 @@
-//! What people are told of a removal, or of takeovers, that are held.
+//! What people are told of removals, or of takeovers, that are held.
 use super::fold::counted;
 use crate::crd::RELEASE;
-use crate::index::{Held, HeldTakeovers, Several};
+use crate::index::{Held, HeldNamed, Several};
 use crate::plan::Rule;
 
 /// How many copies, where, why, and how to release them.
-pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
+pub(super) fn said_of_held(
+    rule: &Rule,
+    held: Option<&Held>,
+    given_up: Option<&HeldNamed>,
+    given_up_in: &[String],
+) -> String {
+    let mut causes: Vec<_> = held.map(causes_of).unwrap_or_default();
+    causes.extend(given_up.map(|given_up| said_of_given_up(given_up, given_up_in)));
+    let memories: Vec<_> = held.map(|held| &held.memory).into_iter().chain(given_up.map(|held| &held.memory)).collect();
+    let copies = memories.iter().map(|memory| memory.copies).fold(0, u64::saturating_add);
+    let (what, it) = if copies == 1 { ("this one", "it") } else { ("these", "them") };
+    let copies = counted(i64::try_from(copies).unwrap_or(i64::MAX), "copy", "copies");
+    let digests: Vec<_> = memories.iter().map(|memory| memory.digest.as_str()).collect();
+    format!(
+        "the removal of {copies} is held (spec.removalLimit): {}. To remove exactly {what}: {}; to keep {it}, undo the change",
+        causes.join("; "),
+        release(rule, &digests.join(",")),
+    )
+}
+
+/// Which copies agents would remove because their namespaces are no longer targets.
+fn said_of_given_up(held: &HeldNamed, namespaces: &[String]) -> String {
+    let Some(place) = said(&in_clusters(held), "cluster has", "clusters have", "copies in namespaces given up") else {
+        return format!("of copies in namespaces given up, {UNTOLD}");
+    };
+    match namespaces {
+        [] => place,
+        some => format!("{place} (namespaces {} among them)", some.join(", ")),
+    }
+}
+
+fn causes_of(held: &Held) -> Vec<String> {
     let mut causes = vec![];
     if held.rule {
         causes.push("the rule is deleted".to_owned());
@@ -17,32 +48,32 @@ pub(super) fn said_of_held(rule: &Rule, held: &Held) -> String {
     let kinds = held.kinds.first.iter().map(|(cluster, kind)| format!("{kind} in {cluster}")).collect();
     causes.extend(said(&Several { first: kinds, all: held.kinds.all }, "kind is", "kinds are", "no longer granted"));
     if causes.is_empty() {
-        causes.push("as the hub said before it restarted; the agents have not said yet what is left".to_owned());
+        causes.push(UNTOLD.to_owned());
     }
-    let copies = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), "copy", "copies");
-    let (what, it) = if held.memory.copies == 1 { ("this one", "it") } else { ("these", "them") };
-    format!(
-        "the removal of {copies} is held (spec.removalLimit): {}. To remove exactly {what}: {}; to keep {it}, undo the change",
-        causes.join("; "),
-        release(rule, &held.memory.digest),
-    )
+    causes
 }
 
 /// How many objects, where, and how to release them.
-pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldTakeovers) -> String {
+pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldNamed) -> String {
     let (what, these, it) = match held.memory.copies {
         1 => ("object that is not Runnel's", "this one", "it"),
         _ => ("objects that are not Runnel's", "these", "them"),
     };
     let objects = counted(i64::try_from(held.memory.copies).unwrap_or(i64::MAX), what, what);
-    let clusters = held.clusters.first.iter().map(|(cluster, objects)| format!("{cluster} ({objects})")).collect();
-    let clusters = Several { first: clusters, all: held.clusters.all };
-    let place = said(&clusters, "cluster holds", "clusters hold", it)
-        .unwrap_or_else(|| "as the hub said before it restarted; the agents have not said yet what is left".to_owned());
+    let place = said(&in_clusters(held), "cluster holds", "clusters hold", it).unwrap_or_else(|| UNTOLD.to_owned());
     format!(
         "the takeover of {objects} is held (spec.removalLimit): {place}. To overwrite exactly {these}: {}; to keep {it}, set conflictPolicy to AdoptIfEqual or Fail",
         release(rule, &held.memory.digest),
     )
+}
+
+/// What stands in for the clusters while nobody knows them.
+const UNTOLD: &str = "as the hub said before it restarted; the agents have not said yet what is left";
+
+/// The clusters, each with its number of objects.
+fn in_clusters(held: &HeldNamed) -> Several<String> {
+    let first = held.clusters.first.iter().map(|(cluster, objects)| format!("{cluster} ({objects})")).collect();
+    Several { first, all: held.clusters.all }
 }
 
 /// The command that releases it.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    ClusterName, Counts, Failure, RuleName, RuleState, RuleUid, SetDigest, Takeovers, TermsDigest,
+    Asked, ClusterName, Counts, Failure, GivenUp, RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -20,9 +20,11 @@ pub(super) struct Account {
     pub(super) failures: Vec<Failure>,
     /// What is to be overwritten, as it was when nothing was under way: what is being found out is not all of it. What
     /// cannot be removed does not count, as it may wait for a copy that waits itself.
-    pub(super) takeovers: Option<Takeovers>,
+    pub(super) takeovers: Option<Asked>,
     /// How many of the copies that failed wait to be overwritten.
     pub(super) waiting_takeovers: u32,
+    /// What is to go because its namespace is no longer a target.
+    pub(super) given_up: Option<GivenUp>,
 }
 
 /// What a session says about its member.
@@ -121,6 +123,7 @@ impl Ledger {
         let account = Account {
             takeovers: if state.counts.under_way() == 0 { state.takeovers } else { before },
             waiting_takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
+            given_up: state.given_up.filter(|given_up| given_up.copies > 0),
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
             intents: state.intents,
@@ -204,7 +207,16 @@ impl Ledger {
     pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         let account = self.account(cluster, rule)?;
         let takeovers = account.takeovers.filter(|takeovers| takeovers.objects > 0);
-        Some(Holding { copies: account.counts.copies.into(), intents: account.intents.into(), takeovers })
+        let given_up = account.given_up.as_ref();
+        let given_up = given_up.map(|said| Asked { objects: said.copies, digest: said.digest });
+        let copies = account.counts.copies.saturating_add(given_up.map_or(0, |given_up| given_up.objects));
+        Some(Holding { copies: copies.into(), intents: account.intents.into(), takeovers, given_up })
+    }
+
+    /// Some of the namespaces in which copies of a rule are given up in a cluster.
+    pub fn namespaces_given_up(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
+        let account = self.account(cluster, rule).and_then(|account| account.given_up.as_ref());
+        account.map(|given_up| given_up.namespaces.as_slice()).unwrap_or_default()
     }
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
@@ -215,7 +227,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_proto::model::{Revision, SourceRef, TakeoverDigest};
+    use runnel_proto::model::{AskedDigest, Revision, SourceRef};
 
     fn facts() -> SessionFacts {
         SessionFacts {
@@ -232,7 +244,7 @@ mod tests {
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
         let mut counts = Counts { copies: 16, failed: objects, applied: 16 - objects, ..Counts::default() };
         change(&mut counts);
-        let digest = TakeoverDigest([u8::try_from(objects).unwrap(); 16]);
+        let digest = AskedDigest([u8::try_from(objects).unwrap(); 16]);
         RuleState {
             uid: "r".into(),
             rule: RuleName::default(),
@@ -242,7 +254,8 @@ mod tests {
             counts,
             failures: vec![],
             gone: false,
-            takeovers: (objects > 0).then_some(Takeovers { objects, digest }),
+            takeovers: (objects > 0).then_some(Asked { objects, digest }),
+            given_up: None,
         }
     }
 

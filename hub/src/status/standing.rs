@@ -66,6 +66,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
         () if is_reading(view)
+            || is_given_up(view, account)
             || !holds_the_plan(view, cluster, account)
             || !counts.is_settled()
             || counts.failed > 0 =>
@@ -163,6 +164,12 @@ fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
         true => account.counts.failed,
         false => account.counts.failed.saturating_sub(account.waiting_takeovers),
     }
+}
+
+/// Whether copies are in namespaces given up. What is held stays, and what is not is on its way.
+fn is_given_up(view: &View<'_>, account: &Account) -> bool {
+    let held = view.given_up.as_ref().is_some_and(|given_up| !given_up.memory.released);
+    account.given_up.is_some() && !held
 }
 
 fn failed() -> (Reason, String) {

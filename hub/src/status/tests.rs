@@ -28,8 +28,10 @@ struct World {
     seconds: u64,
     overdue: bool,
     held: Option<crate::index::Held>,
-    takeovers: Option<runnel_proto::model::Takeovers>,
-    held_takeovers: Option<crate::index::HeldTakeovers>,
+    takeovers: Option<runnel_proto::model::Asked>,
+    held_takeovers: Option<crate::index::HeldNamed>,
+    given_up: Option<runnel_proto::model::GivenUp>,
+    held_given_up: Option<crate::index::HeldNamed>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -82,6 +84,8 @@ impl World {
             held: None,
             takeovers: None,
             held_takeovers: None,
+            given_up: None,
+            held_given_up: None,
         }
     }
 
@@ -106,6 +110,8 @@ impl World {
             removal: self.held.as_ref().map(|held| held.memory.clone()),
             held: self.held.clone(),
             takeovers: self.held_takeovers.clone(),
+            given_up_in: self.given_up.iter().flat_map(|given_up| given_up.namespaces.clone()).collect(),
+            given_up: self.held_given_up.clone(),
             previous,
             hub_started: self.started,
             overdue: self.overdue,
@@ -124,6 +130,7 @@ impl World {
             failures,
             gone: false,
             takeovers: self.takeovers,
+            given_up: self.given_up.clone(),
         };
         self.ledger.report(&cluster.into(), 1, state);
     }
@@ -454,9 +461,9 @@ proptest! {
 #[test]
 fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     let mut world = World::new(&["one", "two"]);
-    let digest = runnel_proto::model::TakeoverDigest([1; 16]);
+    let digest = runnel_proto::model::AskedDigest([1; 16]);
     let waits = |world: &mut World| {
-        world.takeovers = Some(runnel_proto::model::Takeovers { objects: 2, digest });
+        world.takeovers = Some(runnel_proto::model::Asked { objects: 2, digest });
         let failures = vec![failure(Reason::TakeoverWaiting, "it is to be overwritten"); 2];
         // The copy of the former name goes when its successor stands.
         world.report("one", Counts { copies: 2, failed: 2, removing: 1, ..Counts::default() }, failures);
@@ -470,7 +477,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
 
     let memory = crate::brake::Memory { digest: "0123456789abcdef0123".to_owned(), copies: 2, ..Default::default() };
     let clusters = crate::index::Several { first: vec![("one".into(), 2)], all: 1 };
-    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: memory.clone(), clusters });
+    world.held_takeovers = Some(crate::index::HeldNamed { memory: memory.clone(), clusters });
     world.fold();
     assert_eq!(world.ready(), pair("False", "TakeoverLimit"));
     assert_eq!(world.says(ConditionType::TakeoverHeld), pair("True", "TakeoverLimit"));
@@ -486,7 +493,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     assert_eq!(world.status.takeovers.as_ref().unwrap().copies, 2);
     let clusters = crate::index::Several { first: vec![("one".into(), 1)], all: 1 };
     let one = crate::brake::Memory { copies: 1, ..memory.clone() };
-    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: one, clusters });
+    world.held_takeovers = Some(crate::index::HeldNamed { memory: one, clusters });
     world.fold();
     let said = &condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message;
     let held = "the takeover of 1 object that is not Runnel's is held (spec.removalLimit): 1 cluster holds it: one (1). \
@@ -499,10 +506,56 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
 
     let released = crate::brake::Memory { released: true, ..memory };
-    world.held_takeovers = Some(crate::index::HeldTakeovers { memory: released, ..Default::default() });
+    world.held_takeovers = Some(crate::index::HeldNamed { memory: released, ..Default::default() });
     world.applied("one");
     world.fold();
     assert_eq!((world.ready().0.as_str(), world.says(ConditionType::TakeoverHeld)), ("True", pair("", "")));
     assert!(world.status.takeovers.as_ref().unwrap().released);
     assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, None);
+}
+
+#[test]
+fn copies_in_namespaces_given_up_are_on_their_way_until_they_are_held_and_then_one_message_says_all() {
+    let mut world = World::new(&["one", "two"]);
+    let digest = runnel_proto::model::AskedDigest([1; 16]);
+    let namespaces = vec!["a".to_owned(), "b".to_owned()];
+    world.given_up = Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces });
+    world.report("one", Counts { copies: 1, applied: 1, ..Counts::default() }, vec![]);
+    world.given_up = None;
+    world.applied("two");
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Progressing"));
+    let holding = world.ledger.holding(&"r".into(), &"one".into()).unwrap();
+    assert_eq!((holding.copies, holding.given_up.unwrap().objects), (13, 12));
+    assert_eq!(world.ledger.namespaces_given_up(&"r".into(), &"one".into()), ["a", "b"]);
+
+    let memory = |digest: &str, copies| crate::brake::Memory { digest: digest.into(), copies, ..Default::default() };
+    let clusters = crate::index::Several { first: vec![("one".into(), 12)], all: 1 };
+    world.held_given_up = Some(crate::index::HeldNamed { memory: memory("0123", 12), clusters });
+    world.given_up =
+        Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
+    world.fold();
+    assert_eq!((world.ready(), world.says(ConditionType::DeletionHeld)), {
+        (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"))
+    });
+    let said = |world: &World| {
+        condition(&world.status.conditions, ConditionType::DeletionHeld).map(|held| held.message.clone()).unwrap()
+    };
+    assert_eq!(
+        said(&world),
+        "the removal of 12 copies is held (spec.removalLimit): 1 cluster has copies in namespaces given up: one (12) \
+         (namespaces a, b among them). To remove exactly these: kubectl annotate drule r -n a --overwrite \
+         runnel.dev/release=0123; to keep them, undo the change"
+    );
+    assert_eq!(world.status.clusters.iter().filter(|cluster| cluster.state == ClusterState::Ready).count(), 2);
+    assert_eq!(world.status.given_up.as_ref().unwrap().copies, 12);
+
+    let sources = crate::index::Several { first: vec![SourceRef::new("configmaps", "a", "s")], all: 1 };
+    world.held = Some(crate::index::Held { memory: memory("4567", 2), sources, ..Default::default() });
+    world.fold();
+    let both = said(&world);
+    assert!(
+        both.starts_with("the removal of 14 copies is") && both.contains("runnel.dev/release=4567,0123;"),
+        "{both}"
+    );
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use runnel_proto::model::{ClusterName, RuleUid};
+use runnel_proto::model::{ClusterName, NAMESPACES_LIMIT, RuleUid};
 use serde_json::json;
 
 use super::{RuleObject, WriteError, Writer};
 use crate::crd::{FINALIZER, RuleStatus};
-use crate::index::{Cluster, Index};
+use crate::index::{Cluster, HeldNamed, Index};
 use crate::status::{Ledger, Now, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
@@ -22,11 +22,14 @@ pub(crate) fn view<'a>(
     ledger: &Ledger,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
+    let given_up = index.given_up_of(uid);
     let (removal, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
     Some(View {
         removal,
         held,
         takeovers: index.takeovers_of(uid),
+        given_up_in: given_up_in(given_up.as_ref(), uid, ledger),
+        given_up,
         rule: &entry.rule,
         plan: &entry.plan,
         deal: &entry.deal,
@@ -36,6 +39,13 @@ pub(crate) fn view<'a>(
         hub_started,
         overdue,
     })
+}
+
+/// Some of the namespaces in which copies are given up and held.
+fn given_up_in(held: Option<&HeldNamed>, uid: &RuleUid, ledger: &Ledger) -> Vec<String> {
+    let clusters = held.into_iter().flat_map(|held| &held.clusters.first);
+    let named: BTreeSet<_> = clusters.flat_map(|(cluster, _)| ledger.namespaces_given_up(uid, cluster)).collect();
+    named.into_iter().take(NAMESPACES_LIMIT).cloned().collect()
 }
 
 impl Writer {

@@ -5,8 +5,8 @@ use super::parts::{
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, Counts, FAILURES_LIMIT, Failure, HeldIntent, Hello, Refusal, RuleState, SetDigest, TakeoverDigest,
-    Takeovers, TermsDigest,
+    AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, NAMESPACES_LIMIT,
+    Refusal, RuleState, SetDigest, TermsDigest,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -54,9 +54,22 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
     };
     let takeovers = match wire.takeovers_digest.as_ref() {
         [] => None,
-        bytes => Some(Takeovers {
+        bytes => Some(Asked {
             objects: wire.takeovers,
-            digest: TakeoverDigest(bytes.try_into().map_err(|_| "takeovers_digest")?),
+            digest: AskedDigest(bytes.try_into().map_err(|_| "takeovers_digest")?),
+        }),
+    };
+    let given_up = match wire.given_up_digest.as_ref() {
+        [] => None,
+        bytes => Some(GivenUp {
+            copies: wire.given_up,
+            digest: AskedDigest(bytes.try_into().map_err(|_| "given_up_digest")?),
+            namespaces: wire
+                .given_up_namespaces
+                .into_iter()
+                .take(NAMESPACES_LIMIT)
+                .filter(|name| name.len() <= NAME_LIMIT)
+                .collect(),
         }),
     };
     let counts = wire.counts.unwrap_or_default();
@@ -77,6 +90,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         failures: wire.failures.into_iter().take(FAILURES_LIMIT).map(failure).collect(),
         gone: wire.gone,
         takeovers,
+        given_up,
     })
 }
 
@@ -135,7 +149,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
 }
 
 pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
-    let counts = &state.counts;
+    let (counts, given_up) = (&state.counts, state.given_up.as_ref());
     wire::RuleState {
         rule_uid: state.uid.to_string(),
         rule: Some(rule_name_to_wire(&state.rule)),
@@ -154,6 +168,9 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         intents: state.intents,
         takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
         takeovers_digest: state.takeovers.map(|takeovers| takeovers.digest.0.to_vec().into()).unwrap_or_default(),
+        given_up: given_up.map_or(0, |given_up| given_up.copies),
+        given_up_digest: given_up.map(|given_up| given_up.digest.0.to_vec().into()).unwrap_or_default(),
+        given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
     }
 }
 

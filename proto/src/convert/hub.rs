@@ -5,8 +5,8 @@ use super::parts::{
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, Reason, Refusal, Revision, RuleDelta, RuleUid,
-    SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, TakeoverDigest, Tombstone,
+    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, Reason, Refusal, Revision, RuleDelta,
+    RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -150,8 +150,15 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
     match wire.overwrite.as_ref() {
         [] => {}
         bytes => match bytes.try_into() {
-            Ok(digest) => delta.overwrite = Some(TakeoverDigest(digest)),
+            Ok(digest) => delta.overwrite = Some(AskedDigest(digest)),
             Err(_) => refused.add_rule(ItemError::Unreadable("overwrite")),
+        },
+    }
+    match wire.let_go.as_ref() {
+        [] => {}
+        bytes => match bytes.try_into() {
+            Ok(digest) => delta.let_go = Some(AskedDigest(digest)),
+            Err(_) => refused.add_rule(ItemError::Unreadable("let_go")),
         },
     }
     delta
@@ -217,6 +224,7 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
         unclaimed: delta.unclaimed,
         overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
+        let_go: delta.let_go.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
     }
 }
 

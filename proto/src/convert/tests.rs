@@ -39,9 +39,11 @@ fn state() -> impl Strategy<Value = RuleState> {
     });
     let head = (uid(), rule_name(), any::<[u8; 16]>(), any::<u32>(), any::<Option<[u8; 16]>>());
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
-    let rest = (any::<bool>(), takeovers);
+    let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
+    let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
+    let rest = (any::<bool>(), takeovers, given_up);
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, (gone, takeovers))| RuleState {
+        |(head, n, failures, (gone, takeovers, given_up))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -50,7 +52,12 @@ fn state() -> impl Strategy<Value = RuleState> {
             counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4], drifted: n[5] },
             failures,
             gone,
-            takeovers: takeovers.map(|(objects, digest)| Takeovers { objects, digest: TakeoverDigest(digest) }),
+            takeovers: takeovers.map(|(objects, digest)| Asked { objects, digest: AskedDigest(digest) }),
+            given_up: given_up.map(|(copies, digest, namespaces)| GivenUp {
+                copies,
+                digest: AskedDigest(digest),
+                namespaces,
+            }),
         },
     )
 }
@@ -161,10 +168,19 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let tombstone = (source(), policy()).prop_map(|(source, deletion_policy)| Tombstone { source, deletion_policy });
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
-    let overwrite = prop::option::of(any::<[u8; 16]>().prop_map(TakeoverDigest));
-    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), overwrite).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed, overwrite)| {
-            Unprinted(RuleDelta { uid, terms, upserts: bare(upserts), tombstones, removal, unclaimed, overwrite })
+    let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
+    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), (permit(), permit())).prop_map(
+        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go))| {
+            Unprinted(RuleDelta {
+                uid,
+                terms,
+                upserts: bare(upserts),
+                tombstones,
+                removal,
+                unclaimed,
+                overwrite,
+                let_go,
+            })
         },
     )
 }
@@ -181,6 +197,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.removal == b.removal
         && a.unclaimed == b.unclaimed
         && a.overwrite == b.overwrite
+        && a.let_go == b.let_go
 }
 
 fn batch(rules: Vec<wire::RuleDelta>) -> (Batch, Vec<Refusal>) {
@@ -324,7 +341,12 @@ fn the_largest_possible_item_fits_a_frame() {
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
-        takeovers: Some(Takeovers { objects: u32::MAX, digest: TakeoverDigest([1; 16]) }),
+        takeovers: Some(Asked { objects: u32::MAX, digest: AskedDigest([1; 16]) }),
+        given_up: Some(GivenUp {
+            copies: u32::MAX,
+            digest: AskedDigest([1; 16]),
+            namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
+        }),
     };
     let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
     assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));

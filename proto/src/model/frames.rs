@@ -2,7 +2,7 @@
 use bytes::Bytes;
 
 use super::{
-    DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, TakeoverDigest, Terms,
+    AskedDigest, DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms,
     TermsDigest,
 };
 
@@ -105,13 +105,24 @@ pub struct RuleDelta {
     /// The hub does not know this rule.
     pub unclaimed: bool,
     /// The objects that may be overwritten.
-    pub overwrite: Option<TakeoverDigest>,
+    pub overwrite: Option<AskedDigest>,
+    /// The copies in namespaces given up that may be deleted.
+    pub let_go: Option<AskedDigest>,
 }
 
 impl RuleDelta {
     /// A delta that changes nothing yet.
     pub fn new(uid: RuleUid) -> Self {
-        Self { uid, terms: None, upserts: vec![], tombstones: vec![], removal: None, unclaimed: false, overwrite: None }
+        Self {
+            uid,
+            terms: None,
+            upserts: vec![],
+            tombstones: vec![],
+            removal: None,
+            unclaimed: false,
+            overwrite: None,
+            let_go: None,
+        }
     }
 }
 

@@ -20,10 +20,10 @@ pub use frames::{
 pub use grants::{Allowance, Grant};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
-pub use report::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleState, Takeovers};
+pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleState};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, TakeoverDigest, Terms, TermsDigest,
+    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest,
 };
 
 /// The label that every copy carries: `runnel` is its value.

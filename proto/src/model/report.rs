@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{RuleName, RuleUid, SetDigest, SourceRef, TakeoverDigest, TermsDigest};
+use super::{AskedDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
@@ -114,14 +114,31 @@ pub struct RuleState {
     /// Nothing of the rule is left here and the agent has forgotten it.
     pub gone: bool,
     /// What is to be overwritten and waits for the hub's word.
-    pub takeovers: Option<Takeovers>,
+    pub takeovers: Option<Asked>,
+    /// What is to be deleted and waits for the hub's word.
+    pub given_up: Option<GivenUp>,
 }
 
-/// Objects in one cluster that are not ours and that one rule is to overwrite.
+/// Objects in one cluster about which the agent asks the hub, for one rule: they are not ours and are to be overwritten, or
+/// they are copies that are to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Takeovers {
+pub struct Asked {
     /// How many.
     pub objects: u32,
     /// Names exactly these.
-    pub digest: TakeoverDigest,
+    pub digest: AskedDigest,
+}
+
+/// The most namespaces that [`GivenUp`] names.
+pub const NAMESPACES_LIMIT: usize = 3;
+
+/// Copies of one rule in one cluster that are to go because their namespaces are no longer targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenUp {
+    /// How many.
+    pub copies: u32,
+    /// Names exactly these.
+    pub digest: AskedDigest,
+    /// The first of their namespaces, at most [`NAMESPACES_LIMIT`].
+    pub namespaces: Vec<String>,
 }

@@ -51,9 +51,10 @@ pub enum DeletionPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermsDigest(pub [u8; 16]);
 
-/// Opaque digest of objects that are to be overwritten, made by the agent; a hub only gives it back.
+/// Opaque digest of objects that are to be overwritten, or of copies that are to go, made by the agent; a hub only gives it
+/// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TakeoverDigest(pub [u8; 16]);
+pub struct AskedDigest(pub [u8; 16]);
 
 /// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -88,6 +89,18 @@ impl NamespaceChoice {
     /// The exact names, excluded ones too.
     pub fn literals(&self) -> impl Iterator<Item = &str> {
         self.names.iter().filter(|pattern| pattern.is_literal()).map(Pattern::as_str)
+    }
+
+    /// The exact names that were taken out of `former`, if that is all that became of it.
+    pub fn dropped_literals<'a>(&self, former: &'a NamespaceChoice) -> BTreeSet<&'a str> {
+        let globs = |choice: &NamespaceChoice| -> Vec<Pattern> {
+            choice.names.iter().filter(|name| !name.is_literal()).cloned().collect()
+        };
+        let rest_stays = (&self.selector, &self.exclude) == (&former.selector, &former.exclude)
+            && globs(self) == globs(former)
+            && self.literals().all(|name| former.literals().any(|before| before == name));
+        let dropped = former.literals().filter(|name| rest_stays && self.literals().all(|now| now != *name));
+        dropped.collect()
     }
 
     /// The exact names that are targets whether or not such a namespace exists.

@@ -118,6 +118,7 @@ impl HeldRule {
             failures: Vec::new(),
             gone: false,
             takeovers: None,
+            given_up: None,
         }
     }
 

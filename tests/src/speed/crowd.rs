@@ -279,6 +279,7 @@ fn made_up() -> RuleState {
         intents: 1,
         terms_digest: None,
         takeovers: None,
+        given_up: None,
         counts: runnel_proto::model::Counts { copies: 1, applied: 1, ..Default::default() },
         failures: Vec::new(),
         gone: false,

@@ -284,6 +284,7 @@ impl Service {
             if theirs.and_then(|state| state.terms_digest) != Some(digest(&wanted.terms)) {
                 delta.terms = Some((wanted.terms.clone(), digest(&wanted.terms)));
             }
+            delta.let_go = theirs.and_then(|state| Some(state.given_up.as_ref()?.digest));
             if theirs.is_none_or(|state| state.intents_digest != own_digest(wanted)) {
                 let intents = wanted.intents.iter().map(|(source, content)| intent(source, content));
                 let holds = |new: &Intent| pairs.iter().any(|p| p.source == new.source && p.revision == new.revision);
@@ -351,6 +352,16 @@ impl Service {
             let frame = self.next(inbound).await?;
             if frame == AgentFrame::Handover && shared.state.lock().hand_over() {
                 send(HubFrame::HandedOver).await?;
+            } else if let AgentFrame::Report(states) = frame {
+                // It has no limit.
+                let named = states.into_iter().filter_map(|state| {
+                    let let_go = Some(state.given_up?.digest);
+                    Some(RuleDelta { let_go, ..RuleDelta::new(state.uid) })
+                });
+                let named: Vec<_> = named.collect();
+                if !named.is_empty() {
+                    shared.state.lock().batch(named);
+                }
             } else if let AgentFrame::Want(uid, sources) = frame {
                 let mut state = shared.state.lock();
                 let Some(wanted) = state.rules.get(uid.as_str()) else { continue };

@@ -49,6 +49,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         summary: Some(summary),
         removal: None,
         takeovers: None,
+        given_up: None,
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {
             name: "eu-3".to_owned(),

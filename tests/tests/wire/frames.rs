@@ -42,6 +42,7 @@ fn state(uid: &str) -> RuleState {
         failures: Vec::new(),
         gone: false,
         takeovers: None,
+        given_up: None,
     }
 }
 

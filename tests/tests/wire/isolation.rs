@@ -55,6 +55,7 @@ impl Scene {
             failures: Vec::new(),
             gone: false,
             takeovers: None,
+            given_up: None,
         });
         RuleState { intents_digest, terms_digest, ..base }
     }

@@ -1,3 +1,4 @@
+mod given_up;
 mod histories;
 mod keeping;
 mod policy;

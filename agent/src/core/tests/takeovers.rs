@@ -25,13 +25,13 @@ fn overwriting() -> World {
     world
 }
 
-fn waiting(world: &World) -> (u32, TakeoverDigest) {
+fn waiting(world: &World) -> (u32, AskedDigest) {
     let told = world.told_state("r").and_then(|state| state.takeovers);
-    told.map_or((0, TakeoverDigest([0; 16])), |told| (told.objects, told.digest))
+    told.map_or((0, AskedDigest([0; 16])), |told| (told.objects, told.digest))
 }
 
 /// Both may be overwritten, and cannot be; with their digest.
-fn permitted_in_vain() -> (World, TakeoverDigest) {
+fn permitted_in_vain() -> (World, AskedDigest) {
     let mut world = overwriting();
     let both = waiting(&world).1;
     world.poisoned.insert("s0".into());

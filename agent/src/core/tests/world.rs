@@ -45,6 +45,8 @@ pub struct World {
     pub policy: Policy,
     /// Areas that the agent may not watch.
     pub forbidden: BTreeSet<Area>,
+    /// The hub lets go whatever the agent asks for, as soon as it hears of it.
+    pub lets_go: bool,
     version: u64,
 }
 
@@ -123,6 +125,7 @@ impl World {
             stored: vec![],
             policy,
             forbidden: BTreeSet::new(),
+            lets_go: true,
             version: 100,
         };
         world.list();
@@ -241,16 +244,38 @@ impl World {
 
     /// Takes what the core wants done.
     pub fn give_out(&mut self) {
-        while let Some(job) = self.core.next_job(self.now) {
-            self.check(&job);
-            self.under_way.push_back(job);
-        }
-        while let Some(frame) = self.core.next_frame(self.now) {
-            self.sent.push(frame);
+        loop {
+            while let Some(job) = self.core.next_job(self.now) {
+                self.check(&job);
+                self.under_way.push_back(job);
+            }
+            let asked = self.hear_out();
+            if asked.is_empty() {
+                break;
+            }
+            for (uid, digest) in asked {
+                self.let_go(uid.as_str(), digest);
+            }
         }
         if let Some((_, rules)) = self.core.take_store() {
             self.stored = rules;
         }
+    }
+
+    /// Takes what the core says, and what it asks for if the hub lets it go.
+    fn hear_out(&mut self) -> Vec<(RuleUid, AskedDigest)> {
+        let mut asked = vec![];
+        while let Some(frame) = self.core.next_frame(self.now) {
+            if let AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) = &frame
+                && self.lets_go
+            {
+                asked.extend(
+                    states.iter().filter_map(|state| Some((state.uid.clone(), state.given_up.as_ref()?.digest))),
+                );
+            }
+            self.sent.push(frame);
+        }
+        asked
     }
 
     /// The law of the policy: no work is given out that writes what it denies, or that looks where it has nothing
@@ -521,8 +546,13 @@ impl World {
     }
 
     /// The hub names what may be overwritten.
-    pub fn name_takeovers(&mut self, uid: &str, digest: TakeoverDigest) {
+    pub fn name_takeovers(&mut self, uid: &str, digest: AskedDigest) {
         self.batch(vec![RuleDelta { overwrite: Some(digest), ..RuleDelta::new(uid.into()) }]);
+    }
+
+    /// The hub names what may go of what is in namespaces given up.
+    pub fn let_go(&mut self, uid: &str, digest: AskedDigest) {
+        self.batch(vec![RuleDelta { let_go: Some(digest), ..RuleDelta::new(uid.into()) }]);
     }
 
     /// The newest state of a rule that was sent.

@@ -206,7 +206,7 @@ fn a_member_that_counts_too_many_copies_widens_the_limit_for_nobody() {
         let liar = cluster_name(4);
         let told = |_: &RuleUid, cluster: &ClusterName| {
             let copies = if *cluster == liar { u64::from(u32::MAX) } else { 10 };
-            Some(Holding { copies, intents: copies, takeovers: None })
+            Some(Holding { copies, intents: copies, takeovers: None, given_up: None })
         };
         let mut drops = |clusters: serde_json::Value| {
             world.now += 2 * WINDOW;

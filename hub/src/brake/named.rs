@@ -1,11 +1,15 @@
-//! The brake on takeovers: what `conflictPolicy: Overwrite` would lose is no more at a time than the rule's limit, until a
-//! person releases exactly that set. Pure.
+//! The brake on what only agents can tell: the objects that `conflictPolicy: Overwrite` would lose, and the copies in
+//! namespaces that are no longer targets. No more of either go at a time than the rule's limit, until a person releases
+//! exactly that set. Pure.
 //!
-//! An agent overwrites nothing before the hub has named it. It says, cluster by cluster, how many objects wait and a
+//! An agent does nothing of it before the hub has named it. It says, cluster by cluster, how many objects wait and a
 //! digest that names them; what was judged is named back to it by that digest ([`Permits`]), so nothing else can be
 //! meant. All that waits together passes if the limit allows it, with what passed within the last minute. If not, all of
 //! it is held, and while anything is held whatever else comes joins it. What passed counts for a minute though another set
 //! waits there by now: nobody says whether it was carried out before.
+//!
+//! What is to be removed is found out by all agents at about the same time, and is one removal. So what is within the limit
+//! passes only when nothing else has come for a moment ([`Question::delay`]).
 //!
 //! Another process of the hub hears the same from the agents, and so calls the same set the same. All that the rule's
 //! status must remember ([`Memory`]) is that something was held, so that agents which come back one after another do not
@@ -13,46 +17,73 @@
 //! spoken nothing that waits passes, and a release is heeded only when the whole set is there. While it changes, a digest
 //! that it had shortly before releases what has not changed since, cluster by cluster ([`Shown`]).
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use runnel_proto::model::{self, ClusterName, TakeoverDigest};
+use runnel_proto::model::{self, AskedDigest, ClusterName};
 
-use super::digest::takeovers_digest;
+use super::digest::named_digest;
 use super::limit::Spent;
 use super::past::Past;
 use super::shown::Shown;
-use super::{Circumstances, Limit, Memory};
+use super::{Limit, Memory};
 
-/// What waits to be overwritten, by cluster, as agents said.
-pub type Waiting = BTreeMap<ClusterName, model::Takeovers>;
-/// What agents may overwrite.
-pub type Permits = BTreeMap<ClusterName, TakeoverDigest>;
+/// However much else comes, what is within the limit waits for no more than so many delays.
+const DELAYS: u32 = 5;
 
-/// What the judgement of takeovers needs to know besides.
-#[derive(Default)]
-pub struct Asked {
-    /// What waits, in the clusters that the rule goes to.
-    pub waiting: Waiting,
-    /// What may be overwritten without a release.
-    pub limit: Limit,
-    /// Whether the rule is to overwrite anything.
-    pub overwrites: bool,
+/// What waits, by cluster, as agents said.
+pub type Waiting = BTreeMap<ClusterName, model::Asked>;
+/// What agents may overwrite, or let go.
+pub type Permits = BTreeMap<ClusterName, AskedDigest>;
+
+/// What it is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Matter {
+    /// Objects that are not Runnel's are to be overwritten.
+    #[default]
+    Takeovers,
+    /// Copies are to be removed in namespaces that are no longer targets.
+    GivenUp,
 }
 
-/// The brake on one rule's takeovers.
+/// What the judgement needs to know.
+pub struct Question<'a> {
+    /// The rule's uid: no digest fits two rules.
+    pub uid: &'a str,
+    /// What waits now; `None` if the rule is to do nothing of the kind any more.
+    pub waiting: Option<&'a Waiting>,
+    /// What may pass without a release.
+    pub limit: Limit,
+    /// All copies of the rule.
+    pub all: u64,
+    /// The digests that the rule's annotation releases.
+    pub release: Option<&'a str>,
+    /// Something else is held, and whatever comes joins it.
+    pub joins: bool,
+    /// For how long nothing else must have come before something passes.
+    pub delay: Duration,
+}
+
+/// What is within the limit, and waits for what else may come.
+struct Ripening {
+    open: Waiting,
+    first: Instant,
+    due: Instant,
+}
+
+/// The brake on one matter of a rule.
 #[derive(Default)]
-pub struct Takeovers {
+pub struct Named {
+    matter: Matter,
     held: Waiting,
     shown: Shown,
-    /// What passed without a release.
-    spent: Spent,
+    ripening: Option<Ripening>,
     past: Past,
 }
 
-impl Takeovers {
+impl Named {
     /// A brake that remembers what the rule's status says.
-    pub fn remembering(memory: Option<&Memory>) -> Self {
-        Self { past: Past::remembering(memory), ..Self::default() }
+    pub fn remembering(matter: Matter, memory: Option<&Memory>) -> Self {
+        Self { matter, past: Past::remembering(memory), ..Self::default() }
     }
 
     /// Whether something is held, by this process or by the one before.
@@ -71,45 +102,72 @@ impl Takeovers {
         self.past.settle(away)
     }
 
-    /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
-    pub fn judge(&mut self, permits: &mut Permits, known: &Circumstances<'_>, now: Instant) {
-        if !known.takeovers.overwrites {
-            // Nothing is left to be released, whatever agents that are away would say.
-            self.past.let_go();
-        }
-        let waiting = &known.takeovers.waiting;
-        permits.retain(|cluster, digest| waiting.get(cluster).is_some_and(|asked| asked.digest == *digest));
-        let is_open =
-            |(cluster, asked): &(&ClusterName, &model::Takeovers)| permits.get(*cluster) != Some(&asked.digest);
-        let open: Waiting = waiting.iter().filter(is_open).map(|(cluster, asked)| (cluster.clone(), *asked)).collect();
-        let is_carried = open.keys().any(|cluster| self.past.awaited.contains(cluster));
-        if !self.is_holding() && !is_carried && self.may_pass(&open, known, now) {
-            permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
-        } else {
-            self.hold(open, known.uid);
-        }
-        self.heed_release(permits, known);
+    /// When what waits for nothing but that is to be judged again.
+    pub fn due(&self) -> Option<Instant> {
+        self.ripening.as_ref().map(|ripening| ripening.due)
     }
 
-    fn may_pass(&mut self, open: &Waiting, known: &Circumstances<'_>, now: Instant) -> bool {
-        let objects = count(open);
-        let allowed = self.spent.allows(known.takeovers.limit, objects, known.all, now);
-        if allowed {
-            self.spent.add(objects, now);
+    /// Whether an agent asks for something else than what was judged.
+    pub fn asks_anew(&self, permits: &Permits, cluster: &ClusterName, asked: Option<model::Asked>) -> bool {
+        let permit = permits.get(cluster);
+        let ripening = self.ripening.as_ref().and_then(|ripening| ripening.open.get(cluster));
+        let known = self.held.get(cluster).or(ripening);
+        match asked {
+            Some(asked) => permit != Some(&asked.digest) && known != Some(&asked),
+            None => permit.is_some() || known.is_some(),
         }
-        allowed
+    }
+
+    /// Judges all that waits now. What was permitted and waits no more is not permitted any more.
+    pub fn judge(&mut self, permits: &mut Permits, asked: &Question<'_>, spent: &mut Spent, now: Instant) {
+        if asked.waiting.is_none() || asked.limit == Limit::NONE {
+            // Nothing is left to be released, whatever agents that are away would say.
+            self.held = Waiting::new();
+            self.past.let_go();
+        }
+        let none = Waiting::new();
+        let waiting = asked.waiting.unwrap_or(&none);
+        permits.retain(|cluster, digest| waiting.get(cluster).is_some_and(|asked| asked.digest == *digest));
+        let is_open = |(cluster, asked): &(&ClusterName, &model::Asked)| permits.get(*cluster) != Some(&asked.digest);
+        let open: Waiting = waiting.iter().filter(is_open).map(|(cluster, asked)| (cluster.clone(), *asked)).collect();
+        let is_carried = open.keys().any(|cluster| self.past.awaited.contains(cluster));
+        let joins = self.is_holding() || is_carried || asked.joins;
+        if open.is_empty() || joins || !spent.allows(asked.limit, count(&open), asked.all, now) {
+            self.ripening = None;
+            self.hold(open, asked.uid);
+        } else if self.is_ripe(&open, asked.delay, now) {
+            spent.add(count(&open), now);
+            permits.extend(open.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
+        }
+        self.heed_release(permits, asked);
+    }
+
+    /// Whether nothing else has come for long enough.
+    fn is_ripe(&mut self, open: &Waiting, delay: Duration, now: Instant) -> bool {
+        let ripening = match self.ripening.take() {
+            Some(known) if known.open == *open => known,
+            known => {
+                let first = known.map_or(now, |known| known.first);
+                Ripening { open: open.clone(), first, due: (now + delay).min(first + DELAYS * delay) }
+            }
+        };
+        let is_ripe = ripening.due <= now;
+        if !is_ripe {
+            self.ripening = Some(ripening);
+        }
+        is_ripe
     }
 
     fn hold(&mut self, held: Waiting, uid: &str) {
-        if self.held != held {
-            self.held = held;
-            self.shown.note(&self.held, self.named(uid).map(|named| named.digest));
-        }
+        self.held = held;
+        // What agents bring one after another has a name that nobody is shown before all of it is there.
+        let shown = self.named(uid).filter(|named| self.carried_beyond(named.copies).is_none());
+        self.shown.note(&self.held, shown.map(|named| named.digest));
     }
 
     /// The digest is that of what waits here and now, or waited shortly before, whatever another process has shown.
-    fn heed_release(&mut self, permits: &mut Permits, known: &Circumstances<'_>) {
-        let Some((digest, same)) = self.shown.released(known.release) else { return };
+    fn heed_release(&mut self, permits: &mut Permits, asked: &Question<'_>) {
+        let Some((digest, same)) = self.shown.released(asked.release) else { return };
         let (go, stay): (Waiting, Waiting) =
             std::mem::take(&mut self.held).into_iter().partition(|(cluster, _)| same.contains(cluster));
         self.past.awaited.retain(|cluster| !go.contains_key(cluster));
@@ -120,11 +178,11 @@ impl Takeovers {
         permits.extend(go.into_iter().map(|(cluster, asked)| (cluster, asked.digest)));
         // What stays has a name of its own, and what was named before is used up.
         self.shown = Shown::default();
-        self.hold(stay, known.uid);
+        self.hold(stay, asked.uid);
     }
 
     fn named(&self, uid: &str) -> Option<Memory> {
-        let digest = takeovers_digest(uid, &self.past.previous, &self.held);
+        let digest = named_digest(self.matter, uid, &self.past.previous, &self.held);
         let (previous, wanted) = (self.past.previous.clone(), String::new());
         let memory = Memory { digest, copies: count(&self.held), wanted, released: false, previous };
         (!self.held.is_empty()).then_some(memory)
@@ -133,10 +191,13 @@ impl Takeovers {
     /// What the status says: what is held, or what was released last. `None` if there is nothing to say.
     pub fn memory(&self, uid: &str) -> Option<Memory> {
         let named = self.named(uid);
-        let copies = named.as_ref().map_or(0, |named| named.copies);
-        // Agents that were heard by another process have not all spoken to this one.
-        let carried = self.past.carried.as_ref().filter(|carried| carried.copies > copies).cloned();
+        let carried = self.carried_beyond(named.as_ref().map_or(0, |named| named.copies)).cloned();
         carried.or(named).or_else(|| self.past.released.clone())
+    }
+
+    /// What another process held, while agents that it heard have not all spoken to this one.
+    fn carried_beyond(&self, copies: u64) -> Option<&Memory> {
+        self.past.carried.as_ref().filter(|carried| carried.copies > copies)
     }
 }
 
@@ -147,41 +208,40 @@ fn count(waiting: &Waiting) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn waiting(all: &[(&str, u32, u8)]) -> Waiting {
-        let asked = |objects, name| model::Takeovers { objects, digest: TakeoverDigest([name; 16]) };
+        let asked = |objects, name| model::Asked { objects, digest: AskedDigest([name; 16]) };
         all.iter().map(|(cluster, objects, name)| ((*cluster).into(), asked(*objects, *name))).collect()
     }
 
     /// One rule of 20 copies, so that the limit is 10.
     #[derive(Default)]
     struct Rule {
-        brake: Takeovers,
+        brake: Named,
+        spent: Spent,
         permits: Permits,
         release: Option<String>,
         now: Option<Instant>,
         limit: Limit,
-        fails: bool,
+        joins: bool,
+        delay: Duration,
+        is_over: bool,
     }
 
     impl Rule {
         fn hears(&mut self, all: &[(&str, u32, u8)]) -> Vec<String> {
-            let asked = Asked { waiting: waiting(all), limit: self.limit, overwrites: !self.fails };
-            let (weigh, doubtful, wanted) = (|_: &BTreeSet<_>| 0, |_: &_| true, String::new);
-            let known = Circumstances {
+            let all = waiting(all);
+            let question = Question {
                 uid: "r",
-                limit: Limit::default(),
+                waiting: Some(&all).filter(|_| !self.is_over),
+                limit: self.limit,
                 all: 20,
-                weigh: &weigh,
-                doubtful: &doubtful,
-                is_away: &|_| false,
-                wanted: &wanted,
                 release: self.release.as_deref(),
-                takeovers: asked,
+                joins: self.joins,
+                delay: self.delay,
             };
             let now = *self.now.get_or_insert_with(Instant::now);
-            self.brake.judge(&mut self.permits, &known, now);
+            self.brake.judge(&mut self.permits, &question, &mut self.spent, now);
             self.permits.iter().map(|(cluster, digest)| format!("{cluster}:{}", digest.0[0])).collect()
         }
 
@@ -195,7 +255,7 @@ mod tests {
 
         /// Another process of the hub takes over.
         fn restart(&mut self) {
-            self.brake = Takeovers::remembering(self.brake.memory("r").as_ref());
+            self.brake = Named::remembering(self.brake.matter, self.brake.memory("r").as_ref());
             self.permits.clear();
         }
     }
@@ -286,6 +346,16 @@ mod tests {
         assert!(rule.hears(&[("a", 8, 1), ("b", 8, 2)]).is_empty());
         assert_ne!(rule.memory().digest, held.digest);
 
+        // A part of it that was shown alone before is not released while the whole is shown.
+        let mut part = Rule::default();
+        assert!(part.hears(&[("a", 11, 1)]).is_empty());
+        let alone = part.memory().digest;
+        assert!(part.hears(&[("a", 11, 1), ("b", 8, 2)]).is_empty());
+        part.restart();
+        part.release = Some(alone);
+        assert!(part.hears(&[("a", 11, 1)]).is_empty());
+        assert!(part.hears(&[("a", 11, 1), ("b", 8, 2)]).is_empty());
+
         // Every agent has spoken, and what one of them held is over: the rest has a name of its own, and is held.
         let whole = rule.memory();
         rule.restart();
@@ -310,9 +380,9 @@ mod tests {
 
         // The rule does not overwrite any more: there is nothing to be released, and it need not be waited for.
         rule.restart();
-        rule.fails = true;
+        rule.is_over = true;
         assert!(rule.hears(&[]).is_empty() && !rule.brake.is_holding() && rule.memory().released);
-        rule.fails = false;
+        rule.is_over = false;
         assert_eq!(rule.hears(&[("b", 8, 2)]), ["b:2"]);
 
         // Nothing is left of it at all.
@@ -322,5 +392,46 @@ mod tests {
         assert!(over.hears(&[]).is_empty() && over.brake.is_holding());
         over.brake.settle(&BTreeSet::new());
         assert_eq!((over.brake.is_holding(), over.brake.memory("r")), (false, None));
+    }
+
+    #[test]
+    fn what_is_within_the_limit_passes_when_nothing_else_has_come_for_a_moment() {
+        let mut rule = Rule { delay: Duration::from_secs(1), ..Rule::default() };
+        assert!(rule.hears(&[("a", 4, 1)]).is_empty() && !rule.brake.is_holding());
+        assert!(!rule.brake.asks_anew(&rule.permits, &"a".into(), waiting(&[("a", 4, 1)]).remove(&"a".into())));
+        rule.later(1);
+        // Too late by a hair: with what comes now it is judged together, and is too much.
+        assert!(rule.hears(&[("a", 4, 1), ("b", 4, 2)]).is_empty() && !rule.brake.is_holding());
+        assert!(rule.hears(&[("a", 4, 1), ("b", 4, 2), ("c", 4, 3)]).is_empty());
+        assert_eq!((rule.brake.is_holding(), rule.memory().copies, rule.brake.due()), (true, 12, None));
+        assert!(rule.hears(&[]).is_empty() && !rule.brake.is_holding());
+
+        assert!(rule.hears(&[("a", 4, 1)]).is_empty());
+        rule.later(1);
+        assert!(rule.brake.due() <= rule.now);
+        assert_eq!(rule.hears(&[("a", 4, 1)]), ["a:1"]);
+        // What comes again and again does not put it off for ever.
+        for number in 2..7 {
+            assert!(rule.hears(&[("b", 4, number)]).is_empty(), "{number}");
+            rule.later(1);
+        }
+        assert_eq!(rule.hears(&[("b", 4, 9)]), ["b:9"]);
+    }
+
+    #[test]
+    fn it_joins_what_else_is_held_and_where_there_is_no_limit_nothing_is() {
+        let mut rule = Rule { joins: true, ..Rule::default() };
+        assert!(rule.hears(&[("a", 1, 1)]).is_empty() && rule.brake.is_holding());
+        rule.joins = false;
+        assert!(rule.hears(&[("a", 1, 1)]).is_empty(), "what is held stays so");
+        rule.limit = Limit::NONE;
+        assert_eq!(rule.hears(&[("a", 1, 1)]), ["a:1"]);
+        assert!(!rule.brake.is_holding());
+        // The same set is called otherwise in another matter.
+        let names = [Matter::Takeovers, Matter::GivenUp].map(|matter| {
+            let brake = Named { matter, held: waiting(&[("a", 11, 1)]), ..Named::default() };
+            brake.memory("r").unwrap().digest
+        });
+        assert_ne!(names[0], names[1]);
     }
 }

@@ -1,0 +1,415 @@
+//! What is in namespaces given up waits for the hub's word, played against the model of an API server.
+use super::world::*;
+use crate::core::*;
+use proptest::prelude::*;
+use runnel_proto::model::*;
+
+fn labelled(value: &str) -> Namespace {
+    Namespace { labels: BTreeMap::from([("env".to_owned(), value.to_owned())]), ..Namespace::default() }
+}
+
+fn chosen(names: &[&str], env: Option<&str>) -> Terms {
+    let requirement = |value: &str| Requirement {
+        key: "env".into(),
+        operator: Operator::In,
+        values: std::iter::once(value.to_owned()).collect(),
+    };
+    let mut terms = terms("r", names);
+    if let Some(choice) = &mut terms.namespaces {
+        choice.selector = env.map(|value| Selector { requirements: vec![requirement(value)] });
+    }
+    terms
+}
+
+fn numbered(terms: Terms, number: i64) -> RuleDelta {
+    with_terms("r", Terms { created_at: number, ..terms })
+}
+
+/// Copies of two sources in three namespaces that carry a label. The hub lets nothing go by itself.
+fn world() -> World {
+    let mut world = World::new(&["team"]);
+    world.lets_go = false;
+    for name in ["a", "b", "c"] {
+        world.set_namespace(name, Some(labelled("prod")));
+    }
+    world.connect();
+    let upserts = vec![intent("s0", 1), intent("s1", 1)];
+    world.batch(vec![RuleDelta { upserts, ..numbered(chosen(&[], Some("prod")), 1) }]);
+    world.settle();
+    assert_eq!(world.objects.len(), 6);
+    world
+}
+
+fn waiting(world: &World) -> Option<GivenUp> {
+    world.told_state("r").unwrap().given_up
+}
+
+fn digest(world: &World) -> AskedDigest {
+    waiting(world).unwrap().digest
+}
+
+fn left(world: &World) -> Vec<&str> {
+    let mut names: Vec<_> = world.objects.keys().map(|copy| &*copy.namespace).collect();
+    names.dedup();
+    names
+}
+
+#[test]
+fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
+    let mut world = world();
+    let writes = world.writes;
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    let told = world.told_state("r").unwrap();
+    assert_eq!((told.counts.copies, told.counts.applied, told.counts.removing), (4, 4, 0));
+    let given_up = told.given_up.unwrap();
+    assert_eq!((given_up.copies, &given_up.namespaces[..]), (2, &["a".to_owned()][..]));
+    assert_eq!(world.writes, writes, "and nothing is written");
+
+    // It grows; the former digest is good for nothing, and the label comes back.
+    world.set_namespace("b", Some(labelled("test")));
+    world.settle();
+    assert_eq!(waiting(&world).unwrap().copies, 4);
+    world.let_go("r", given_up.digest);
+    world.settle();
+    assert_eq!(world.writes, writes);
+    world.set_namespace("a", Some(labelled("prod")));
+    world.set_namespace("b", Some(labelled("prod")));
+    world.settle();
+    assert_eq!((waiting(&world), world.writes), (None, writes));
+    // The same set again has the same name. What was said of it before, too late, does not hold.
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    assert_eq!((digest(&world), world.writes), (given_up.digest, writes));
+    world.let_go("r", given_up.digest);
+    world.settle();
+    assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
+    assert_eq!(world.told_state("r").unwrap().counts.applied, 4);
+    // Others of the same names are others.
+    world.set_namespace("a", Some(labelled("prod")));
+    world.settle();
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    assert_ne!(digest(&world), given_up.digest);
+}
+
+#[test]
+fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same_words() {
+    let mut world = world();
+    world.core.hear(Event::HubLost, world.now);
+    for name in ["a", "b"] {
+        world.set_namespace(name, Some(labelled("test")));
+    }
+    world.settle();
+    assert_eq!(left(&world), ["a", "b", "c"]);
+    world.connect();
+    world.settle();
+    let first = digest(&world);
+    world.restart();
+    world.settle();
+    assert_eq!(left(&world), ["a", "b", "c"]);
+    world.connect();
+    world.give_out();
+    assert_eq!(digest(&world), first, "at once, before the hub has said anything");
+    // By terms that are only remembered nothing goes, whatever is named.
+    world.let_go("r", first);
+    world.settle();
+    assert_eq!(left(&world), ["a", "b", "c"]);
+    world.confirm();
+    world.settle();
+    assert_eq!((left(&world), waiting(&world)), (vec!["c"], None));
+    // And of what was said on a former stream nobody remembers anything.
+    world.set_namespace("c", Some(labelled("test")));
+    world.settle();
+    let last = digest(&world);
+    world.core.hear(Event::HubLost, world.now);
+    world.let_go("r", last);
+    world.connect();
+    world.settle();
+    assert_eq!((left(&world), digest(&world)), (vec!["c"], last));
+}
+
+#[test]
+fn a_few_literal_names_taken_out_are_deliberate_and_anything_else_is_not() {
+    let names: Vec<_> = (0..12).map(|number| format!("n{number:02}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let world = || {
+        let mut world = World::new(&names);
+        world.set_namespace("lab", Some(labelled("prod")));
+        world.lets_go = false;
+        world.connect();
+        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..numbered(chosen(&names, Some("prod")), 1) }]);
+        world.settle();
+        assert_eq!(world.objects.len(), 13);
+        world
+    };
+    let then = |world: &mut World, names: &[&str], env: Option<&str>| {
+        world.batch(vec![numbered(chosen(names, env), 2)]);
+        world.settle();
+        (world.objects.len(), waiting(world).map_or(0, |waiting| waiting.copies))
+    };
+    let mut ten = world();
+    assert_eq!(then(&mut ten, &names[10..], Some("prod")), (3, 0));
+    assert_eq!(then(&mut ten, &names[11..], Some("prod")), (2, 0), "and one more by another edit");
+    assert_eq!(then(&mut world(), &names[11..], Some("prod")), (13, 11), "eleven are a mistake");
+    assert_eq!(then(&mut world(), &names[1..], Some("test")), (13, 2), "the rest of the choice changed");
+    assert_eq!(then(&mut world(), &[&names[1..], &["more"]].concat(), Some("prod")), (13, 1), "a name was added");
+    // What else waits goes on waiting.
+    let mut both = world();
+    both.set_namespace("lab", Some(labelled("test")));
+    both.settle();
+    assert_eq!(then(&mut both, &names[1..], Some("prod")), (12, 1));
+    // After a restart nobody knows what the terms were.
+    let mut restarted = world();
+    restarted.restart();
+    restarted.settle();
+    restarted.connect();
+    assert_eq!(then(&mut restarted, &names[1..], Some("prod")), (13, 1));
+    // Only left without marks.
+    let mut retained = world();
+    let retain = Terms { deletion_policy: DeletionPolicy::Retain, ..chosen(&names[11..], Some("prod")) };
+    retained.batch(vec![numbered(retain, 3)]);
+    retained.settle();
+    assert_eq!((retained.objects.values().filter(|object| object.labelled).count(), waiting(&retained)), (2, None));
+}
+
+#[test]
+fn what_is_granted_no_more_waits_and_what_the_hub_orders_or_another_rule_wants_does_not() {
+    let granted = |names: &[&str]| Terms {
+        grants: Some(vec![Grant {
+            resources: std::iter::once("configmaps".to_owned()).collect(),
+            namespaces: terms("x", names).namespaces,
+            overwrite: false,
+            create_namespaces: false,
+        }]),
+        ..chosen(&[], Some("prod"))
+    };
+    let mut world = world();
+    world.batch(vec![numbered(granted(&["c"]), 2)]);
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (6, 4));
+    // The hub has a source's copies removed, wherever they are.
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (3, 2));
+    // Named together with a tombstone that takes a part of it along, it is what waited when it was named.
+    let mut both = self::world();
+    both.set_namespace("a", Some(labelled("test")));
+    both.settle();
+    let (let_go, tombstones) = (Some(digest(&both)), vec![tombstone("s1")]);
+    both.batch(vec![RuleDelta { let_go, tombstones, ..RuleDelta::new("r".into()) }]);
+    both.settle();
+    assert_eq!((both.objects.len(), waiting(&both)), (2, None));
+    // With terms that want it again nothing goes.
+    let mut undone = self::world();
+    undone.batch(vec![numbered(chosen(&["a"], None), 2)]);
+    undone.settle();
+    assert_eq!(waiting(&undone).unwrap().copies, 4);
+    let let_go = Some(digest(&undone));
+    undone.batch(vec![RuleDelta { let_go, ..numbered(chosen(&[], Some("prod")), 3) }]);
+    undone.settle();
+    assert_eq!((undone.objects.len(), waiting(&undone)), (6, None));
+    undone.batch(vec![numbered(chosen(&["a"], None), 4)]);
+    undone.settle();
+    assert_eq!((undone.objects.len(), waiting(&undone).unwrap().copies), (6, 4), "what was named then is over");
+    // Another rule wants one of them: it changes hands.
+    let other = Terms { created_at: 1, ..terms("q", &["a"]) };
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("q", other) }]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "q", "s0", 1));
+    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (3, 1));
+    // A namespace that goes takes what was in it along.
+    world.set_namespace("b", Some(Namespace { terminating: true, ..labelled("prod") }));
+    world.settle();
+    assert_eq!(waiting(&world), None);
+    world.set_namespace("b", Some(labelled("prod")));
+    world.settle();
+    // Suspended it rests; the whole rule goes by the hub's word.
+    world.batch(vec![numbered(Terms { suspend: true, ..granted(&["b"]) }, 3)]);
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world)), (3, None));
+    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert_eq!(left(&world), ["a"]);
+}
+
+#[test]
+fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
+    let version = |digits: &str, revision| Intent {
+        source: copy("team", "s0").as_copy(&format!("s0-{digits}")),
+        ..intent("s0", revision)
+    };
+    let versioned = |names: &[&str]| Terms { versions: Some(3), ..chosen(names, Some("prod")) };
+    let bury = |digits: &str| Tombstone { source: version(digits, 1).source, deletion_policy: DeletionPolicy::Delete };
+    let (one, two, three) = ("0000000001", "0000000002", "0000000003");
+    let mut world = World::new(&["team"]);
+    world.lets_go = false;
+    for name in ["a", "b"] {
+        world.set_namespace(name, Some(labelled("prod")));
+    }
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![version(one, 1)], ..numbered(versioned(&[]), 1) }]);
+    world.settle();
+    let edit = |world: &mut World, from: &str, to: &str, revision| {
+        let (upserts, tombstones) = (vec![version(to, revision)], vec![bury(from)]);
+        world.batch(vec![RuleDelta { upserts, tombstones, ..RuleDelta::new("r".into()) }]);
+        world.settle();
+    };
+    edit(&mut world, one, two, 2);
+    assert_eq!((world.objects.len(), waiting(&world)), (4, None));
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (4, 2));
+    edit(&mut world, two, three, 3);
+    assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (5, 2));
+    world.restart();
+    world.settle();
+    world.connect();
+    world.confirm();
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world).map(|waiting| waiting.copies)), (5, Some(2)));
+    let all = digest(&world);
+    world.let_go("r", all);
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world)), (3, None));
+}
+
+/// What happens to namespaces, terms, agent and hub.
+#[derive(Clone, Debug)]
+enum Step {
+    Label(u8, bool),
+    Choose(u8),
+    Grant(u8),
+    /// The hub names what it was told last, or what it was told at some time.
+    Name(bool),
+    Edit(u8),
+    Restart,
+    HubAway,
+    Settle,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0u8..4, any::<bool>()).prop_map(|(n, prod)| Step::Label(n, prod)),
+        3 => (0u8..4).prop_map(Step::Choose),
+        2 => (0u8..4).prop_map(Step::Grant),
+        3 => any::<bool>().prop_map(Step::Name),
+        1 => (1u8..4).prop_map(Step::Edit),
+        1 => Just(Step::Restart),
+        1 => Just(Step::HubAway),
+        4 => Just(Step::Settle),
+    ]
+}
+
+const NAMES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+
+/// No edit is a deliberate one: globs, labels and grants.
+fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
+    let names: &[&str] = [&["n*"][..], &["n0*", "n1*"], &["n3*"], &[]][usize::from(choice)];
+    let granted: &[&str] = [&["*"][..], &["n0", "n2"], &["n1"], &[]][usize::from(grant)];
+    let grants = vec![Grant {
+        resources: std::iter::once("configmaps".to_owned()).collect(),
+        namespaces: terms("x", granted).namespaces,
+        overwrite: false,
+        create_namespaces: false,
+    }];
+    numbered(Terms { grants: Some(grants), ..chosen(names, Some("prod")) }, number)
+}
+
+proptest! {
+    /// Whatever is edited or labelled, in whatever order, no copy ever goes that was not among those of a set that the
+    /// hub named; and what is wanted in the end is there, and no more once everything is named.
+    #[test]
+    fn no_copy_goes_that_the_hub_has_not_named(steps in proptest::collection::vec(step(), 1..40)) {
+        let mut world = World::new(&["team"]);
+        world.lets_go = false;
+        for name in NAMES {
+            world.set_namespace(name, Some(labelled("prod")));
+        }
+        let mut delta = edited(0, 0, 1);
+        let (mut choice, mut grant, mut number, mut revision, mut connected) = (0, 0, 1, 1, true);
+        world.connect();
+        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..delta }]);
+        world.settle_now();
+        // The sets by digest as they were when they were told, and what was named of them.
+        let mut named = BTreeSet::new();
+        let mut digests = vec![];
+        for step in steps {
+            let before: BTreeMap<_, _> =
+                world.objects.iter().map(|(copy, object)| (copy.clone(), object.live.uid.clone())).collect();
+            match step {
+                Step::Label(n, prod) => {
+                    world.set_namespace(NAMES[usize::from(n)], Some(labelled(if prod { "prod" } else { "test" })));
+                }
+                Step::Choose(_) | Step::Grant(_) => {
+                    match step {
+                        Step::Choose(to) => choice = to,
+                        Step::Grant(to) => grant = to,
+                        _ => {}
+                    }
+                    number += 1;
+                    delta = edited(choice, grant, number);
+                    if connected {
+                        world.batch(vec![delta]);
+                    }
+                }
+                Step::Edit(to) => {
+                    revision = to;
+                    if connected {
+                        let upserts = vec![intent("s0", to), intent("s1", to)];
+                        world.batch(vec![RuleDelta { upserts, ..RuleDelta::new("r".into()) }]);
+                    }
+                }
+                Step::Name(last) => {
+                    let told = waiting(&world).map(|waiting| waiting.digest);
+                    let digest = if last { told } else { digests.first().copied() };
+                    if let Some(digest) = digest.filter(|_| connected) {
+                        // Exactly what the digest stands for may go, if it is what waits.
+                        let set = world.core.waiting_to_go(&"r".into());
+                        if crate::takeovers::digest_of(&"r".into(), &set) == digest {
+                            named.extend(set.into_values());
+                        }
+                        world.let_go("r", digest);
+                    }
+                }
+                Step::Restart | Step::HubAway => {
+                    match step {
+                        Step::Restart => world.restart(),
+                        _ => world.core.hear(Event::HubLost, world.now),
+                    }
+                    connected = !connected;
+                    if connected {
+                        world.settle_now();
+                        world.connect();
+                        let upserts = vec![intent("s0", revision), intent("s1", revision)];
+                        world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number) }]);
+                        world.confirm();
+                    }
+                }
+                Step::Settle => {}
+            }
+            world.settle_now();
+            digests.extend(world.told_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
+            for (copy, uid) in before {
+                let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
+                prop_assert!(stands || named.contains(&uid), "{copy} went");
+            }
+        }
+        // Everything is named in the end.
+        if !connected {
+            world.settle_now();
+            world.connect();
+        }
+        let upserts = vec![intent("s0", revision), intent("s1", revision)];
+        world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number + 1) }]);
+        world.confirm();
+        world.lets_go = true;
+        world.settle();
+        for name in NAMES {
+            let wanted = world.core.desired.copies_in(name).len();
+            let there = world.objects.keys().filter(|copy| *copy.namespace == *name).count();
+            prop_assert_eq!(there, wanted, "{}", name);
+        }
+        prop_assert_eq!(waiting(&world), None);
+    }
+}

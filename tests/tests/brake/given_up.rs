@@ -1,0 +1,201 @@
+//! Copies in namespaces that a rule gives up, as only the members' agents find out, wait until somebody releases exactly
+//! that set: a namespace was relabelled there, a grant was narrowed, or `spec.namespaces` was edited.
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
+use serde_json::{Value, json};
+
+use super::{HOME, MEMBERS, SOURCES, Stage};
+
+/// Two namespaces by label, two by name.
+const NAMESPACES: [&str; 4] = ["one", "two", "lit-1", "lit-2"];
+const EVERYTHING: &str = "everything";
+
+/// The copies of a namespace in each member, by uid.
+type Copies = BTreeMap<(usize, String, String), String>;
+
+fn by_name(names: &[&str]) -> Value {
+    json!({"spec": {"namespaces": {"names": names}}})
+}
+
+async fn stage() -> Result<Stage> {
+    let fleet = Fleet::start(FleetOptions { members: MEMBERS, ..FleetOptions::default() }).await?;
+    let scene = Scene::of(&fleet).await?;
+    scene.hub_namespaces(&[HOME]).await?;
+    scene.member_namespaces(&NAMESPACES).await?;
+    for number in 0..SOURCES {
+        let draft = Draft::config_map(HOME, &format!("s{number}")).label("set", "a").data("k", "v");
+        scene.hub.make(&draft.json()).await?;
+    }
+    let stage = Stage { fleet, scene, rule: Id::rule(HOME, "all") };
+    for member in 1..=MEMBERS {
+        for name in &NAMESPACES[..2] {
+            stage.relabel(member, name, "yes").await?;
+        }
+    }
+    let choice = json!({"selector": {"matchLabels": {"copies": "yes"}}, "names": &NAMESPACES[2..]});
+    let rule = RuleDraft::new(HOME, "all").labelled("set", "a").with("clusters", json!({"all": true}));
+    let limit = json!({"count": 10, "percent": 0});
+    stage.scene.hub.make(&rule.with("namespaces", choice).with("removalLimit", limit).json()).await?;
+    stage.scene.hub.all_applied(&stage.rule, MEMBERS * SOURCES * NAMESPACES.len()).await?;
+    Ok(stage)
+}
+
+impl Stage {
+    async fn relabel(&self, member: usize, namespace: &str, value: &str) -> Result<()> {
+        let change = json!({"metadata": {"labels": {"copies": value}}});
+        self.scene.member(member).change(&Id::namespace(namespace), change).await.map(|_| ())
+    }
+
+    async fn uids(&self) -> Result<Copies> {
+        let mut all = Copies::new();
+        for member in 1..=MEMBERS {
+            for namespace in NAMESPACES {
+                let like = Id::config_map(namespace, "s0");
+                for object in self.scene.member(member).list(&like).await? {
+                    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                    if name.starts_with('s') {
+                        let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+                        all.insert((member, namespace.to_owned(), name), uid);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until so many copies in namespaces given up are held, in these members, and says by which digest.
+    async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
+        let what = format!("{copies} copies in namespaces given up held");
+        let told = self.scene.hub.sees(&what, &self.rule, |rule| {
+            let (held, given_up) = (condition(rule, "DeletionHeld")?, &rule["status"]["givenUp"]);
+            ensure!(given_up["copies"] == copies && given_up["released"] == false, "{held} {given_up}");
+            let digest = given_up["digest"].as_str().unwrap_or_default();
+            let message = held["message"].as_str().unwrap_or_default();
+            ensure!(
+                digest.len() == 20 && message.contains("runnel.dev/release=") && message.contains(digest),
+                "{message}"
+            );
+            ensure!(message.contains("in namespaces given up"), "{message}");
+            ensure!(members.iter().all(|member| message.contains(member)), "{message}");
+            let ready = condition(rule, "Ready")?;
+            ensure!(ready["status"] == "False" && ready["reason"] == "RemovalLimit", "{ready}");
+            Ok(())
+        });
+        Ok(told.await?["status"]["givenUp"]["digest"].as_str().context("no digest")?.to_owned())
+    }
+
+    async fn lacks_all(&self, member: usize, namespace: &str) -> Result<()> {
+        for number in 0..SOURCES {
+            self.scene.member(member).lacks(&Id::config_map(namespace, &format!("s{number}"))).await?;
+        }
+        Ok(())
+    }
+}
+
+fn without(all: &Copies, gone: &[(usize, &str)]) -> Copies {
+    let is_gone = |member: usize, name: &str| gone.contains(&(member, name));
+    all.iter().filter(|((member, name, _), _)| !is_gone(*member, name)).map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+#[tokio::test]
+async fn copies_in_namespaces_given_up_wait_for_their_digest_whatever_happens_meanwhile() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+    let whole = stage.uids().await?;
+    let all = MEMBERS * SOURCES * NAMESPACES.len();
+    ensure!(whole.len() == all, "{whole:?}");
+
+    // Relabelled by mistake, in one member; and undone. Nothing was touched.
+    stage.relabel(1, "one", "no").await?;
+    let first = stage.holds(12, &["member-1 (12)", "one"]).await?;
+    stage.held_metric(1.0).await?;
+    let told = hub.get(&stage.rule).await?;
+    ensure!(told["status"]["summary"]["copiesFailed"] == 0, "{}", told["status"]["summary"]);
+    stage.relabel(1, "one", "yes").await?;
+    stage.is_not_held().await?;
+    hub.all_applied(&stage.rule, all).await?;
+    ensure!(stage.uids().await? == whole);
+
+    // A grant that names fewer namespaces, in all members; and undone.
+    let everything =
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": EVERYTHING}});
+    let everything = Id::of(&everything)?;
+    let granted = |namespaces: Value| json!({"spec": {"namespaces": namespaces}});
+    hub.change(&everything, granted(json!({"all": null, "names": ["one", "lit-*"]}))).await?;
+    stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await?;
+    hub.change(&everything, granted(json!({"all": true, "names": null}))).await?;
+    stage.is_not_held().await?;
+    hub.all_applied(&stage.rule, all).await?;
+    ensure!(stage.uids().await? == whole);
+
+    // The same again is the same set.
+    stage.relabel(1, "one", "no").await?;
+    ensure!(stage.holds(12, &["member-1 (12)"]).await? == first, "the same set has another digest");
+
+    // A literal name is taken out on purpose: that goes at once, and nothing else.
+    hub.change(&stage.rule, by_name(&["lit-1"])).await?;
+    for member in 1..=MEMBERS {
+        stage.lacks_all(member, "lit-2").await?;
+    }
+    let left = without(&whole, &[(1, "lit-2"), (2, "lit-2")]);
+    ensure!(stage.uids().await? == left);
+
+    // Hub and agent die. What is relabelled while there is no hub joins it. All of it has the same name before and after.
+    stage.fleet.kill_hub()?;
+    stage.relabel(2, "two", "no").await?;
+    stage.fleet.start_hub().await?;
+    for member in 1..=MEMBERS {
+        stage.fleet.connected(member).await?;
+    }
+    let grown = stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await?;
+    ensure!(grown != first);
+    stage.fleet.kill_agent(1)?;
+    stage.fleet.kill_hub()?;
+    stage.fleet.start_hub().await?;
+    stage.fleet.start_agent(1).await?;
+    for member in 1..=MEMBERS {
+        stage.fleet.connected(member).await?;
+    }
+    ensure!(stage.holds(24, &["member-1 (12)", "member-2 (12)"]).await? == grown, "another digest after restarts");
+    ensure!(stage.uids().await? == left);
+
+    // The former digest releases nothing, and neither does who only looks. Then exactly that goes, and nothing else.
+    stage.release(&stage.rule, &first).await?;
+    let shown = runnel_tests::wait::eventually("both members to have spoken", runnel_tests::scene::SOON, async || {
+        let (code, said) = stage.runnel(&["release", "all"]).await?;
+        ensure!(code == Some(2) && said.contains("--yes"), "{said}");
+        let lines = [
+            "12 copies in member-1: in namespaces given up (one)",
+            "12 copies in member-2: in namespaces given up (two)",
+        ];
+        Ok(lines.iter().all(|line| said.contains(line)).then_some(()))
+    });
+    shown.await?;
+    ensure!(stage.holds(24, &[]).await? == grown && stage.uids().await? == left);
+    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && said.contains("Released: 24 copies"), "{said}");
+    stage.lacks_all(1, "one").await?;
+    stage.lacks_all(2, "two").await?;
+    let told = stage.is_not_held().await?;
+    ensure!(told["status"]["givenUp"]["released"] == true, "{}", told["status"]);
+    hub.all_applied(&stage.rule, 4 * SOURCES).await?;
+    ensure!(stage.uids().await? == without(&left, &[(1, "one"), (2, "two")]));
+    stage.held_metric(0.0).await?;
+
+    // Wanted again they come back; given up again they are another set. What the limit allows needs nobody.
+    stage.relabel(1, "one", "yes").await?;
+    hub.all_applied(&stage.rule, 5 * SOURCES).await?;
+    stage.relabel(1, "one", "no").await?;
+    ensure!(![first, grown].contains(&stage.holds(12, &["member-1 (12)"]).await?));
+    stage.relabel(1, "one", "yes").await?;
+    stage.is_not_held().await?;
+    hub.change(&stage.rule, json!({"spec": {"removalLimit": {"count": 12}}})).await?;
+    hub.all_applied(&stage.rule, 5 * SOURCES).await?;
+    stage.relabel(1, "one", "no").await?;
+    stage.lacks_all(1, "one").await?;
+    hub.all_applied(&stage.rule, 4 * SOURCES).await?;
+    Ok(())
+}
