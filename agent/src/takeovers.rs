@@ -11,8 +11,7 @@
 //! it answers: when the agent has said that something else waits, when nothing is to be done about the copy any more, and
 //! with the stream.
 //!
-//! Copies that are to go because their namespaces are no longer targets wait in the same way; what was named of these goes
-//! also when the stream ends.
+//! Copies that are to go because their namespaces are no longer targets wait in the same way.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -68,13 +67,7 @@ impl Allowed {
         self.offers.remove(rule);
     }
 
-    /// What the hub has named and is not used is good for nothing any more.
-    pub fn drop_offers(&mut self) {
-        self.offers.clear();
-    }
-
-    /// What was said in a stream holds in that stream alone. Returns the copies of which that was all that let them be
-    /// overwritten.
+    /// What was said in a stream holds in that stream alone. Returns the copies that it was said of.
     pub fn end_stream(&mut self) -> Vec<SourceRef> {
         self.offers.clear();
         self.told.clear();

@@ -28,12 +28,13 @@ impl Core {
         }
     }
 
-    /// The stream has ended: nothing is overwritten without a word of the hub in another one.
+    /// The stream has ended: nothing is overwritten, and nothing goes whose namespace is given up, without a word of the
+    /// hub in another one.
     pub(super) fn lost(&mut self, now: Instant) {
         self.session = None;
-        self.given_up.drop_offers();
         self.told.clear();
-        for copy in self.takeovers.end_stream() {
+        let allowed = [self.takeovers.end_stream(), self.given_up.end_stream()];
+        for copy in allowed.concat() {
             self.look_afresh(&copy, now);
         }
     }
@@ -89,13 +90,11 @@ impl Core {
         for copy in self.desired.confirm(&self.records) {
             self.look_afresh(&copy, now);
         }
-        // The hub waits to hear what is to be overwritten now that everything is known of it.
-        for uid in self.desired.overwriting() {
-            self.report.touch(&uid);
-        }
-        // What was named before the terms were known to be in force.
         for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
+            // What was named before the terms were known to be in force.
             self.take_let_go(&uid, now);
+            // The hub waits to hear what it is asked for now that everything is known of it.
+            self.report.touch(&uid);
         }
         let (intents, digest) = self.desired.sum();
         tracing::info!(intents = end.intents, "the hub's snapshot is taken in");

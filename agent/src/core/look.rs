@@ -31,7 +31,8 @@ impl Core {
             self.drop_moot(copy);
         }
         let mut want = self.want(copy);
-        if !matches!(want, Want::Gone(..)) {
+        // What rests now is asked about again: it may rest for long.
+        if !matches!(&want, Want::Gone(_, _, order) if !order.held) {
             self.given_up.forget(copy);
         }
         self.note_lost(copy, &mut want);
@@ -106,6 +107,7 @@ impl Core {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
             self.takeovers.forget(copy);
+            self.given_up.forget(copy);
             self.say(
                 copy,
                 want,

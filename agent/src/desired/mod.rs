@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    ConflictPolicy, DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 use crate::decide::Trouble;
@@ -166,14 +166,6 @@ impl Desired {
     /// The rules of which anything is held.
     pub fn rules(&self) -> impl Iterator<Item = &RuleUid> {
         self.rules.keys()
-    }
-
-    /// The rules that overwrite what stands where their copies should.
-    pub fn overwriting(&self) -> Vec<RuleUid> {
-        let overwrites = |rule: &Rule| {
-            rule.terms.as_ref().is_some_and(|(terms, _)| terms.conflict_policy == ConflictPolicy::Overwrite)
-        };
-        self.rules.iter().filter(|(_, rule)| overwrites(rule)).map(|(uid, _)| uid.clone()).collect()
     }
 
     /// What is held of a rule.

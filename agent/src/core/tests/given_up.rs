@@ -1,6 +1,7 @@
 //! What is in namespaces given up waits for the hub's word, played against the model of an API server.
 use super::world::*;
 use crate::core::*;
+use crate::decide::Trouble;
 use proptest::prelude::*;
 use runnel_proto::model::*;
 
@@ -127,6 +128,55 @@ fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same
     world.connect();
     world.settle();
     assert_eq!((left(&world), digest(&world)), (vec!["c"], last));
+}
+
+#[test]
+fn what_may_go_may_not_any_more_when_the_hub_is_lost_or_the_rule_was_suspended() {
+    let named = || {
+        let mut world = world();
+        world.set_namespace("a", Some(labelled("test")));
+        world.settle();
+        let asked = digest(&world);
+        world.let_go("r", asked);
+        (world, asked)
+    };
+    let goes = |mut world: World, asked| {
+        assert_eq!((left(&world), digest(&world)), (vec!["a", "b", "c"], asked), "it is asked about again");
+        world.let_go("r", asked);
+        world.settle();
+        assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
+    };
+    // Before anything of it was done.
+    let (mut world, asked) = named();
+    world.core.hear(Event::HubLost, world.now);
+    world.settle();
+    assert_eq!(left(&world), ["a", "b", "c"]);
+    world.connect();
+    world.settle();
+    goes(world, asked);
+    // What cannot be done yet is not done later while the hub is away.
+    let (mut world, asked) = named();
+    world.failing = Some(Trouble::new(Reason::Unavailable, "no"));
+    world.settle();
+    world.core.hear(Event::HubLost, world.now);
+    world.failing = None;
+    world.settle();
+    assert_eq!(left(&world), ["a", "b", "c"]);
+    world.connect();
+    world.settle();
+    goes(world, asked);
+    // And not when the rule goes on, however soon.
+    for pause in [false, true] {
+        let (mut world, asked) = named();
+        world.batch(vec![numbered(Terms { suspend: true, ..chosen(&[], Some("prod")) }, 2)]);
+        if pause {
+            world.settle();
+            assert_eq!(waiting(&world), None);
+        }
+        world.batch(vec![numbered(chosen(&[], Some("prod")), 3)]);
+        world.settle();
+        goes(world, asked);
+    }
 }
 
 #[test]
