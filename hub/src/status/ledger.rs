@@ -85,6 +85,7 @@ impl Ledger {
                 && (account.counts.under_way() > 0 || (before.intents_digest, before.terms_digest) != digests)
             {
                 account.takeovers = before.takeovers;
+                account.given_up = before.given_up.clone().or_else(|| account.given_up.take());
             }
         }
     }
@@ -240,7 +241,8 @@ mod tests {
         }
     }
 
-    /// A rule of 16 copies in one cluster, of which so many wait to be overwritten and the rest is as said.
+    /// A rule of 16 copies in one cluster, of which so many wait to be overwritten and the rest is as said. As many are in
+    /// a namespace given up.
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
         let mut counts = Counts { copies: 16, failed: objects, applied: 16 - objects, ..Counts::default() };
         change(&mut counts);
@@ -255,7 +257,7 @@ mod tests {
             failures: vec![],
             gone: false,
             takeovers: (objects > 0).then_some(Asked { objects, digest }),
-            given_up: None,
+            given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
         }
     }
 
@@ -264,12 +266,18 @@ mod tests {
         holding.takeovers.map_or(0, |takeovers| takeovers.objects)
     }
 
+    fn going(ledger: &Ledger) -> u32 {
+        let holding = ledger.holding(&"r".into(), &"a".into()).unwrap();
+        holding.given_up.map_or(0, |given_up| given_up.objects)
+    }
+
     #[test]
     fn what_waits_is_taken_in_when_nothing_is_under_way_whatever_cannot_be_removed() {
         let (mut ledger, cluster) = (Ledger::default(), ClusterName::from("a"));
         ledger.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
         ledger.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
         assert_eq!(waiting(&ledger), 0, "there may be more of them");
+        assert_eq!(going(&ledger), 6, "these are known at once");
         // The old copy goes when its successor stands, and the successor waits.
         ledger.report(&cluster, 1, state(7, |counts| counts.removing = 1));
         assert_eq!(waiting(&ledger), 7);
@@ -291,11 +299,14 @@ mod tests {
         let unclaimed = RuleState { terms_digest: None, ..state(0, |_| {}) };
         for hello in [state(0, |counts| counts.applied = 3), restarted, unclaimed] {
             let mut ledger = back(hello);
-            assert_eq!(waiting(&ledger), 6);
+            assert_eq!((waiting(&ledger), going(&ledger)), (6, 6));
             ledger.report(&cluster, 2, state(2, |_| {}));
-            assert_eq!(waiting(&ledger), 2);
+            assert_eq!((waiting(&ledger), going(&ledger)), (2, 2));
+            ledger.report(&cluster, 2, state(0, |_| {}));
+            assert_eq!((waiting(&ledger), going(&ledger)), (0, 0));
         }
         // It was only away.
-        assert_eq!(waiting(&back(state(2, |_| {}))), 2);
+        let ledger = back(state(2, |_| {}));
+        assert_eq!((waiting(&ledger), going(&ledger)), (2, 2));
     }
 }
