@@ -173,7 +173,11 @@ fn seen(rule: &Value, digests: &str) -> Heeded {
     if held.is_empty() {
         return Heeded::Gone;
     }
-    let released = [("the removal", "/status/removal"), ("the overwriting", "/status/takeovers")];
+    let released = [
+        ("the removal", "/status/removal"),
+        ("the removal in namespaces given up", "/status/givenUp"),
+        ("the overwriting", "/status/takeovers"),
+    ];
     let is_released = |path| rule.pointer(&format!("{path}/released")) == Some(&Value::Bool(true)) && is_named(path);
     let released = released.into_iter().find(|(_, path)| is_released(path)).map(|(part, _)| part);
     // What is held now came after that, or is what had changed of it.
@@ -270,6 +274,10 @@ mod tests {
         assert_eq!(seen(Some(("d2", false)), Some(("t1", true))), Heeded::Other(Some("the overwriting")));
         assert_eq!(seen(Some(("d1", true)), Some(("t1", false))), Heeded::No(Some("the removal")));
         assert_eq!(seen(Some(("d2", false)), Some(("t2", false))), Heeded::Other(None));
+        let mut part = rule(None, Some(("t2", false)));
+        part["status"]["givenUp"] = json!({"digest": "g1", "copies": 3, "released": true});
+        let said = Heeded::Other(Some("the removal in namespaces given up"));
+        assert_eq!(super::seen(&part, "g1,t1"), said);
         // Released long ago.
         assert_eq!(seen(Some(("d0", true)), Some(("t2", false))), Heeded::Other(None));
     }
