@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, SourceRef};
 
-use super::{Brake, Cause, Circumstances, Item, Limit, Memory, WINDOW, Waiting};
+use super::{Brake, Cause, Circumstances, Item, Limit, Matter, Memory, WINDOW, Waiting};
 
 const CLUSTERS: u64 = 4;
 const NAMESPACES: u64 = 6;
@@ -172,7 +172,9 @@ impl World {
         };
         let sum = new.iter().map(copies).sum();
         let release = self.release.clone().unwrap_or_default();
-        if let Some(digest) = release.split(',').find(|digest| self.named.get(*digest) == Some(&new)) {
+        if let Some(digest) =
+            release.split(',').find(|digest| self.named.get(*digest).is_some_and(|shown| new.is_subset(shown)))
+        {
             self.named.remove(digest);
             self.released += sum;
             return;
@@ -297,6 +299,23 @@ impl World {
             }
         }
     }
+}
+
+#[test]
+fn what_was_let_go_and_waits_all_the_same_is_judged_anew_and_counts_again() {
+    let (mut world, name) = (World::new(), ClusterName::from("c0"));
+    world.members.get_mut(&name).unwrap().labelled.retain(|namespace| *namespace >= 3);
+    world.report(&name);
+    world.now += Duration::from_secs(1);
+    world.judge();
+    assert_eq!(world.permits().len(), 1, "9 of 72");
+    world.brake.has_used_up(Matter::Takeovers, &name);
+    world.judge();
+    assert_eq!(world.permits().len(), 1);
+    // The agent has dropped it: nobody knows what became of it, so both count.
+    world.brake.has_used_up(Matter::GivenUp, &name);
+    world.judge();
+    assert!(world.permits().is_empty() && world.brake.given_up().is_holding());
 }
 
 #[test]

@@ -170,10 +170,18 @@ impl Brake {
         !self.open.is_empty() || asked.iter().any(is_asked)
     }
 
-    /// A cluster's agent asks again for what it was let overwrite: that is to be judged anew.
-    pub fn has_used_up(&mut self, cluster: &ClusterName) {
-        if self.judged.permit(cluster).is_some() {
-            Arc::make_mut(&mut self.judged).permits.remove(cluster);
+    /// A cluster's agent asks again for what it was let overwrite, or let go: that is to be judged anew.
+    pub fn has_used_up(&mut self, matter: Matter, cluster: &ClusterName) {
+        let permit = match matter {
+            Matter::Takeovers => self.judged.permit(cluster),
+            Matter::GivenUp => self.judged.let_go(cluster),
+        };
+        if permit.is_some() {
+            let judged = Arc::make_mut(&mut self.judged);
+            match matter {
+                Matter::Takeovers => judged.permits.remove(cluster),
+                Matter::GivenUp => judged.let_go.remove(cluster),
+            };
         }
     }
 

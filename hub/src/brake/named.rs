@@ -36,7 +36,7 @@ pub type Waiting = BTreeMap<ClusterName, model::Asked>;
 pub type Permits = BTreeMap<ClusterName, AskedDigest>;
 
 /// What it is about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Matter {
     /// Objects that are not Runnel's are to be overwritten.
     #[default]

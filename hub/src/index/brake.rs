@@ -8,7 +8,7 @@ use kube::CustomResourceExt;
 use runnel_proto::model::{Asked, ClusterName, ConflictPolicy, DeletionPolicy, RuleName, RuleUid, SourceRef};
 
 use super::{Effect, Index, RuleEntry};
-use crate::brake::{Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Memory, Named, WINDOW, Waiting};
+use crate::brake::{Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Matter, Memory, Named, WINDOW, Waiting};
 use crate::crd::{ClusterDistributionRule, DistributionRule};
 
 /// What an agent said that it holds of a rule.
@@ -196,10 +196,10 @@ impl Index {
         said_of(uid, self.rules.get(uid)?.brake.given_up())
     }
 
-    /// A cluster's agent asks again for what it was let overwrite: that is judged anew.
-    pub fn has_used_up(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+    /// A cluster's agent asks again for what it was let overwrite, or let go: that is judged anew.
+    pub fn has_used_up(&mut self, uid: &RuleUid, matter: Matter, cluster: &ClusterName) {
         if let Some(entry) = self.rules.get_mut(uid) {
-            entry.brake.has_used_up(cluster);
+            entry.brake.has_used_up(matter, cluster);
         }
     }
 

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::admission;
 use super::session::Running;
+use crate::brake::Matter;
 use crate::index::Effect;
 use crate::status::SessionFacts;
 
@@ -134,7 +135,8 @@ impl Running {
             let counts = state.gone || self.live.session.lock().holds(&uid);
             if counts {
                 self.measure(&state);
-                again.extend(self.asks_again(&state).then(|| uid.clone()));
+                let matters = [Matter::Takeovers, Matter::GivenUp].into_iter().zip(self.asks_again(&state));
+                again.extend(matters.filter(|(_, asks)| *asks).map(|(matter, _)| (uid.clone(), matter)));
                 let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
                 lapsed.extend(self.live.session.lock().waits_to_go(&uid, waits).then(|| uid.clone()));
             }
@@ -151,7 +153,7 @@ impl Running {
         }
         self.judge_unchosen(&cluster, &changed);
         self.judge_asked(&cluster, &changed);
-        self.judge_again(again);
+        self.judge_again(&again);
         self.say_again(lapsed);
         self.shared.dirty_rules.add(changed);
     }
@@ -179,17 +181,22 @@ impl Running {
         }
     }
 
-    /// Whether what was permitted waits all the same.
-    fn asks_again(&self, state: &RuleState) -> bool {
-        let asked = state.takeovers.filter(|_| state.counts.under_way() == 0);
-        asked.is_some_and(|asked| self.live.session.lock().has_used_up(&state.uid, asked.digest))
+    /// Whether what was permitted waits all the same: of what is to be overwritten, and of what is to go.
+    fn asks_again(&self, state: &RuleState) -> [bool; 2] {
+        let mut session = self.live.session.lock();
+        let takeovers = state.takeovers.filter(|_| state.counts.under_way() == 0);
+        let given_up = state.given_up.as_ref();
+        [
+            takeovers.is_some_and(|asked| session.has_used_up(&state.uid, asked.digest)),
+            given_up.is_some_and(|asked| session.has_used_up_let_go(&state.uid, asked.digest)),
+        ]
     }
 
-    fn judge_again(&self, judge: BTreeSet<RuleUid>) {
-        if !judge.is_empty() {
+    fn judge_again(&self, again: &BTreeSet<(RuleUid, Matter)>) {
+        if !again.is_empty() {
             self.shared.change(|index| {
-                judge.iter().for_each(|uid| index.has_used_up(uid, &self.identity.cluster));
-                Effect { judge, ..Effect::default() }
+                again.iter().for_each(|(uid, matter)| index.has_used_up(uid, *matter, &self.identity.cluster));
+                Effect { judge: again.iter().map(|(uid, _)| uid.clone()).collect(), ..Effect::default() }
             });
         }
     }

@@ -21,6 +21,7 @@ pub(super) struct Held {
     pub(super) permit_sent: Option<u64>,
     /// The same of what may go of what is in namespaces given up.
     pub(super) let_go: Option<AskedDigest>,
+    pub(super) let_go_sent: Option<u64>,
     /// What was said so, and lapsed because something else waited.
     pub(super) lapsed: Option<AskedDigest>,
     /// The order to remove the rule that the agent has not answered.

@@ -99,7 +99,10 @@ pub struct Session {
     /// What is kept of what the agent said.
     budget: Budget,
     hello_done: bool,
-    snapshot_ended: bool,
+    /// The last batch before the end of the snapshot, once that was said.
+    snapshot_ended: Option<u64>,
+    /// The agent has taken in something that came after the end of the snapshot, and so that end.
+    knows_end: bool,
 }
 
 impl Session {
@@ -134,7 +137,8 @@ impl Session {
 
     /// The agent has taken in a batch.
     pub fn ack(&mut self, nonce: u64) {
-        self.unacked.remove(&nonce);
+        let was_sent = self.unacked.remove(&nonce);
+        self.knows_end |= was_sent && self.snapshot_ended.is_some_and(|last| nonce > last);
     }
 
     /// The agent has nothing left of a rule. Returns whether that answers an order to remove it. While an order waits to
@@ -187,10 +191,10 @@ impl Session {
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
         let said = self.changes.is_empty() && self.headings.is_empty() && self.removals.is_empty();
-        if self.snapshot_ended || !self.hello_done || !said || self.is_waiting() {
+        if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
         }
-        self.snapshot_ended = true;
+        self.snapshot_ended = Some(self.nonce);
         let mut end = SnapshotEnd { intents: 0, digest: SetDigest::default() };
         for held in self.rules.values().filter(|held| held.is_claimed()) {
             let (intents, digest) = held.items.account();
@@ -212,8 +216,10 @@ impl Session {
             if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
-            if let Some(held) = self.rules.get_mut(&uid).filter(|_| heading.overwrite.is_some()) {
-                held.permit_sent = Some(self.nonce + 1);
+            if let Some(held) = self.rules.get_mut(&uid) {
+                let next = Some(self.nonce + 1);
+                held.permit_sent = next.filter(|_| heading.overwrite.is_some()).or(held.permit_sent);
+                held.let_go_sent = next.filter(|_| heading.let_go.is_some()).or(held.let_go_sent);
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);

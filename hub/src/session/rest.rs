@@ -97,7 +97,7 @@ impl Session {
             (held.permit_sent, heading.overwrite) = (None, overwrite);
         }
         if before.1 != let_go {
-            heading.let_go = let_go;
+            (held.let_go_sent, heading.let_go) = (None, let_go);
         }
         if heading.is_empty() {
             self.headings.remove(uid);
@@ -129,6 +129,18 @@ impl Session {
         let is_used_up = held.permit == Some(asked) && is_taken_in;
         if is_used_up {
             (held.permit, held.permit_sent) = (None, None);
+        }
+        is_used_up
+    }
+
+    /// The same of what may go of what is in namespaces given up. Before the end of the snapshot an agent may only keep in
+    /// mind what is named.
+    pub fn has_used_up_let_go(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
+        let Some(held) = self.rules.get_mut(uid) else { return false };
+        let is_taken_in = self.knows_end && held.let_go_sent.is_some_and(|nonce| !self.unacked.contains(&nonce));
+        let is_used_up = held.let_go == Some(asked) && is_taken_in;
+        if is_used_up {
+            (held.let_go, held.let_go_sent) = (None, None);
         }
         is_used_up
     }

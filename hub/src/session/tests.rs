@@ -497,6 +497,35 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
 }
 
 #[test]
+fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_the_end_of_the_snapshot() {
+    let digest = |name| AskedDigest([name; 16]);
+    let share = share_of("r", false, &[(1, content(1))]);
+    let letting = |name| Share { judged: Judged::letting_go(&"one".into(), digest(name)), ..share.clone() };
+    let uid = RuleUid::from("r");
+    let mut session = Agent::default().connect();
+    // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
+    session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+    while let Some(batch) = session.next_batch() {
+        session.ack(batch.nonce);
+    }
+    assert!(!session.has_used_up_let_go(&uid, digest(1)));
+    assert!(session.take_snapshot_end().is_some());
+    assert!(!session.has_used_up_let_go(&uid, digest(1)), "that end may be under way");
+    session.update([(uid.clone(), Claim::Wanted(letting(2)))]);
+    let batch = session.next_batch().unwrap();
+    assert!(!session.has_used_up_let_go(&uid, digest(2)), "what the agent says now it said before it heard");
+    session.ack(batch.nonce);
+    assert!(!session.has_used_up_let_go(&uid, digest(1)), "that is another set, and judged as such");
+    assert!(!session.has_used_up(&uid, digest(2)), "and another matter");
+    assert!(session.has_used_up_let_go(&uid, digest(2)));
+    assert!(!session.has_used_up_let_go(&uid, digest(2)), "once");
+    // It was judged, and passed again.
+    session.update([(uid.clone(), Claim::Wanted(letting(2)))]);
+    assert_eq!(session.next_batch().unwrap().rules[0].let_go, Some(digest(2)));
+    assert!(!session.has_used_up_let_go(&uid, digest(2)));
+}
+
+#[test]
 fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
     let mut session = Agent::default().connect();
     for number in 0..200 {
