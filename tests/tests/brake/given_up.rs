@@ -197,5 +197,37 @@ async fn copies_in_namespaces_given_up_wait_for_their_digest_whatever_happens_me
     stage.relabel(1, "one", "no").await?;
     stage.lacks_all(1, "one").await?;
     hub.all_applied(&stage.rule, 4 * SOURCES).await?;
+
+    // Two sources are deselected besides, which only the hub knows: one release shows both removals, and carries both out.
+    hub.change(&stage.rule, json!({"spec": {"removalLimit": {"count": 0}}})).await?;
+    let before = stage.uids().await?;
+    for number in 0..2 {
+        stage.label(number, "b").await?;
+    }
+    let deselected = hub.sees("8 copies of deselected sources held", &stage.rule, |rule| {
+        ensure!(rule["status"]["removal"]["copies"] == 8, "{}", rule["status"]);
+        Ok(())
+    });
+    deselected.await?;
+    stage.relabel(2, "one", "no").await?;
+    stage.holds(12, &["member-2 (12)", "2 sources are no longer selected"]).await?;
+    let (code, said) = stage.runnel(&["release", "all"]).await?;
+    ensure!(code == Some(2), "{said}");
+    for line in
+        ["configmaps/braked/s1 everywhere: no longer selected", "12 copies in member-2: in namespaces given up (one)"]
+    {
+        ensure!(said.contains(line), "{said}");
+    }
+    ensure!(stage.uids().await? == before);
+    let (code, said) = stage.runnel(&["release", "all", "--yes"]).await?;
+    ensure!(code == Some(0) && said.contains("Released: 20 copies are being removed"), "{said}");
+    let told = stage.is_not_held().await?["status"].clone();
+    ensure!(told["removal"]["released"] == true && told["givenUp"]["released"] == true, "{told}");
+    hub.all_applied(&stage.rule, 3 * (SOURCES - 2)).await?;
+    let goes = |(member, namespace, name): &(usize, String, String)| {
+        ["s0", "s1"].contains(&name.as_str()) || (*member, namespace.as_str()) == (2, "one")
+    };
+    let left: Copies = before.into_iter().filter(|(copy, _)| !goes(copy)).collect();
+    ensure!(stage.uids().await? == left);
     Ok(())
 }
