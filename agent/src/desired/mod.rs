@@ -82,6 +82,8 @@ struct Rule {
     targets: BTreeSet<Arc<str>>,
     /// Copies of this rule that were ordered to go.
     orders: BTreeSet<SourceRef>,
+    /// Names that were taken out of its terms on purpose while it was suspended, so that nothing went by that yet.
+    dropped: BTreeSet<Arc<str>>,
 }
 
 impl Rule {

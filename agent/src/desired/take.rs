@@ -116,6 +116,15 @@ impl Desired {
         let mut dropped = BTreeSet::new();
         if let Some(rule) = self.rules.get_mut(uid) {
             dropped = dropped_names(rule, &terms);
+            dropped.append(&mut rule.dropped);
+            dropped.retain(|name| !targets.contains(name));
+            if terms.suspend {
+                rule.dropped.clone_from(&dropped);
+            }
+            // All that was taken out of a suspended rule is one act when it goes on.
+            if dropped.len() > DELIBERATE {
+                dropped.clear();
+            }
             rule.terms = Some((Arc::new(terms), digest));
             rule.unconfirmed = false;
             rule.targets = targets;

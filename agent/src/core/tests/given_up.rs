@@ -204,6 +204,21 @@ fn a_few_literal_names_taken_out_are_deliberate_and_anything_else_is_not() {
     assert_eq!(then(&mut world(), &names[11..], Some("prod")), (13, 11), "eleven are a mistake");
     assert_eq!(then(&mut world(), &names[1..], Some("test")), (13, 2), "the rest of the choice changed");
     assert_eq!(then(&mut world(), &[&names[1..], &["more"]].concat(), Some("prod")), (13, 1), "a name was added");
+    // While it was suspended; too many in all; wanted again in between.
+    let suspended = |edits: &[&[&str]]| {
+        let mut world = world();
+        for (edit, number) in edits.iter().zip(2..) {
+            world.batch(vec![numbered(Terms { suspend: true, ..chosen(edit, Some("prod")) }, number)]);
+            world.settle();
+        }
+        assert_eq!(world.objects.len(), 13);
+        world.batch(vec![numbered(chosen(edits.last().unwrap(), Some("prod")), 9)]);
+        world.settle();
+        (world.objects.len(), waiting(&world).map_or(0, |waiting| waiting.copies))
+    };
+    assert_eq!(suspended(&[&names, &names[1..], &names[3..]]), (10, 0));
+    assert_eq!(suspended(&[&names, &names[6..], &names[11..]]), (13, 11));
+    assert_eq!(suspended(&[&names[1..], &["n*"], &names[1..]]), (13, 1));
     // What else waits goes on waiting.
     let mut both = world();
     both.set_namespace("lab", Some(labelled("test")));
