@@ -167,7 +167,9 @@ impl Desired {
         let Some((key, order)) = order else { return Want::Nothing };
         let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
         let held = rule.is_suspended() && !rule.leaving;
-        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks: order.asks() })
+        // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
+        let asks = order.asks() && !rule.leaving;
+        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks })
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.

@@ -32,7 +32,9 @@ impl Session {
         if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || share.terms.suspend {
             return;
         }
-        self.say_permits(uid, None, share.let_go());
+        // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
+        let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(share.terms.digest));
+        self.say_permits(uid, None, share.let_go().filter(|_| has_terms));
         if !self.knows_items(uid, share) {
             return;
         }

@@ -428,7 +428,12 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     assert!(!session.waits_to_go(&uid, None) && !session.waits_to_go(&uid, Some(digest(4))));
     // Taken back before it was said.
     session.update([(uid.clone(), Claim::Wanted(share(false, Some(4))))]);
-    session.update([(uid, Claim::Wanted(share(false, None)))]);
+    session.update([(uid.clone(), Claim::Wanted(share(false, None)))]);
+    assert!(said(&mut session).is_empty());
+    // It was judged by terms that the cordoned cluster has not been told.
+    session.update([(uid.clone(), Claim::Wanted(share(true, None)))]);
+    assert!(said(&mut session).is_empty());
+    session.update([(uid, Claim::Cordoned(share(false, Some(5))))]);
     assert!(said(&mut session).is_empty());
 }
 

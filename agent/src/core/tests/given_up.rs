@@ -478,3 +478,16 @@ proptest! {
         prop_assert_eq!(waiting(&world), None);
     }
 }
+
+#[test]
+fn a_rule_that_is_ordered_away_waits_for_nothing_though_a_copy_that_waited_has_lost_its_seal() {
+    let mut world = world();
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    assert_eq!(waiting(&world).unwrap().copies, 2);
+    world.edit(&copy("a", "s0"), |object| (object.live.sealed, object.live.intact) = (None, false));
+    world.settle();
+    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.objects.is_empty(), "{:?}", world.objects);
+}
