@@ -12,8 +12,21 @@ const LOOK: Duration = Duration::from_millis(500);
 /// # Errors
 /// When there is no such process.
 pub fn resident(pid: u32) -> Result<f64> {
+    memory(pid, "VmRSS:")
+}
+
+/// The most resident memory that a process had so far, in bytes.
+///
+/// # Errors
+/// When there is no such process.
+pub fn peak(pid: u32) -> Result<f64> {
+    memory(pid, "VmHWM:")
+}
+
+fn memory(pid: u32, which: &str) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS in /proc")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(which));
+    let line = line.with_context(|| format!("no {which} in /proc"))?;
     let kibibytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kibibytes * 1024.0)
 }

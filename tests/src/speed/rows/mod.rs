@@ -2,7 +2,10 @@
 
 mod agent;
 mod fanout;
+mod heavy;
 mod idle;
+mod large;
+mod others;
 mod pairs;
 mod real;
 mod reports;
@@ -208,6 +211,33 @@ pub const ROWS: &[Row] = &[
         stand: Stand::Simulated,
         lines: &[bounded("hub CPU per copy", "us", ratio(3.0, 1.5))],
     },
+    Row {
+        number: 19,
+        name: "others",
+        meaning: "the hub's processor time per edit beside many sources, rules and clusters that it does not concern",
+        stand: Stand::Simulated,
+        lines: &[bounded("hub CPU per edit", "ms", ratio(1.5, 1.1))],
+    },
+    Row {
+        number: 20,
+        name: "large",
+        meaning: "10,000 agents with 1,000 objects each: first delivery, memory, one edit, a restart of the hub",
+        stand: Stand::Simulated,
+        lines: &[
+            line("first delivery of all", "ms", None, None),
+            line("hub memory with all", "MiB", None, None),
+            line("edit of one to last ack", "ms", None, None),
+            line("hub restart to last in sync", "ms", None, None),
+            bounded("intents sent again", "intents", most(0.0, 0.0)),
+        ],
+    },
+    Row {
+        number: 21,
+        name: "heavy",
+        meaning: "the hub's memory at its peak while objects of 500 KiB travel to 20 members, beside their contents",
+        stand: Stand::Simulated,
+        lines: &[bounded("hub memory at its peak", "MiB", ratio(1.5, 1.0))],
+    },
 ];
 
 /// The row with this number or name.
@@ -237,6 +267,15 @@ pub async fn run(rows: &[&Row], quick: bool) -> Result<Vec<Judged>> {
     }
     if wants(restart::ROWS) {
         readings.extend(told(restart::run(quick).await?));
+    }
+    if wants(others::ROWS) {
+        readings.extend(told(others::run(quick).await?));
+    }
+    if wants(heavy::ROWS) {
+        readings.extend(told(heavy::run(quick).await?));
+    }
+    if wants(large::ROWS) {
+        readings.extend(told(large::run(quick).await?));
     }
     if wants(real::ROWS) {
         let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
@@ -288,7 +327,7 @@ mod tests {
         assert!(ROWS.iter().is_sorted_by_key(|row| row.number));
         assert_eq!(find("4").map(|row| row.name), Some("fan-out"));
         assert_eq!(find("fan-out").map(|row| row.number), Some(4));
-        assert!(find("19").is_none());
+        assert!(find("22").is_none());
     }
 
     #[test]
@@ -302,11 +341,20 @@ mod tests {
 
     #[test]
     fn every_row_is_measured_by_something() {
-        let measured: BTreeSet<u8> =
-            [idle::ROWS, pairs::ROWS, fanout::ROWS, reports::ROWS, restart::ROWS, real::ROWS, agent::ROWS]
-                .concat()
-                .into_iter()
-                .collect();
+        let measured: BTreeSet<u8> = [
+            idle::ROWS,
+            pairs::ROWS,
+            fanout::ROWS,
+            reports::ROWS,
+            restart::ROWS,
+            others::ROWS,
+            heavy::ROWS,
+            large::ROWS,
+        ]
+        .concat()
+        .into_iter()
+        .chain([real::ROWS, agent::ROWS].concat())
+        .collect();
         assert_eq!(measured, ROWS.iter().map(|row| row.number).collect());
     }
 
