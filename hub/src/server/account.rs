@@ -43,6 +43,7 @@ impl Running {
         if !self.take_place() {
             return self.end(Status::aborted("another session of this cluster took over"));
         }
+        self.lasts();
         // From here on a change of the member wakes the session; what changed before is seen now.
         if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
             return self.cut(&refusal);

@@ -1,5 +1,6 @@
 //! One agent's stream: frames in, frames out. What to say is decided in [`crate::session`].
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -50,7 +51,9 @@ pub(super) struct Running {
     /// The index version up to which claims were taken in.
     version: u64,
     out: VecDeque<HubFrame>,
-    started: Instant,
+    /// When time alone ends the session: the agent says what it holds by then, or, once it has, its certificate ends. It
+    /// is set once, as a session waits several times for each frame that it sends.
+    limit: Pin<Box<tokio::time::Sleep>>,
     /// Set when no frame follows the ones in `out`.
     ending: Option<Status>,
     draining: bool,
@@ -73,6 +76,7 @@ impl Running {
         let live = LiveSession { number, session: Mutex::new(Session::default()), wake: Notify::new() };
         let lead_changes = shared.lead.subscribe();
         let authorities = shared.authorities.subscribe();
+        let limit = HELLO_LIMIT.min(life_left(&identity));
         Self {
             authorities,
             shared,
@@ -89,7 +93,7 @@ impl Running {
             registered: false,
             version: 0,
             out: VecDeque::new(),
-            started: Instant::now(),
+            limit: Box::pin(tokio::time::sleep(limit)),
             ending: None,
             draining: false,
             handed_over: None,
@@ -133,15 +137,13 @@ impl Running {
 
     /// Waits for whatever comes next, and takes it in.
     async fn wait(&mut self) {
-        let hello_left = HELLO_LIMIT.saturating_sub(self.started.elapsed());
-        let expires = self.identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         tokio::select! {
             // What ends the session comes before what the agent says.
             biased;
             () = self.live.wake.notified() => self.woken(),
             _ = self.lead_changes.changed() => {}
             _ = self.authorities.changed(), if self.hello.is_some() && self.handed_over.is_none() => self.say_authorities(),
-            () = tokio::time::sleep(expires) => self.end(expired()),
+            () = &mut self.limit => self.time_is_up(),
             () = until(self.handed_over) => self.ending = Some(Status::ok("")),
             () = self.shutdown.cancelled(), if !self.draining => {
                 self.draining = true;
@@ -163,9 +165,22 @@ impl Running {
                 None if self.handed_over.is_some() => self.deaf = true,
                 None => self.ending = Some(Status::ok("")),
             },
-            () = tokio::time::sleep(hello_left), if !self.registered => {
-                self.end(Status::deadline_exceeded("the agent did not say what it holds"));
-            }
+        }
+    }
+
+    /// The agent has said what it holds: from now on the session lasts as long as its certificate.
+    pub(super) fn lasts(&mut self) {
+        self.limit.as_mut().reset(tokio::time::Instant::now() + life_left(&self.identity));
+    }
+
+    fn time_is_up(&mut self) {
+        if self.identity.certificate.not_after <= SystemTime::now() {
+            self.end(expired());
+        } else if self.registered {
+            // The clock was set back.
+            self.lasts();
+        } else {
+            self.end(Status::deadline_exceeded("the agent did not say what it holds"));
         }
     }
 
@@ -335,6 +350,11 @@ impl Running {
             self.out.push_back(HubFrame::Authorities(all));
         }
     }
+}
+
+/// For how long a session's certificate is still good.
+fn life_left(identity: &Identity) -> Duration {
+    identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
 fn expired() -> Status {
