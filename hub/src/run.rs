@@ -17,7 +17,7 @@ use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
 use runnel_hub::join::{Lives, Registrar};
-use runnel_hub::lease::{self, Accepted, Door, Election, Timing};
+use runnel_hub::lease::{self, Accepted, Door, Election, Leashes, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
 use runnel_hub::query::{Questions, Reviewer};
@@ -341,7 +341,9 @@ async fn serve(
     shared: Arc<Shared>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    tonic::transport::Server::builder()
+    let leashes = Leashes::default();
+    let fenced = lease::fenced(tls::incoming(accepted, tls), shared, leashes.clone());
+    let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_WAIT))
         .initial_stream_window_size(STREAM_WINDOW)
@@ -349,7 +351,10 @@ async fn serve(
         .max_concurrent_streams(STREAMS)
         .add_service(server.into_service())
         .add_service(questions.into_service())
-        .serve_with_incoming_shutdown(lease::fenced(tls::incoming(accepted, tls), shared), shutdown.cancelled_owned())
-        .await
-        .context("the gRPC server failed")
+        .serve_with_incoming_shutdown(fenced, shutdown.cancelled_owned());
+    tokio::select! {
+        served = serving => served.context("the gRPC server failed"),
+        // As long as there are connections, the last ones of a hub that ends included.
+        never = leashes.watch() => match never {},
+    }
 }

@@ -1,15 +1,18 @@
 //! The fence around every connection of an agent: not one byte is written when the right to lead is over.
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
 use runnel_proto::tls::{Connection, Peer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tonic::transport::server::Connected;
 
 use super::Lead;
@@ -24,47 +27,82 @@ type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 /// By which the sessions on a connection hold it. A stream whose peer gives it no window is not asked for frames, and so
 /// cannot end itself: the connection ends under it then, with all that was handed over and waits for the window.
 #[derive(Clone, Default)]
-pub struct Leash(Arc<Mutex<Option<Allowed>>>);
+pub struct Leash(Arc<Tie>);
+
+#[derive(Default)]
+struct Tie {
+    allowed: Mutex<Option<Allowed>>,
+    /// What the last look found.
+    refused: AtomicBool,
+    over: AtomicBool,
+    /// The connection's task.
+    task: AtomicWaker,
+}
 
 impl Leash {
     /// From now on the connection lasts only while this is so.
     pub fn hold(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
-        *self.0.lock() = Some(Arc::new(allowed));
+        *self.0.allowed.lock() = Some(Arc::new(allowed));
     }
 
-    fn is_allowed(&self) -> bool {
-        let allowed = self.0.lock().clone();
-        allowed.is_none_or(|allowed| allowed())
-    }
-}
-
-/// Looks after a leash.
-struct Watch {
-    leash: Leash,
-    look: Interval,
-    /// What the last look found.
-    refused: bool,
-    over: bool,
-}
-
-impl Watch {
-    fn new(leash: Leash, every: Duration) -> Self {
-        let mut look = interval_at(Instant::now() + every, every);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { leash, look, refused: false, over: false }
-    }
-
-    /// An error when the connection is over. The task is woken for each look.
-    fn go_on(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while self.look.poll_tick(context).is_ready() {
-            let refused = !self.leash.is_allowed();
-            self.over |= refused && self.refused;
-            self.refused = refused;
-        }
-        match self.over {
+    /// An error when the connection is over. The task is woken when it is.
+    fn go_on(&self, context: &Context<'_>) -> io::Result<()> {
+        self.0.task.register(context.waker());
+        match self.0.over.load(Ordering::Acquire) {
             true => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session is not allowed any more")),
             false => Ok(()),
         }
+    }
+}
+
+impl Tie {
+    fn look(&self) {
+        let allowed = self.allowed.lock().clone();
+        let refused = allowed.is_some_and(|allowed| !allowed());
+        if self.refused.swap(refused, Ordering::Relaxed) && refused {
+            self.over.store(true, Ordering::Release);
+            self.task.wake();
+        }
+    }
+}
+
+/// The leashes of all connections. One look goes over all of them: connections that were woken for it one by one would
+/// cost more than all that they are sent.
+#[derive(Clone, Default)]
+pub struct Leashes(Arc<Mutex<Vec<Weak<Tie>>>>);
+
+impl Leashes {
+    fn leash(&self) -> Leash {
+        let leash = Leash::default();
+        self.0.lock().push(Arc::downgrade(&leash.0));
+        leash
+    }
+
+    /// Looks after them for ever.
+    pub async fn watch(&self) -> Infallible {
+        self.watch_every(LOOK).await
+    }
+
+    async fn watch_every(&self, every: Duration) -> Infallible {
+        let mut look = interval_at(Instant::now() + every, every);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            for tie in self.held() {
+                tie.look();
+            }
+        }
+    }
+
+    fn held(&self) -> Vec<Arc<Tie>> {
+        let mut held = Vec::new();
+        self.0.lock().retain(|tie| {
+            let tie = tie.upgrade();
+            let is_held = tie.is_some();
+            held.extend(tie);
+            is_held
+        });
+        held
     }
 }
 
@@ -83,18 +121,19 @@ pub struct Fenced {
     connection: Connection,
     lead: Lead,
     shared: Arc<Shared>,
-    watch: Watch,
+    leash: Leash,
 }
 
-/// The connections that were made while this process leads.
+/// The connections that were made while this process leads, each on one of these leashes.
 pub fn fenced(
     connections: impl Stream<Item = io::Result<Connection>> + Send,
     shared: Arc<Shared>,
+    leashes: Leashes,
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
         let (shared, lead) = (shared.clone(), shared.current_lead());
-        let watch = Watch::new(Leash::default(), LOOK);
-        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, watch })) }
+        let leash = leashes.leash();
+        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, leash })) }
     })
 }
 
@@ -111,7 +150,7 @@ impl Connected for Fenced {
     type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Caller {
-        Caller { peer: self.connection.connect_info(), leash: self.watch.leash.clone() }
+        Caller { peer: self.connection.connect_info(), leash: self.leash.clone() }
     }
 }
 
@@ -121,7 +160,7 @@ impl AsyncRead for Fenced {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.watch.go_on(context)?;
+        self.leash.go_on(context)?;
         Pin::new(&mut self.connection).poll_read(context, buffer)
     }
 }
@@ -129,7 +168,7 @@ impl AsyncRead for Fenced {
 impl AsyncWrite for Fenced {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.watch.go_on(context)?;
+        self.leash.go_on(context)?;
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }
 
@@ -139,7 +178,7 @@ impl AsyncWrite for Fenced {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.watch.go_on(context)?;
+        self.leash.go_on(context)?;
         Pin::new(&mut self.connection).poll_write_vectored(context, slices)
     }
 
@@ -149,7 +188,7 @@ impl AsyncWrite for Fenced {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
-        self.watch.go_on(context)?;
+        self.leash.go_on(context)?;
         Pin::new(&mut self.connection).poll_flush(context)
     }
 
@@ -162,19 +201,25 @@ impl AsyncWrite for Fenced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::time::timeout;
 
     #[tokio::test]
     async fn a_connection_ends_with_the_leave_of_its_session_though_nobody_asks_for_frames() {
         let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
-        let leash = Leash::default();
-        let mut watch = Watch::new(leash.clone(), look);
-        let over = std::future::poll_fn(move |context| match watch.go_on(context) {
+        let leashes = Leashes::default();
+        let leash = leashes.leash();
+        let held = leash.clone();
+        let over = std::future::poll_fn(move |context| match held.go_on(context) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         });
-        let mut over = std::pin::pin!(over);
+        let over = async {
+            tokio::select! {
+                error = over => error,
+                never = leashes.watch_every(look) => match never {},
+            }
+        };
+        let mut over = Box::pin(over);
         // Without a session, and with one that is allowed.
         assert!(timeout(some_looks, &mut over).await.is_err());
         let allowed = Arc::new(AtomicBool::new(true));
@@ -183,7 +228,9 @@ mod tests {
         assert!(timeout(some_looks, &mut over).await.is_err());
         allowed.store(false, Ordering::Relaxed);
         let began = Instant::now();
-        timeout(Duration::from_secs(20), over).await.expect("the end of the connection");
+        timeout(Duration::from_secs(20), &mut over).await.expect("the end of the connection");
         assert!(began.elapsed() >= look, "no time for a last word");
+        drop((leash, over));
+        assert!(leashes.held().is_empty(), "a connection that is gone is looked after");
     }
 }

@@ -21,4 +21,4 @@ mod fence;
 pub use decide::{Holder, LEASE, Lead, Leader, Timing};
 pub use door::{Accepted, Door};
 pub use elect::{Election, holder};
-pub use fence::{Caller, Fenced, Leash, fenced};
+pub use fence::{Caller, Fenced, Leash, Leashes, fenced};
