@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
 
+use crate::all::without_own_package;
 use crate::progress::Progress;
 
 /// Where the built binaries are.
@@ -68,12 +69,7 @@ fn cargo() -> Command {
     }
     // What cargo tells this test about its own package would look to build scripts like a change, and everything that
     // depends on them would be built again, here and in the next run.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
-    }
+    without_own_package(&mut command);
     command.stdin(Stdio::null());
     command
 }

@@ -4,6 +4,7 @@
 //! [`control_plane::ControlPlane`] for a single cluster. [`wait`] holds the only ways in which a
 //! test may wait. Everything that is started here ends with the test, even after a `kill -9`.
 
+pub mod all;
 pub mod assets;
 pub mod audit;
 pub mod binaries;

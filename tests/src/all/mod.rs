@@ -1,0 +1,153 @@
+//! `cargo test-all`: every test that `cargo test --workspace` runs, several test programs at a time.
+//!
+//! Most of the time of a live test is waiting, and cargo runs one program after another. Here the programs that took longest
+//! the last time begin first, as many at a time as there are cores and memory for; what each prints is shown in one piece
+//! when it ends, and all of it stays in `target/test-all`.
+
+mod order;
+mod programs;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use parking_lot::Mutex;
+
+use order::{Durations, at_once};
+use programs::Program;
+
+pub(crate) use programs::without_own_package;
+
+/// Runs all tests, several test programs at a time.
+#[derive(Debug, Parser)]
+#[command(name = "test-all")]
+struct Options {
+    /// So many test programs at a time, each with RUST_TEST_THREADS tests. By default one per core, as far as there are 4 GiB
+    /// of free memory for each.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    at_once: Option<u16>,
+    /// Only programs whose name contains one of these, and no doc tests.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// What the processes of one run share.
+struct Run {
+    folder: PathBuf,
+    waiting: Mutex<Vec<Program>>,
+    ended: Mutex<Vec<Ended>>,
+    of: usize,
+}
+
+/// A program that has ended.
+struct Ended {
+    name: String,
+    passed: bool,
+    took: Duration,
+}
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    let begin = Instant::now();
+    let root = programs::root();
+    let mut programs = programs::build(root)?;
+    programs.retain(|program| options.names.is_empty() || options.names.iter().any(|name| program.name.contains(name)));
+    anyhow::ensure!(!programs.is_empty(), "no test program is called like {}", options.names.join(" or "));
+    println!("{} test programs are built after {} s", programs.len(), begin.elapsed().as_secs());
+
+    let folder = programs::target(root)?.join("test-all");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut durations = Durations::read(&fs::read_to_string(folder.join("seconds.json")).unwrap_or_default());
+    durations.sort(&mut programs, |program| &program.name);
+    programs.reverse();
+
+    let at_once = options.at_once.map_or_else(|| at_once(cores(), free_memory()), usize::from);
+    let run = Run { of: programs.len(), folder, waiting: Mutex::new(programs), ended: Mutex::default() };
+    let failed = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(|| run.work())).collect();
+        workers.into_iter().filter_map(|worker| worker.join().ok()?.err()).next()
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let ended = run.ended.into_inner();
+    durations.note(ended.iter().filter(|one| one.passed).map(|one| (one.name.clone(), one.took.as_secs())));
+    fs::write(run.folder.join("seconds.json"), durations.to_string()).context("cannot write seconds.json")?;
+    let documented = !options.names.is_empty() || programs::doc_tests(root)?;
+    Ok(summary(&ended, documented, begin.elapsed()))
+}
+
+impl Run {
+    /// Runs what waits, one program after another.
+    fn work(&self) -> Result<()> {
+        loop {
+            let Some(program) = self.waiting.lock().pop() else { return Ok(()) };
+            let log = self.folder.join(format!("{}.log", program.file_name()));
+            let begin = Instant::now();
+            let passed = execute(&program, &log)?;
+            let took = begin.elapsed();
+            let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+            let mut ended = self.ended.lock();
+            ended.push(Ended { name: program.name.clone(), passed, took });
+            let how = if passed { "passed" } else { "FAILED" };
+            let mut out = std::io::stdout().lock();
+            let (n, of) = (ended.len(), self.of);
+            writeln!(out, "{text}==> {n}/{of} {} {how} in {} s\n", program.name, took.as_secs())?;
+        }
+    }
+}
+
+/// Runs one program as cargo does. Both of its outputs go into a file: nobody waits for a pipe that it may have given away.
+fn execute(program: &Program, log: &Path) -> Result<bool> {
+    let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let mut command = Command::new(&program.executable);
+    programs::without_own_package(&mut command);
+    command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
+    command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
+    let status = command.status().with_context(|| format!("cannot run {}", program.executable.display()))?;
+    Ok(status.success())
+}
+
+fn summary(ended: &[Ended], documented: bool, took: Duration) -> bool {
+    let failed: Vec<_> = ended.iter().filter(|one| !one.passed).map(|one| one.name.as_str()).collect();
+    let documentation = if documented { "" } else { "the doc tests FAILED; " };
+    match failed.as_slice() {
+        [] => println!("{documentation}all {} test programs passed in {} s", ended.len(), took.as_secs()),
+        _ => println!(
+            "{documentation}{} of {} test programs FAILED in {} s: {}",
+            failed.len(),
+            ended.len(),
+            took.as_secs(),
+            failed.join(", ")
+        ),
+    }
+    failed.is_empty() && documented
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Memory that is free now, in bytes, where the system says so.
+fn free_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let fields: BTreeMap<_, _> = text.lines().filter_map(|line| line.split_once(':')).collect();
+    let kibibytes = fields.get("MemAvailable")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    Some(kibibytes * 1024)
+}
