@@ -263,6 +263,7 @@ impl Desired {
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
         self.claims.entry(copy.clone()).or_default().insert(key.clone());
         self.resolve(key, copy);
+        self.take_versions_back(key, copy);
     }
 
     fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {

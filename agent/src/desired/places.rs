@@ -111,12 +111,12 @@ impl Desired {
         if terms.suspend || rule.unclaimed || (rule.unconfirmed && !order.asks()) {
             return;
         }
-        // What goes already by somebody's word goes on.
+        // What goes already by somebody's word goes on, with the older versions beside it.
         let goes = |known: &Ordered| !known.asks() && known.policy == order.policy;
         if self.order_of(key, copy).as_ref().is_none_or(|known| !goes(known)) {
             self.order(key, copy, order);
+            self.order_versions_beside(key, copy, order, records);
         }
-        self.order_versions_beside(key, copy, order, records);
     }
 
     fn drop_orders_in(&mut self, name: &str) {

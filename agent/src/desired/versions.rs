@@ -135,6 +135,22 @@ impl Desired {
         }
     }
 
+    /// A copy is wanted where older versions beside it waited because their namespace was given up: it is not any more, and
+    /// what becomes of them is for what is kept to say.
+    pub(super) fn take_versions_back(&mut self, key: &IntentKey, copy: &SourceRef) {
+        let Some(rule) = self.rules.get(&key.rule).filter(|rule| rule.versions().is_some()) else { return };
+        let plain = key.source.plain();
+        let first = SourceRef::new(&copy.resource, &copy.namespace, "");
+        let here = |other: &&SourceRef| other.resource == copy.resource && other.namespace == copy.namespace;
+        for beside in rule.orders.range(first..).take_while(here) {
+            for (other, order) in self.orders.get_mut(beside).into_iter().flatten() {
+                if other.rule == key.rule && other.source.plain() == plain {
+                    order.given_up = false;
+                }
+            }
+        }
+    }
+
     /// After a restart: whether what a copy says it holds is an older version. If it is a newer one than what is held so
     /// far, that is not held any more.
     pub(super) fn is_older_version(

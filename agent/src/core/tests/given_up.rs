@@ -298,34 +298,51 @@ fn what_is_granted_no_more_waits_and_what_the_hub_orders_or_another_rule_wants_d
     assert_eq!(left(&world), ["a"]);
 }
 
-#[test]
-fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
-    let version = |digits: &str, revision| Intent {
-        source: copy("team", "s0").as_copy(&format!("s0-{digits}")),
-        ..intent("s0", revision)
-    };
-    let versioned = |names: &[&str]| Terms { versions: Some(3), ..chosen(names, Some("prod")) };
-    let bury = |digits: &str| Tombstone { source: version(digits, 1).source, deletion_policy: DeletionPolicy::Delete };
-    let (one, two, three) = ("0000000001", "0000000002", "0000000003");
+fn version(digits: &str, revision: u8) -> Intent {
+    Intent { source: copy("team", "s0").as_copy(&format!("s0-{digits}")), ..intent("s0", revision) }
+}
+
+fn versioned(names: &[&str], versions: u32) -> Terms {
+    Terms { versions: Some(versions), ..chosen(names, Some("prod")) }
+}
+
+const ONE: &str = "0000000001";
+const TWO: &str = "0000000002";
+const THREE: &str = "0000000003";
+
+/// The hub sends another version in the place of one.
+fn edit(world: &mut World, from: &str, to: &str, revision: u8) {
+    let tombstones = vec![Tombstone { source: version(from, 1).source, deletion_policy: DeletionPolicy::Delete }];
+    world.batch(vec![RuleDelta { upserts: vec![version(to, revision)], tombstones, ..RuleDelta::new("r".into()) }]);
+    world.settle();
+}
+
+/// Two versions of a source in two namespaces, chosen by name or by label.
+fn versions(names: &[&str]) -> World {
     let mut world = World::new(&["team"]);
     world.lets_go = false;
     for name in ["a", "b"] {
         world.set_namespace(name, Some(labelled("prod")));
     }
     world.connect();
-    world.batch(vec![RuleDelta { upserts: vec![version(one, 1)], ..numbered(versioned(&[]), 1) }]);
+    let mut terms = versioned(names, 3);
+    if let Some(choice) = terms.namespaces.as_mut().filter(|_| !names.is_empty()) {
+        choice.selector = None;
+    }
+    world.batch(vec![RuleDelta { upserts: vec![version(ONE, 1)], ..numbered(terms, 1) }]);
     world.settle();
-    let edit = |world: &mut World, from: &str, to: &str, revision| {
-        let (upserts, tombstones) = (vec![version(to, revision)], vec![bury(from)]);
-        world.batch(vec![RuleDelta { upserts, tombstones, ..RuleDelta::new("r".into()) }]);
-        world.settle();
-    };
-    edit(&mut world, one, two, 2);
+    edit(&mut world, ONE, TWO, 2);
     assert_eq!((world.objects.len(), waiting(&world)), (4, None));
+    world
+}
+
+#[test]
+fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
+    let mut world = versions(&[]);
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (4, 2));
-    edit(&mut world, two, three, 3);
+    edit(&mut world, TWO, THREE, 3);
     assert_eq!((world.objects.len(), waiting(&world).unwrap().copies), (5, 2));
     world.restart();
     world.settle();
@@ -337,6 +354,38 @@ fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
     world.let_go("r", all);
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world)), (3, None));
+}
+
+#[test]
+fn older_versions_whose_namespace_comes_back_are_kept_or_not_as_anywhere_else() {
+    let mut world = versions(&[]);
+    for label in ["test", "prod"] {
+        world.set_namespace("a", Some(labelled(label)));
+        world.settle();
+    }
+    assert_eq!((world.objects.len(), waiting(&world)), (4, None));
+    world.batch(vec![numbered(versioned(&[], 1), 2)]);
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world)), (2, None));
+}
+
+#[test]
+fn older_versions_that_go_on_purpose_go_on_when_the_terms_are_edited_meanwhile() {
+    let by_name = |names: &[&str], number| {
+        let mut terms = versioned(names, 3);
+        terms.namespaces.as_mut().unwrap().selector = None;
+        numbered(terms, number)
+    };
+    let mut world = versions(&["a", "b"]);
+    world.failing = Some(Trouble::new(Reason::Unavailable, "no"));
+    for number in 2..4 {
+        world.batch(vec![by_name(&["b"], number)]);
+        world.settle_now();
+    }
+    assert_eq!(world.objects.len(), 4);
+    world.failing = None;
+    world.settle();
+    assert_eq!((world.objects.len(), waiting(&world)), (2, None));
 }
 
 /// What happens to namespaces, terms, agent and hub.
