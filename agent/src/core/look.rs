@@ -1,7 +1,7 @@
 //! Looking at one copy: decide, say how it is, and ask for the work that it needs.
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, Revision, SourceRef};
+use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 
 use super::{Core, Notice};
 use crate::backoff::RECHECK;
@@ -266,13 +266,25 @@ impl Core {
                 for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
                     *outcome = removing.clone();
                 }
-                outcomes.extend(self.desired.idle_winner(copy).map(|uid| (uid, Outcome::UnderWay)));
+                outcomes.extend(self.idle_winner(copy, &removing));
             }
             // Who counts the copies of a rule does not count what it was before.
             (Want::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (Want::Nothing, _) | (_, None) => {}
         }
         self.report.set(copy, outcomes);
+    }
+
+    /// How a copy is for the rule that wins it and cannot have it, while it is to go for another one.
+    fn idle_winner(&self, copy: &SourceRef, removing: &Outcome) -> Option<(RuleUid, Outcome)> {
+        let (rule, wanted) = self.desired.idle_winner(copy)?;
+        // That may wait for a person. Meanwhile nothing is under way here.
+        let wanted = wanted.filter(|_| *removing == Outcome::GivenUp);
+        let verdict = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.sight(copy)));
+        match verdict {
+            Some(Verdict::Rest(outcome)) => Some((rule, outcome)),
+            _ => Some((rule, Outcome::UnderWay)),
+        }
     }
 }
 

@@ -20,9 +20,9 @@ impl Desired {
         if idle && ordered != Want::Nothing { ordered } else { Want::Copy(Box::new(wanted)) }
     }
 
-    /// The rule that wins a copy, also while an order for the copy comes before it.
-    pub fn idle_winner(&self, copy: &SourceRef) -> Option<RuleUid> {
-        self.winner(copy).map(|(key, _)| key.rule.clone())
+    /// The rule that wins a copy, also while an order for the copy comes before it, and how it wants it.
+    pub fn idle_winner(&self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
+        self.winner(copy).map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
     }
 
     /// The intents of the same rule that give the same source another name in the copy's namespace, with those copies:

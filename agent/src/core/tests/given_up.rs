@@ -540,3 +540,17 @@ fn a_rule_that_is_ordered_away_waits_for_nothing_though_a_copy_that_waited_has_l
     world.settle();
     assert!(world.objects.is_empty(), "{:?}", world.objects);
 }
+
+#[test]
+fn a_rule_that_cannot_have_what_waits_to_go_says_what_is_in_its_way() {
+    let mut world = world();
+    let twice = Intent { source: copy("other", "s0"), ..intent("s0", 2) };
+    let other = Terms { created_at: 200, ..terms("q", &["a"]) };
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), twice], ..with_terms("q", other) }]);
+    world.set_namespace("a", Some(labelled("test")));
+    world.settle();
+    assert_eq!(waiting(&world).unwrap().copies, 2);
+    let told = world.told_state("q").unwrap();
+    assert_eq!((told.counts.failed, told.counts.under_way()), (1, 0), "{told:?}");
+    assert_eq!(told.failures[0].reason, Reason::AmbiguousSource);
+}
