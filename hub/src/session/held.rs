@@ -24,6 +24,8 @@ pub(super) struct Held {
     pub(super) let_go_sent: Option<u64>,
     /// What was said so, and lapsed because something else waited.
     pub(super) lapsed: Option<AskedDigest>,
+    /// What the agent said last that waits there.
+    pub(super) waits: Option<AskedDigest>,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,
@@ -34,7 +36,8 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
-        Self { terms: state.terms_digest, told: state.terms_digest, items, ..Self::default() }
+        let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
+        Self { terms: state.terms_digest, told: state.terms_digest, items, waits, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.

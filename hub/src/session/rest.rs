@@ -107,20 +107,25 @@ impl Session {
     }
 
     /// The agent says what waits in namespaces given up. What was named before and is not that is good for nothing there.
-    /// Returns whether that is what waits now, so that it must be said again if it still may go.
+    /// Returns whether that is what waits now, so that it must be said again if it still may go. So must be what was said
+    /// when something else waited: the agent did not heed it.
     pub fn waits_to_go(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
         let Some(held) = self.rules.get_mut(uid) else { return false };
-        let permit = held.permit;
+        let (permit, before) = (held.permit, std::mem::replace(&mut held.waits, waits));
         if held.let_go.is_some() && held.let_go != waits {
             held.lapsed = held.let_go;
             self.say_permits(uid, permit, None);
             return false;
         }
-        let again = waits.is_some() && held.lapsed == waits;
-        if again {
+        let was_early = held.let_go.is_some() && before != waits && held.let_go_sent.is_some();
+        if was_early {
+            (held.let_go, held.let_go_sent) = (None, None);
+        }
+        let has_lapsed = waits.is_some() && held.lapsed == waits;
+        if has_lapsed {
             held.lapsed = None;
         }
-        again
+        was_early || has_lapsed
     }
 
     /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,

@@ -413,7 +413,8 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     agent.drain(&mut session);
     session.update([(uid.clone(), Claim::Wanted(share(true, Some(1))))]);
     assert!(said(&mut session).is_empty(), "it is suspended");
-    for claim in [Claim::Wanted(share(false, Some(1))), Claim::Cordoned(share(false, Some(2)))] {
+    for (name, claim) in [(1, Claim::Wanted(share(false, Some(1)))), (2, Claim::Cordoned(share(false, Some(2))))] {
+        assert!(!session.waits_to_go(&uid, Some(digest(name))));
         session.update([(uid.clone(), claim.clone())]);
         assert_eq!(said(&mut session).len(), 1);
         session.update([(uid.clone(), claim)]);
@@ -435,6 +436,31 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     assert!(said(&mut session).is_empty());
     session.update([(uid, Claim::Cordoned(share(false, Some(5))))]);
     assert!(said(&mut session).is_empty());
+}
+
+#[test]
+fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the_snapshot_ends_too() {
+    let digest = |name| AskedDigest([name; 16]);
+    let share = share_of("r", false, &[(1, content(1))]);
+    let letting = |name| Share { judged: Judged::letting_go(&"one".into(), digest(name)), ..share.clone() };
+    let said = |session: &mut Session| {
+        let batches = std::iter::from_fn(|| session.next_batch());
+        batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.let_go).collect::<Vec<_>>()
+    };
+    let uid = RuleUid::from("r");
+    let asks = |name| runnel_proto::model::GivenUp { copies: 1, digest: digest(name), namespaces: vec![] };
+    for (first, again) in [(Some(1), false), (Some(2), true), (None, true)] {
+        let mut session = Session::default();
+        let state = RuleState { given_up: first.map(asks), ..Agent::default().state(&uid) };
+        session.hello(vec![state]);
+        session.hello_done();
+        session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+        assert_eq!(said(&mut session), [digest(1)]);
+        assert_eq!(session.waits_to_go(&uid, Some(digest(1))), again, "{first:?}");
+        session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+        assert_eq!(said(&mut session).len(), usize::from(again));
+        assert!(!session.waits_to_go(&uid, Some(digest(1))), "{first:?}");
+    }
 }
 
 #[test]
