@@ -48,6 +48,20 @@ impl Judged {
         others(self) != others(former)
     }
 
+    /// Whether the same is removed and held: what agents are permitted may differ.
+    pub fn removes_the_same(&self, former: &Judged) -> bool {
+        self.passed == former.passed && self.held == former.held
+    }
+
+    /// The clusters in which something else is permitted.
+    pub fn permits_otherwise(&self, former: &Judged) -> BTreeSet<ClusterName> {
+        let all = [&self.permits, &self.let_go, &former.permits, &former.let_go].into_iter().flat_map(Permits::keys);
+        let differs = |cluster: &&ClusterName| {
+            self.permit(cluster) != former.permit(cluster) || self.let_go(cluster) != former.let_go(cluster)
+        };
+        all.filter(differs).cloned().collect()
+    }
+
     /// What may be overwritten in a cluster.
     pub fn permit(&self, cluster: &ClusterName) -> Option<AskedDigest> {
         self.permits.get(cluster).copied()

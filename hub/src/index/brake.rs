@@ -144,7 +144,7 @@ impl Index {
         let changed =
             self.with_circumstances(uid, &before, holdings, |known| brake.judge(known, now)).unwrap_or_default();
         let (before, _) = before;
-        let elsewhere = brake.judged().differs_elsewhere(&before);
+        let now = brake.judged().clone();
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.brake = brake;
         }
@@ -152,7 +152,11 @@ impl Index {
         if changed {
             self.touch(uid, &mut effect);
         }
-        if elsewhere {
+        if now.removes_the_same(&before) {
+            // What one cluster is permitted is of no interest to the others.
+            effect.clusters = now.permits_otherwise(&before);
+        }
+        if now.differs_elsewhere(&before) {
             // Whoever is no longer chosen hears of it, too.
             effect.clusters.extend(self.clusters.keys().cloned());
         }

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use runnel_proto::model::{ClusterName, Payload, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Claim, Cluster, Index, PlaceState};
+use super::{Claim, Cluster, Holding, Index, PlaceState};
 use crate::crd;
 use crate::plan::{Body, Place, Rule, RuleGrant, Scope, Source, SourceContent, plan};
 
@@ -252,6 +252,32 @@ fn a_known_rule_that_does_not_choose_a_cluster_removes_and_an_unknown_one_does_n
     index.remove_rule(&"r1".into());
     let (claims, _) = index.claims_since(&"one".into(), before);
     assert!(matches!(claims.as_slice(), [(uid, Claim::Unclaimed)] if uid.as_str() == "r1"));
+}
+
+#[test]
+fn what_one_cluster_is_permitted_wakes_no_other() {
+    let mut index = known_index();
+    for name in ["one", "two"] {
+        index.set_cluster(name.into(), cluster("prod"));
+    }
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let asked = Asked { objects: 1, digest: AskedDigest([1; 16]) };
+    let holds = |_: &RuleUid, name: &ClusterName| {
+        let given_up = Some(asked).filter(|_| name.as_str() == "one");
+        Some(Holding { copies: 2, given_up, ..Holding::default() })
+    };
+    let now = Instant::now();
+    assert!(index.judge(&"r1".into(), &holds, now).clusters.is_empty());
+    let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
+    assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
+    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert_eq!(share.let_go(), Some(asked.digest));
+    // What the hub itself removes is for all.
+    index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
+    let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
+    assert_eq!(effect.clusters.len(), 2);
+    assert!(index.judge(&"r1".into(), &holds, now + crate::brake::DELAY).clusters.is_empty());
 }
 
 #[test]
