@@ -127,11 +127,16 @@ impl Sorts {
 /// The sorts of what the hub says is held, which may be another than the status said a moment ago; `None` where it cannot
 /// tell yet.
 fn sorts(held: &Held) -> Option<Sorts> {
-    let is_takeover = |[what, ..]: &[String; 3]| what == "Takeover";
-    let takeovers = held.items.iter().any(is_takeover);
-    // Each sort has a digest: where only one of them has been named, the hub cannot tell of the other yet.
-    let both = held.digest.contains(',');
-    Sorts::of(both || held.items.iter().any(|item| !is_takeover(item)), takeovers || both)
+    if held.items.is_empty() {
+        return None;
+    }
+    let has = |is_it: fn(&str) -> bool| held.items.iter().any(|[what, ..]| is_it(what));
+    let (takeovers, given_up) = (has(|what| what == "Takeover"), has(|what| what == "GivenUp"));
+    let removal = has(|what| !matches!(what, "Takeover" | "GivenUp"));
+    // Each of these has a digest: where fewer have been named, the hub cannot tell of the others yet.
+    let named = [takeovers, given_up, removal].into_iter().filter(|is_named| *is_named).count();
+    let unknown = held.digest.split(',').count() > named;
+    Sorts::of(given_up || removal || unknown, takeovers || unknown)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -294,6 +299,9 @@ mod tests {
         assert_eq!(sorts(&held("d", 12, &[removal])), Some(Sorts::Removals));
         assert_eq!(sorts(&held("d,t", 24, &[removal, takeovers])), Some(Sorts::Both));
         assert_eq!(sorts(&held("d,t", 24, &[takeovers])), Some(Sorts::Both), "the removal is not spoken of yet");
+        let given_up = ("GivenUp", "12 (a)");
+        assert_eq!(sorts(&held("d,g", 24, &[removal, given_up])), Some(Sorts::Removals));
+        assert_eq!(sorts(&held("g,t", 24, &[given_up, takeovers])), Some(Sorts::Both));
         assert_eq!(sorts(&held("d", 12, &[])), None);
         assert!(table(&held("t", 20, &[takeovers])).contains("and 8 more that were held before the hub restarted"));
         for whole in [held("t", 12, &[takeovers]), held("d", 12, &[removal]), held("d,t", 24, &[removal, takeovers])] {
