@@ -5,6 +5,9 @@
 //! it is cut the moment that stops being so.
 mod account;
 mod session;
+mod stream;
+
+pub use stream::Calls;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,11 +17,10 @@ use std::time::{Duration, SystemTime};
 use futures::Stream;
 use jiff::Timestamp;
 use kube::{Api, Client};
-use runnel_proto::FRAME_LIMIT;
 use runnel_proto::identity::{PeerCertificate, SpiffeId, Token};
 use runnel_proto::model::ClusterName;
 use runnel_proto::wire;
-use runnel_proto::wire::runnel_server::{Runnel, RunnelServer};
+use runnel_proto::wire::runnel_server::Runnel;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -80,9 +82,8 @@ impl Server {
     }
 
     /// The service for a tonic router.
-    pub fn into_service(self) -> RunnelServer<Self> {
-        // Agents' frames are small; the receive buffer keeps the size of the largest.
-        RunnelServer::new(self).max_decoding_message_size(64 * 1024).max_encoding_message_size(FRAME_LIMIT)
+    pub fn into_service(self) -> Calls {
+        Calls::of(self)
     }
 
     async fn until_ready(&self) -> Result<(), Status> {

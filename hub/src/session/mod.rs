@@ -39,8 +39,9 @@ use weight::weight;
 
 /// Batches that may be under way without an ack.
 const WINDOW: usize = 8;
-/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone.
-const BATCH_BYTES: usize = 1024 * 1024;
+/// A batch is closed when its payloads reach this many bytes; a single larger one travels alone. Each connection holds one
+/// batch until the agent has room for it, so this bounds what a delivery to very many agents at once takes of memory.
+const BATCH_BYTES: usize = 128 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
