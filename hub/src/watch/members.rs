@@ -60,7 +60,9 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
 }
 
 /// A member is as given now, unless something newer is known.
-pub fn take_in_member(object: MemberCluster, shared: &Shared, book: &Book) {
+pub fn take_in_member(mut object: MemberCluster, shared: &Shared, book: &Book) {
+    // Who wrote which field is most of the object, and nobody here asks.
+    object.metadata.managed_fields = None;
     let name = ClusterName::from(object.name_any());
     let cluster = Cluster::read(&object);
     let _turn = book.turn();
