@@ -27,6 +27,8 @@ use crate::wait::eventually;
 
 /// How long anything may take that is not being measured.
 pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How long one member may take to join.
+const JOIN: Duration = Duration::from_secs(60);
 /// The namespace of sources and rules.
 pub const SOURCES: &str = "speed";
 /// Requests to the API server at once.
@@ -84,15 +86,20 @@ impl Lab {
         Ok(self.members[..count].to_vec())
     }
 
+    /// A hub that very many join at once may ask to be tried again.
     async fn join(&self, number: usize, bar: &Bar) -> Result<Credentials> {
-        let request = TokenRequest {
-            cluster: format!("simulated-{number:05}"),
-            labels: vec!["set=speed".to_owned()],
-            ttl: "1h".to_owned(),
-            advertise: vec![self.fleet.hub_address()],
-        };
-        let join = JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?;
-        let credentials = Credentials::join(&join).await?;
+        let cluster = format!("simulated-{number:05}");
+        let credentials = eventually(&format!("the join of {cluster}"), JOIN, async || {
+            let request = TokenRequest {
+                cluster: cluster.clone(),
+                labels: vec!["set=speed".to_owned()],
+                ttl: "1h".to_owned(),
+                advertise: vec![self.fleet.hub_address()],
+            };
+            let join = JoinString::parse(&token::create(self.client.clone(), NAMESPACE, request).await?)?;
+            Ok(Some(Credentials::join(&join).await?))
+        })
+        .await?;
         bar.step();
         Ok(credentials)
     }
