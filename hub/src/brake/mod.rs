@@ -279,7 +279,12 @@ impl Brake {
 
     /// What the status says: what is held, or what was released last. `None` if there is nothing to say.
     pub fn memory(&self, known: &Circumstances<'_>) -> Option<Memory> {
-        self.shown(known).or_else(|| self.past.released.clone())
+        self.shown(known).or_else(|| self.released())
+    }
+
+    /// What was released last: all that there is to say while nothing is held.
+    pub fn released(&self) -> Option<Memory> {
+        self.past.released.clone()
     }
 
     /// The set that is held now, as people see it.

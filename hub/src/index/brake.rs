@@ -171,8 +171,14 @@ impl Index {
     /// What a rule's status says of its brake, and, if something is held, what.
     pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<Held>) {
         let Some(entry) = self.rules.get(uid) else { return (None, None) };
-        let now = (entry.brake.judged().clone(), entry.brake.leaving());
-        let memory = self.with_circumstances(uid, &now, holdings, |known| entry.brake.memory(known)).flatten();
+        // A status is looked at far more often than something is held, and only then has a cluster to be asked.
+        let memory = match entry.brake.is_holding() {
+            true => {
+                let now = (entry.brake.judged().clone(), entry.brake.leaving());
+                self.with_circumstances(uid, &now, holdings, |known| entry.brake.memory(known)).flatten()
+            }
+            false => entry.brake.released(),
+        };
         let held = memory.clone().filter(|memory| !memory.released).map(|memory| {
             let mut said = Held { memory, ..Held::default() };
             for item in entry.brake.held() {
