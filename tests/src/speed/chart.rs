@@ -19,9 +19,10 @@ type Point = (f64, f64, Option<f64>);
 #[must_use]
 pub fn chart(judged: &[Judged]) -> Option<String> {
     let mut lines: BTreeMap<(u8, &str), (String, Vec<Point>)> = BTreeMap::new();
-    for Judged { reading, line } in judged {
-        let title = format!("row {}: {}, {}", reading.row, line.what, line.unit);
-        let (_, points) = lines.entry((reading.row, reading.what)).or_insert_with(|| (title, Vec::new()));
+    for Judged { row, line, found } in judged {
+        let Ok(reading) = found else { continue };
+        let title = format!("row {}: {}, {}", row, line.what, line.unit);
+        let (_, points) = lines.entry((*row, reading.what)).or_insert_with(|| (title, Vec::new()));
         points.push((reading.size, reading.runnel, reading.bare));
     }
     lines.retain(|_, (_, points)| points.len() > 1);
@@ -89,7 +90,8 @@ mod tests {
 
     fn judged(row: u8, size: f64, runnel: f64, bare: Option<f64>) -> Judged {
         let line = Line { what: "edit -> last ack", unit: "ms", gate: None, aim: None };
-        Judged { reading: Reading { row, what: line.what, size, at: number(size), runnel, bare }, line }
+        let reading = Reading { row, what: line.what, size, at: number(size), runnel, bare };
+        Judged { row, line, found: Ok(reading) }
     }
 
     #[test]

@@ -13,7 +13,16 @@ pub fn json(judged: &[Judged], quick: bool) -> Value {
 }
 
 fn one(judged: &Judged) -> Value {
-    let (reading, line) = (&judged.reading, &judged.line);
+    let line = &judged.line;
+    let reading = match &judged.found {
+        Ok(reading) => reading,
+        Err(why) => {
+            return json!({
+                "row": judged.row, "what": line.what, "unit": line.unit, "gate": line.gate, "aim": line.aim,
+                "verdict": word(judged), "error": why,
+            });
+        }
+    };
     json!({
         "row": reading.row, "what": reading.what, "at": reading.at, "size": reading.size, "unit": line.unit,
         "runnel": reading.runnel, "bare": reading.bare, "ratio": reading.ratio(),
@@ -27,10 +36,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_not_measured_says_why() {
+        let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
+        let whole = json(&[Judged { row: 8, line, found: Err("no hub".to_owned()) }], false);
+        assert_eq!(
+            whole,
+            json!({"quick": false, "passes": false, "readings": [{
+                "row": 8, "what": "bytes", "unit": "B", "gate": {"atMost": 3.0}, "aim": null,
+                "verdict": "NOT MEASURED", "error": "no hub",
+            }]})
+        );
+    }
+
+    #[test]
     fn a_reading_says_all_that_the_table_says() {
         let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
         let reading = Reading { row: 8, what: "bytes", size: 2.0, at: "2 pairs".to_owned(), runnel: 4.0, bare: None };
-        let whole = json(&[Judged { reading, line }], true);
+        let whole = json(&[Judged { row: 8, line, found: Ok(reading) }], true);
         assert_eq!(
             whole,
             json!({"quick": true, "passes": false, "readings": [{

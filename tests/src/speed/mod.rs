@@ -96,7 +96,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
     }
     let begin = Instant::now();
     let wanted: Vec<&Row> = ROWS.iter().filter(|row| wants(&arguments.rows, row)).collect();
-    let Some(judged) = unless_interrupted(rows::run(&wanted, arguments.quick)).await? else {
+    let Some(judged) = unless_interrupted(async { Ok(rows::run(&wanted, arguments.quick).await) }).await? else {
         return Ok(ExitCode::from(INTERRUPTED));
     };
     print!("{}", table::table(&judged));
@@ -109,7 +109,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         let svg = chart::chart(&judged).context("none of these rows is measured at several sizes: no chart")?;
         std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let passes = judged.iter().all(Judged::passes);
+    let passes = !judged.is_empty() && judged.iter().all(Judged::passes);
     Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -120,10 +120,12 @@ fn wants(chosen: &[&Row], row: &Row) -> bool {
 /// How many gates hold and how many aims are reached.
 fn summary(judged: &[Judged]) -> String {
     let gates = judged.iter().filter(|judged| judged.line.gate.is_some()).count();
-    let missed = judged.iter().filter(|judged| !judged.passes()).count();
+    let hold = judged.iter().filter(|judged| judged.line.gate.is_some() && judged.passes()).count();
+    let missing = judged.iter().filter(|judged| judged.found.is_err()).count();
     let aims = judged.iter().filter(|judged| judged.line.aim.is_some()).count();
     let reached = judged.iter().filter(|judged| judged.reaches_its_aim()).count();
-    format!("{} of {gates} gates hold, {reached} of {aims} aims are reached", gates - missed)
+    let missing = if missing == 0 { String::new() } else { format!(", {missing} could not be measured") };
+    format!("{hold} of {gates} gates hold{missing}, {reached} of {aims} aims are reached")
 }
 
 #[cfg(test)]

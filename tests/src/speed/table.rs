@@ -6,7 +6,7 @@ const HEADINGS: [&str; 10] = ["row", "what", "at", "unit", "Runnel", "bare", "ra
 /// The columns of numbers stand to the right.
 const RIGHT: [usize; 4] = [0, 4, 5, 6];
 
-/// The whole table, with a line for each reading.
+/// The whole table, with a line for each reading, and below it why others are missing.
 #[must_use]
 pub fn table(judged: &[Judged]) -> String {
     let heading = HEADINGS.map(ToOwned::to_owned);
@@ -20,6 +20,11 @@ pub fn table(judged: &[Judged]) -> String {
         text.push_str(padded.join("  ").trim_end());
         text.push('\n');
     }
+    for Judged { row, line, found } in judged {
+        if let Err(why) = found {
+            text.push_str(&format!("row {row}, {}: {why}\n", line.what));
+        }
+    }
     text
 }
 
@@ -28,16 +33,26 @@ fn pad((column, (cell, width)): (usize, (&String, &usize))) -> String {
 }
 
 fn cells(judged: &Judged) -> [String; 10] {
-    let (reading, line) = (&judged.reading, &judged.line);
+    let line = &judged.line;
     let bound = |bound: Option<Bound>| bound.map_or("-".to_owned(), Bound::text);
+    let none = || "-".to_owned();
+    let [at, runnel, bare, ratio] = match &judged.found {
+        Ok(reading) => [
+            reading.at.clone(),
+            number(reading.runnel),
+            reading.bare.map_or_else(none, number),
+            reading.ratio().map_or_else(none, |ratio| format!("{}x", number(ratio))),
+        ],
+        Err(_) => [none(), none(), none(), none()],
+    };
     [
-        reading.row.to_string(),
+        judged.row.to_string(),
         line.what.to_owned(),
-        reading.at.clone(),
+        at,
         line.unit.to_owned(),
-        number(reading.runnel),
-        reading.bare.map_or("-".to_owned(), number),
-        reading.ratio().map_or("-".to_owned(), |ratio| format!("{}x", number(ratio))),
+        runnel,
+        bare,
+        ratio,
         bound(line.gate),
         bound(line.aim),
         word(judged).to_owned(),
@@ -48,6 +63,7 @@ fn cells(judged: &Judged) -> [String; 10] {
 #[must_use]
 pub fn word(judged: &Judged) -> &'static str {
     match (judged.passes(), judged.reaches_its_aim(), judged.line.gate.is_some()) {
+        (false, ..) if judged.found.is_err() => "NOT MEASURED",
         (false, ..) => "FAILS",
         (true, true, _) => "aim",
         (true, false, true) => "pass",
@@ -64,7 +80,20 @@ mod tests {
         let (gate, aim) = (Some(Bound::RatioAtMost(2.0)), Some(Bound::RatioAtMost(1.25)));
         let line = Line { what: "edit to last ack", unit: "ms", gate, aim };
         let reading = Reading { row: 4, what: line.what, size: 1000.0, at: "1,000 agents".to_owned(), runnel, bare };
-        Judged { reading, line }
+        Judged { row: 4, line, found: Ok(reading) }
+    }
+
+    #[test]
+    fn what_was_not_measured_has_a_line_and_a_reason() {
+        let missing = Judged { found: Err("the hub did not start".to_owned()), ..judged(1.0, None) };
+        assert_eq!(
+            table(&[missing]),
+            "\
+row  what              at  unit  Runnel  bare  ratio  gate   aim
+  4  edit to last ack  -   ms         -     -      -  <= 2x  <= 1.25x  NOT MEASURED
+row 4, edit to last ack: the hub did not start
+"
+        );
     }
 
     #[test]

@@ -15,14 +15,17 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Whether a reading keeps to it; `None` where there is nothing to compare it with.
+    /// Whether a reading keeps to it; `None` where there is nothing to compare it with. What is less than nothing, or no
+    /// number at all, was not measured well: no bound holds for it.
     #[must_use]
     pub fn holds(self, reading: &Reading) -> Option<bool> {
-        match self {
+        let is_possible = reading.runnel.is_finite() && reading.runnel >= 0.0;
+        let compared = match self {
             Self::RatioAtMost(limit) => reading.ratio().map(|ratio| ratio <= limit),
             Self::RatioAtLeast(limit) => reading.ratio().map(|ratio| ratio >= limit),
             Self::AtMost(limit) => Some(reading.runnel <= limit),
-        }
+        };
+        compared.map(|holds| holds && is_possible)
     }
 
     /// The bound as the table shows it.
@@ -70,30 +73,35 @@ impl Reading {
     /// Runnel's as a multiple of the bare program's.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
-        self.bare.filter(|bare| *bare > 0.0).map(|bare| self.runnel / bare)
+        self.bare.filter(|bare| bare.is_finite() && *bare > 0.0).map(|bare| self.runnel / bare)
     }
 }
 
-/// A reading that was judged.
+/// A line that was judged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
-    /// The reading.
-    pub reading: Reading,
-    /// What it is of.
+    /// The row's number.
+    pub row: u8,
+    /// What is judged.
     pub line: Line,
+    /// What was measured of it, or why nothing was.
+    pub found: Result<Reading, String>,
 }
 
 impl Judged {
-    /// Whether the gate holds. A gate that cannot be judged does not hold: a row without its bare program fails.
+    /// Whether the gate holds. A gate that cannot be judged does not hold: a row without its bare program fails, and so does
+    /// a line that was not measured.
     #[must_use]
     pub fn passes(&self) -> bool {
-        self.line.gate.is_none_or(|gate| gate.holds(&self.reading) == Some(true))
+        let holds = |reading| self.line.gate.is_none_or(|gate| gate.holds(reading) == Some(true));
+        self.found.as_ref().is_ok_and(holds)
     }
 
     /// Whether the aim is reached.
     #[must_use]
     pub fn reaches_its_aim(&self) -> bool {
-        self.line.aim.is_some_and(|aim| aim.holds(&self.reading) == Some(true))
+        let holds = |reading| self.line.aim.is_some_and(|aim| aim.holds(reading) == Some(true));
+        self.found.as_ref().is_ok_and(holds)
     }
 }
 
@@ -124,14 +132,14 @@ fn thousands(value: f64) -> String {
     if value < 0.0 { format!("-{text}") } else { text }
 }
 
-/// The value below which this share of them lies; 0 of none.
+/// The value below which this share of them lies; of none it is no number, for which no bound holds.
 #[must_use]
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().saturating_sub(1);
     let place = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(place.saturating_sub(1).min(last)).copied().unwrap_or_default()
+    sorted.get(place.saturating_sub(1).min(last)).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
@@ -140,7 +148,8 @@ mod tests {
 
     fn judged(runnel: f64, bare: Option<f64>, gate: Bound, aim: Bound) -> Judged {
         let line = Line { what: "time", unit: "ms", gate: Some(gate), aim: Some(aim) };
-        Judged { reading: Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare }, line }
+        let reading = Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare };
+        Judged { row: 4, line, found: Ok(reading) }
     }
 
     #[test]
@@ -161,6 +170,21 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_have_been_measured_does_not_pass() {
+        for odd in [-0.1, f64::NAN, f64::INFINITY, percentile(&[], 0.5)] {
+            let most = judged(odd, Some(1.0), Bound::AtMost(2.0), Bound::AtMost(1.0));
+            let ratio = judged(odd, Some(1.0), Bound::RatioAtMost(2.0), Bound::RatioAtLeast(0.0));
+            assert!(!most.passes() && !most.reaches_its_aim() && !ratio.passes() && !ratio.reaches_its_aim(), "{odd}");
+            assert!(!judged(1.0, Some(odd), Bound::RatioAtMost(2.0), Bound::RatioAtMost(1.0)).passes(), "{odd}");
+        }
+        let whole = judged(1.0, None, Bound::AtMost(2.0), Bound::AtMost(1.0));
+        let missing = Judged { found: Err("the hub did not start".to_owned()), ..whole };
+        assert!(!missing.passes() && !missing.reaches_its_aim());
+        let without_gate = Judged { line: Line { gate: None, ..missing.line }, ..missing };
+        assert!(!without_gate.passes());
+    }
+
+    #[test]
     fn numbers_have_the_digits_that_say_something() {
         let texts = [0.0, 0.254, 1.0, 12.34, 123.4, 1234.5, 1_234_567.0].map(number);
         assert_eq!(texts, ["0", "0.25", "1", "12.3", "123", "1,234", "1,234,567"]);
@@ -171,6 +195,6 @@ mod tests {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!([0.5, 0.99, 1.0].map(|share| percentile(&values, share)), [50.0, 99.0, 100.0]);
         assert_eq!(percentile(&[7.0], 0.99), 7.0);
-        assert_eq!(percentile(&[], 0.5), 0.0);
+        assert!(percentile(&[], 0.5).is_nan());
     }
 }

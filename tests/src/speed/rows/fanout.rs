@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::{reading, told};
+use super::reading;
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
@@ -76,7 +76,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             crowd = Crowd::new(false);
             Bare::start(size).await?.edits(edits / 2, &mut bare).await?;
         }
-        readings.extend(told(read(size, edits, &runnel, &bare)));
+        readings.extend(read(size, edits, &runnel, &bare));
     }
     Ok(readings)
 }

@@ -11,20 +11,13 @@ mod real;
 mod reports;
 mod restart;
 
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+
 use anyhow::Result;
 
 use super::verdict::{Bound, Judged, Line, Reading};
-
-/// What a row stands on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stand {
-    /// A real hub and API server, simulated agents over real mutual TLS.
-    Simulated,
-    /// Real control planes, the real hub and real agents.
-    Real,
-    /// Some sizes on the one, some on the other.
-    Both,
-}
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +28,6 @@ pub struct Row {
     pub name: &'static str,
     /// What it tells.
     pub meaning: &'static str,
-    /// What it stands on.
-    pub stand: Stand,
     /// What it measures.
     pub lines: &'static [Line],
 }
@@ -63,14 +54,12 @@ pub const ROWS: &[Row] = &[
         number: 1,
         name: "hub-writes",
         meaning: "writes of the hub to its API server per edit of a source, the user's own and Leases not counted",
-        stand: Stand::Both,
         lines: &[bounded("hub writes per edit", "writes", most(2.0, 1.0))],
     },
     Row {
         number: 2,
         name: "stored",
         meaning: "what the hub stores for very many copies: the rule's status, and what else it writes when all clusters get all",
-        stand: Stand::Simulated,
         lines: &[
             bounded("status of a rule", "B", most(65_536.0, 16_384.0)),
             bounded("hub writes beside the status", "writes", most(0.0, 0.0)),
@@ -80,7 +69,6 @@ pub const ROWS: &[Row] = &[
         number: 3,
         name: "edit",
         meaning: "from the edit of a source to its copy in the last of 3 real members, beside a bare relay",
-        stand: Stand::Real,
         lines: &[
             bounded("edit to last copy, p50", "ms", ratio(1.5, 1.15)),
             line("edit to last copy, p99", "ms", Some(Bound::RatioAtMost(2.0)), None),
@@ -90,21 +78,18 @@ pub const ROWS: &[Row] = &[
         number: 4,
         name: "fan-out",
         meaning: "from the edit of a source of 1 KiB to the ack of the last agent, beside a bare broadcast with acks",
-        stand: Stand::Simulated,
         lines: &[bounded("edit to last ack, p50", "ms", ratio(2.0, 1.25))],
     },
     Row {
         number: 5,
         name: "many",
         meaning: "many objects for 3 real members that have none of them, beside an apply loop of the same parallelism",
-        stand: Stand::Real,
         lines: &[bounded("all copies present", "ms", ratio(2.0, 1.15))],
     },
     Row {
         number: 6,
         name: "status",
         meaning: "from the last copy to the rule's status that says so",
-        stand: Stand::Both,
         lines: &[
             bounded("last ack to status, p50", "ms", most(1500.0, 300.0)),
             bounded("last copy to status, p50", "ms", most(1500.0, 300.0)),
@@ -114,35 +99,30 @@ pub const ROWS: &[Row] = &[
         number: 7,
         name: "idle-memory",
         meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
-        stand: Stand::Simulated,
         lines: &[bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)), line("memory in all", "MiB", None, None)],
     },
     Row {
         number: 8,
         name: "pair-memory",
         meaning: "the hub's resident memory per object and cluster that it keeps count of",
-        stand: Stand::Simulated,
         lines: &[bounded("memory per pair", "B", most(128.0, 24.0))],
     },
     Row {
         number: 9,
         name: "agent-memory",
         meaning: "a real agent's resident memory with copies of 1 KiB, its payload cache included, beside a bare watch of names",
-        stand: Stand::Real,
         lines: &[line("agent memory", "MiB", Some(Bound::AtMost(20.0)), Some(Bound::AtMost(14.0)))],
     },
     Row {
         number: 10,
         name: "agent-rest",
         meaning: "a real agent's processor time while nothing happens, in thousandths of a core, beside a bare watch of names",
-        stand: Stand::Real,
         lines: &[bounded("agent CPU at rest", "mCPU", most(1.0, 0.2))],
     },
     Row {
         number: 11,
         name: "hub-restart",
         meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
-        stand: Stand::Simulated,
         lines: &[
             bounded("start to last agent in sync", "ms", ratio(2.0, 1.2)),
             bounded("intents sent again", "intents", most(0.0, 0.0)),
@@ -153,7 +133,6 @@ pub const ROWS: &[Row] = &[
         number: 12,
         name: "agent-restart",
         meaning: "a real agent that is started again, nothing changed: its requests to the member in 10 s, and its processor time",
-        stand: Stand::Real,
         lines: &[
             bounded("writes to the member", "requests", most(0.0, 0.0)),
             line("reads of the member", "requests", None, None),
@@ -164,7 +143,6 @@ pub const ROWS: &[Row] = &[
         number: 13,
         name: "drift",
         meaning: "from a foreign edit of a copy to the right one again, beside a bare watch with an apply",
-        stand: Stand::Real,
         lines: &[
             line("foreign edit to restored, p50", "ms", None, None),
             line("foreign edit to restored, p99", "ms", Some(Bound::AtMost(250.0)), Some(Bound::RatioAtMost(3.0))),
@@ -174,21 +152,18 @@ pub const ROWS: &[Row] = &[
         number: 14,
         name: "no-ops",
         meaning: "applies of a real agent that changed nothing: while it copied, and after it was started again",
-        stand: Stand::Real,
         lines: &[bounded("no-op applies, before and after a restart", "applies", most(0.0, 0.0))],
     },
     Row {
         number: 15,
         name: "fan-in",
         meaning: "reports that the hub takes in per second of its processor time, beside a bare server that counts them",
-        stand: Stand::Simulated,
         lines: &[line("reports per CPU second", "1/s", Some(Bound::RatioAtLeast(0.4)), Some(Bound::RatioAtLeast(0.7)))],
     },
     Row {
         number: 16,
         name: "idle-writes",
         meaning: "writes to the hub's API server while connected agents are sent nothing, Leases apart",
-        stand: Stand::Simulated,
         lines: &[
             bounded("hub writes a minute", "writes", most(1.0, 0.0)),
             line("Lease writes a minute", "writes", None, None),
@@ -198,7 +173,6 @@ pub const ROWS: &[Row] = &[
         number: 17,
         name: "wire",
         meaning: "bytes from the hub to one agent, after TLS, beside the content's own bytes",
-        stand: Stand::Simulated,
         lines: &[
             line("bytes per edit", "B", Some(Bound::RatioAtMost(1.15)), None),
             bounded("bytes of a first delivery", "B", ratio(1.15, 0.4)),
@@ -208,21 +182,18 @@ pub const ROWS: &[Row] = &[
         number: 18,
         name: "copy-cpu",
         meaning: "the hub's processor time per delivered copy, beside a bare server's",
-        stand: Stand::Simulated,
         lines: &[bounded("hub CPU per copy", "us", ratio(3.0, 1.5))],
     },
     Row {
         number: 19,
         name: "others",
         meaning: "the hub's processor time per edit beside many sources, rules and clusters that it does not concern",
-        stand: Stand::Simulated,
         lines: &[bounded("hub CPU per edit", "ms", ratio(1.5, 1.1))],
     },
     Row {
         number: 20,
         name: "large",
         meaning: "10,000 agents with 1,000 objects each: first delivery, memory, one edit, a restart of the hub",
-        stand: Stand::Simulated,
         lines: &[
             line("first delivery of all", "ms", None, None),
             line("hub memory with all", "MiB", None, None),
@@ -235,7 +206,6 @@ pub const ROWS: &[Row] = &[
         number: 21,
         name: "heavy",
         meaning: "the hub's memory at its peak while objects of 500 KiB travel to 20 members, beside their contents",
-        stand: Stand::Simulated,
         lines: &[bounded("hub memory at its peak", "MiB", ratio(1.5, 1.0))],
     },
 ];
@@ -246,45 +216,44 @@ pub fn find(text: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.name == text || row.number.to_string() == text)
 }
 
-/// Runs what measures these rows, and returns the readings of these rows alone, in the table's order.
-///
-/// # Errors
-/// When something cannot be measured.
-pub async fn run(rows: &[&Row], quick: bool) -> Result<Vec<Judged>> {
-    let wants = |numbers: &[u8]| rows.iter().any(|row| numbers.contains(&row.number));
-    let mut readings = Vec::new();
-    if wants(idle::ROWS) {
-        readings.extend(told(idle::run(quick).await?));
+type Measured = Pin<Box<dyn Future<Output = Result<Vec<Reading>>>>>;
+
+/// What is measured on one stand: the rows, and how; it is told which rows are wanted, and whether small sizes will do.
+const STEPS: &[(&[u8], fn(Vec<u8>, bool) -> Measured)] = &[
+    (idle::ROWS, |_, quick| Box::pin(idle::run(quick))),
+    (pairs::ROWS, |_, quick| Box::pin(pairs::run(quick))),
+    (fanout::ROWS, |_, quick| Box::pin(fanout::run(quick))),
+    (reports::ROWS, |_, quick| Box::pin(reports::run(quick))),
+    (restart::ROWS, |_, quick| Box::pin(restart::run(quick))),
+    (others::ROWS, |_, quick| Box::pin(others::run(quick))),
+    (heavy::ROWS, |_, quick| Box::pin(heavy::run(quick))),
+    (large::ROWS, |_, quick| Box::pin(large::run(quick))),
+    (real::ROWS, |rows, quick| Box::pin(async move { real::run(&rows, quick).await })),
+    (agent::ROWS, |_, quick| Box::pin(agent::run(quick))),
+];
+
+/// Why a step has ended early, and which rows it would have measured.
+struct Broken {
+    rows: &'static [u8],
+    why: String,
+}
+
+/// Runs what measures these rows, and judges these rows alone, in the table's order. What goes wrong in one step is the
+/// failure of its rows: the others are measured all the same.
+pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
+    let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
+    let (mut readings, mut broken) = (Vec::new(), Vec::new());
+    for (its, step) in STEPS.iter().filter(|(its, _)| numbers.iter().any(|number| its.contains(number))) {
+        match step(numbers.clone(), quick).await {
+            Ok(measured) => readings.extend(told(measured)),
+            Err(error) => {
+                let why = format!("{error:#}");
+                eprintln!("rows {its:?}: {why}");
+                broken.push(Broken { rows: its, why });
+            }
+        }
     }
-    if wants(pairs::ROWS) {
-        readings.extend(told(pairs::run(quick).await?));
-    }
-    if wants(fanout::ROWS) {
-        readings.extend(fanout::run(quick).await?);
-    }
-    if wants(reports::ROWS) {
-        readings.extend(told(reports::run(quick).await?));
-    }
-    if wants(restart::ROWS) {
-        readings.extend(told(restart::run(quick).await?));
-    }
-    if wants(others::ROWS) {
-        readings.extend(told(others::run(quick).await?));
-    }
-    if wants(heavy::ROWS) {
-        readings.extend(told(heavy::run(quick).await?));
-    }
-    if wants(large::ROWS) {
-        readings.extend(told(large::run(quick).await?));
-    }
-    if wants(real::ROWS) {
-        let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
-        readings.extend(told(real::run(&numbers, quick).await?));
-    }
-    if wants(agent::ROWS) {
-        readings.extend(told(agent::run(quick).await?));
-    }
-    Ok(judge(rows, readings))
+    judge(rows, readings, &broken)
 }
 
 /// Says on standard error what was measured: a whole run takes long, and the table comes at its end.
@@ -297,14 +266,31 @@ fn told(readings: Vec<Reading>) -> Vec<Reading> {
     readings
 }
 
-/// Pairs readings with their lines, in the order of the rows and lines.
-fn judge(rows: &[&Row], readings: Vec<Reading>) -> Vec<Judged> {
-    let lines = rows.iter().flat_map(|row| row.lines.iter().map(|line| (row.number, *line)));
-    let of = |(number, line): (u8, Line)| {
-        let its = readings.iter().filter(move |reading| reading.row == number && reading.what == line.what);
-        its.cloned().map(move |reading| Judged { reading, line }).collect::<Vec<_>>()
-    };
-    lines.flat_map(of).collect()
+/// Pairs readings with their lines, in the order of the rows and lines. A gate that nothing was measured for does not hold:
+/// the line is there without a reading. So is a row of which a step broke, and a reading that is of no line.
+fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged> {
+    let mut judged = Vec::new();
+    for row in rows {
+        let its: Vec<&Reading> = readings.iter().filter(|reading| reading.row == row.number).collect();
+        let missing = |line, why: &str| Judged { row: row.number, line, found: Err(why.to_owned()) };
+        let failures: Vec<&Broken> = broken.iter().filter(|broken| broken.rows.contains(&row.number)).collect();
+        for line in row.lines {
+            let of_it: Vec<Judged> = its
+                .iter()
+                .filter(|reading| reading.what == line.what)
+                .map(|reading| Judged { row: row.number, line: *line, found: Ok((*reading).clone()) })
+                .collect();
+            if of_it.is_empty() && line.gate.is_some() && failures.is_empty() {
+                judged.push(missing(*line, "nothing was measured"));
+            }
+            judged.extend(of_it);
+        }
+        judged.extend(failures.iter().map(|failure| missing(line(row.name, "-", None, None), &failure.why)));
+        let known: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
+        let stray = its.iter().filter(|reading| !known.contains(reading.what));
+        judged.extend(stray.map(|stray| missing(line(stray.what, "-", None, None), "the row has no such line")));
+    }
+    judged
 }
 
 /// A reading in which the size is so many of something.
@@ -315,8 +301,6 @@ fn reading(row: u8, what: &'static str, (size, of): (usize, &str), runnel: f64, 
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
@@ -341,20 +325,7 @@ mod tests {
 
     #[test]
     fn every_row_is_measured_by_something() {
-        let measured: BTreeSet<u8> = [
-            idle::ROWS,
-            pairs::ROWS,
-            fanout::ROWS,
-            reports::ROWS,
-            restart::ROWS,
-            others::ROWS,
-            heavy::ROWS,
-            large::ROWS,
-        ]
-        .concat()
-        .into_iter()
-        .chain([real::ROWS, agent::ROWS].concat())
-        .collect();
+        let measured: BTreeSet<u8> = STEPS.iter().flat_map(|(rows, _)| rows.iter().copied()).collect();
         assert_eq!(measured, ROWS.iter().map(|row| row.number).collect());
     }
 
@@ -364,7 +335,35 @@ mod tests {
         let readings =
             vec![some(18, "hub CPU per copy"), some(6, "last ack to status, p50"), some(4, "edit to last ack, p50")];
         let rows: Vec<&Row> = [find("4"), find("18")].into_iter().flatten().collect();
-        let judged: Vec<u8> = judge(&rows, readings).iter().map(|judged| judged.reading.row).collect();
+        let judged: Vec<u8> = judge(&rows, readings, &[]).iter().map(|judged| judged.row).collect();
         assert_eq!(judged, [4, 18]);
+    }
+
+    #[test]
+    fn a_gate_that_nothing_was_measured_for_does_not_hold() {
+        let rows: Vec<&Row> = [find("6"), find("14")].into_iter().flatten().collect();
+        let one = reading(6, "last ack to status, p50", (1000, "agents"), 1.0, None);
+        let judged = judge(&rows, vec![one], &[]);
+        let passes: Vec<(u8, bool)> = judged.iter().map(|judged| (judged.row, judged.passes())).collect();
+        assert!(
+            passes.contains(&(6, true)) && passes.contains(&(6, false)) && passes.contains(&(14, false)),
+            "{passes:?}"
+        );
+    }
+
+    #[test]
+    fn a_step_that_breaks_fails_its_rows_also_where_another_step_measured_them() {
+        let rows: Vec<&Row> = find("1").into_iter().collect();
+        let one = reading(1, rows[0].lines[0].what, (3, "members"), 1.0, None);
+        let judged = judge(&rows, vec![one], &[Broken { rows: fanout::ROWS, why: "no hub".to_owned() }]);
+        assert!(judged.iter().any(Judged::passes), "{judged:?}");
+        assert!(judged.iter().any(|judged| judged.found == Err("no hub".to_owned()) && !judged.passes()), "{judged:?}");
+    }
+
+    #[test]
+    fn a_reading_of_no_line_is_a_failure_and_not_silence() {
+        let rows: Vec<&Row> = find("15").into_iter().collect();
+        let judged = judge(&rows, vec![reading(15, "no such line", (1, "agents"), 1.0, None)], &[]);
+        assert!(judged.iter().any(|judged| judged.line.what == "no such line" && !judged.passes()), "{judged:?}");
     }
 }
