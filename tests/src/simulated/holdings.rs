@@ -22,6 +22,9 @@ pub struct HeldRule {
     pub intents: BTreeMap<SourceRef, (Revision, Payload)>,
     /// Whether the hub said that it does not know the rule.
     pub unclaimed: bool,
+    /// The digest of the intents, kept as they change: to hash them all for each batch would be the agents' work, and many
+    /// of them share a machine with the hub that is measured.
+    digest: SetDigest,
 }
 
 impl Holdings {
@@ -61,10 +64,10 @@ impl Holdings {
             rule.unclaimed = false;
         }
         for intent in &delta.upserts {
-            rule.intents.insert(intent.source.clone(), (intent.revision, intent.payload.clone()));
+            rule.hold(&intent.source, intent.revision, &intent.payload);
         }
         for tombstone in &delta.tombstones {
-            rule.intents.remove(&tombstone.source);
+            rule.let_go(&tombstone.source);
         }
         rule.unclaimed |= delta.unclaimed;
         if delta.removal.is_some() {
@@ -94,7 +97,7 @@ impl Holdings {
         let mut whole = (0, SetDigest::default());
         for rule in self.rules.values().filter(|rule| !rule.unclaimed) {
             whole.0 += rule.intents.len() as u64;
-            whole.1.merge(rule.digest());
+            whole.1.merge(rule.digest);
         }
         whole
     }
@@ -111,7 +114,7 @@ impl HeldRule {
         RuleState {
             uid: uid.clone(),
             rule: terms.map_or_else(RuleName::default, |(terms, _)| terms.rule.clone()),
-            intents_digest: self.digest(),
+            intents_digest: self.digest,
             intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
             terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.unclaimed),
             counts: Counts { copies, applied: copies, ..Counts::default() },
@@ -122,7 +125,34 @@ impl HeldRule {
         }
     }
 
-    fn digest(&self) -> SetDigest {
-        self.intents.iter().map(|(source, (revision, _))| (source, revision)).collect()
+    fn hold(&mut self, source: &SourceRef, revision: Revision, payload: &Payload) {
+        self.let_go(source);
+        self.digest.insert(source, &revision);
+        self.intents.insert(source.clone(), (revision, payload.clone()));
+    }
+
+    fn let_go(&mut self, source: &SourceRef) {
+        if let Some((revision, _)) = self.intents.remove(source) {
+            self.digest.remove(source, &revision);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_digest_is_that_of_what_is_held_whatever_came_and_went() {
+        let source = |name: &str| SourceRef::new("configmaps", "speed", name);
+        let (mut rule, nothing) = (HeldRule::default(), Payload::encode(Vec::new()));
+        for (name, revision) in [("one", 1), ("two", 2), ("one", 3), ("three", 4)] {
+            rule.hold(&source(name), Revision([revision; 16]), &nothing);
+        }
+        rule.let_go(&source("two"));
+        rule.let_go(&source("never"));
+        let whole: SetDigest = rule.intents.iter().map(|(source, (revision, _))| (source, revision)).collect();
+        assert_eq!(rule.intents.len(), 2);
+        assert_eq!(rule.state(&"u".to_owned().into()).intents_digest, whole);
     }
 }

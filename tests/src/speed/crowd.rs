@@ -8,16 +8,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use runnel_proto::convert::split;
-use runnel_proto::model::{AgentFrame, Batch, HubFrame, Payload, RuleState};
+use runnel_proto::model::{AgentFrame, Batch, HubFrame, Payload, RuleState, SnapshotEnd};
 use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 
 use super::counted::{self, Bytes};
+use crate::scratch::keep_everything;
 use crate::simulated::{Credentials, Holdings, Line, hello};
 
 /// Handshakes at once: each end has its own work with one, and they share the machine.
 const OPENING: usize = 64;
 const AGAIN: Duration = Duration::from_millis(100);
+/// Complaints that an error shows: ten thousand agents may have the same one.
+const COMPLAINTS: usize = 5;
 
 /// What the agents have seen, all together.
 #[derive(Default)]
@@ -27,16 +30,30 @@ struct Seen {
     up_to_date: AtomicUsize,
     /// Intents that came with their payload, and whose batch was acked.
     intents: AtomicU64,
+    /// How often somebody who was up to date lost the connection.
+    ends: AtomicUsize,
     complaints: Mutex<Vec<String>>,
+    /// Why somebody could not connect, or was cut off, at last.
+    trouble: Mutex<Option<String>>,
     changed: Notify,
     goal: Mutex<Goal>,
 }
 
-/// When as many intents have been acked as are awaited.
+/// What is awaited: that each of so many agents acks so many intents. What one agent acks beyond that stands for no other.
 #[derive(Default)]
 struct Goal {
-    intents: u64,
+    number: u64,
+    each: u64,
+    agents: usize,
+    done: usize,
     reached: Option<Instant>,
+}
+
+/// How far one agent is towards the goal of this number.
+#[derive(Default)]
+struct Way {
+    number: u64,
+    acked: u64,
 }
 
 /// Connected agents; dropping them cuts their connections.
@@ -46,6 +63,8 @@ pub struct Crowd {
     reports: broadcast::Sender<u32>,
     bare: bool,
     agents: JoinSet<()>,
+    /// How many connections were lost because they were meant to.
+    meant: AtomicUsize,
 }
 
 impl Crowd {
@@ -54,7 +73,7 @@ impl Crowd {
     pub fn new(bare: bool) -> Self {
         let opening = Arc::new(Semaphore::new(OPENING));
         let (reports, _) = broadcast::channel(1024);
-        Self { seen: Arc::default(), opening, reports, bare, agents: JoinSet::new() }
+        Self { seen: Arc::default(), opening, reports, bare, agents: JoinSet::new(), meant: AtomicUsize::new(0) }
     }
 
     /// How many there are.
@@ -78,25 +97,27 @@ impl Crowd {
                 opening: self.opening.clone(),
                 bare: self.bare,
                 holdings: Holdings::default(),
+                way: Way::default(),
             };
             self.agents.spawn(agent.run(self.reports.subscribe()));
         }
     }
 
-    /// Waits until every agent is up to date.
+    /// Waits until every agent is up to date: its snapshot has ended, and it holds what the hub says that it should.
     ///
     /// # Errors
-    /// When not all are within `limit`, or the hub broke the protocol.
+    /// When not all are within `limit`, the hub broke the protocol, or somebody lost the connection meanwhile.
     pub async fn up_to_date(&self, limit: Duration) -> Result<()> {
         let all = async {
             while self.connected() < self.agents.len() {
                 self.seen.changed.notified().await;
             }
         };
-        let ended = tokio::time::timeout(limit, all).await;
-        ended
-            .with_context(|| format!("{} of {} are up to date after {limit:?}", self.connected(), self.agents.len()))?;
-        self.check()
+        let is_late = tokio::time::timeout(limit, all).await.is_err();
+        self.check()?;
+        self.in_time(!is_late, || {
+            format!("{} of {} are up to date after {limit:?}", self.connected(), self.agents.len())
+        })
     }
 
     /// How many are up to date now.
@@ -115,7 +136,9 @@ impl Crowd {
                 self.seen.changed.notified().await;
             }
         };
-        tokio::time::timeout(limit, all).await.with_context(|| format!("{} are connected still", self.connected()))
+        let is_late = tokio::time::timeout(limit, all).await.is_err();
+        self.meant.fetch_add(self.agents.len(), Ordering::AcqRel);
+        self.in_time(!is_late, || format!("{} are connected still", self.connected()))
     }
 
     /// Intents acked so far.
@@ -131,16 +154,17 @@ impl Crowd {
         (bytes.received.load(Ordering::Acquire), bytes.sent.load(Ordering::Acquire))
     }
 
-    /// From now on, the moment is written down at which so many more intents have been acked.
-    pub fn expect(&self, intents: u64) {
+    /// From now on, the moment is written down at which each of so many agents has acked so many more intents.
+    pub fn expect(&self, each: usize, agents: usize) {
         let mut goal = self.seen.goal.lock();
-        *goal = Goal { intents: self.intents() + intents, reached: None };
+        let (number, each) = (goal.number + 1, each as u64);
+        *goal = Goal { number, each, agents, ..Goal::default() };
     }
 
     /// When what [`Self::expect`] awaits was reached.
     ///
     /// # Errors
-    /// When it was not within `limit`, or the hub broke the protocol.
+    /// When it was not within `limit`, the hub broke the protocol, or somebody lost the connection.
     pub async fn reached(&self, limit: Duration) -> Result<Instant> {
         let reached = async {
             loop {
@@ -150,11 +174,14 @@ impl Crowd {
                 self.seen.changed.notified().await;
             }
         };
-        let at = tokio::time::timeout(limit, reached).await;
-        let wanted = self.seen.goal.lock().intents;
-        let at = at.with_context(|| format!("{} of {wanted} intents were acked within {limit:?}", self.intents()))?;
+        let at = tokio::time::timeout(limit, reached).await.ok();
         self.check()?;
-        Ok(at)
+        let (done, agents) = {
+            let goal = self.seen.goal.lock();
+            (goal.done, goal.agents)
+        };
+        self.in_time(at.is_some(), || format!("{done} of {agents} agents have acked all within {limit:?}"))?;
+        at.context("not reached")
     }
 
     /// Each agent reports once what it holds: all well with an even number, one copy less with an odd one.
@@ -165,10 +192,35 @@ impl Crowd {
         self.reports.send(number).map(drop).ok().context("nobody is there to report")
     }
 
+    /// Says that the hub kept to the protocol, and that nobody lost the connection who was not meant to.
     fn check(&self) -> Result<()> {
+        let checked = self.checked();
+        if checked.is_err() {
+            keep_everything();
+        }
+        checked
+    }
+
+    fn checked(&self) -> Result<()> {
         let complaints = self.seen.complaints.lock();
-        ensure!(complaints.is_empty(), "the hub broke the protocol: {}", complaints.join("; "));
+        let some = &complaints[..complaints.len().min(COMPLAINTS)];
+        ensure!(some.is_empty(), "the hub broke the protocol {} times: {}", complaints.len(), some.join("; "));
+        let (ends, meant) = (self.seen.ends.load(Ordering::Acquire), self.meant.load(Ordering::Acquire));
+        ensure!(ends == meant, "{ends} connections were lost where {meant} were meant to be; {}", self.trouble());
         Ok(())
+    }
+
+    fn in_time(&self, is_in_time: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
+        if !is_in_time {
+            keep_everything();
+        }
+        ensure!(is_in_time, "{}; {}", otherwise(), self.trouble());
+        Ok(())
+    }
+
+    fn trouble(&self) -> String {
+        let trouble = self.seen.trouble.lock();
+        trouble.as_ref().map_or_else(|| "no connection failed".to_owned(), |last| format!("the last trouble: {last}"))
     }
 }
 
@@ -178,19 +230,26 @@ struct Agent {
     opening: Arc<Semaphore>,
     bare: bool,
     holdings: Holdings,
+    way: Way,
 }
 
 impl Agent {
     async fn run(mut self, mut reports: broadcast::Receiver<u32>) {
         loop {
-            if let Ok(line) = self.open().await {
-                let mut was_up_to_date = false;
-                self.session(line, &mut reports, &mut was_up_to_date).await;
-                if was_up_to_date {
-                    self.seen.up_to_date.fetch_sub(1, Ordering::AcqRel);
-                    self.seen.changed.notify_one();
+            let end = match self.open().await {
+                Ok(line) => {
+                    let mut was_up_to_date = false;
+                    let end = self.session(line, &mut reports, &mut was_up_to_date).await;
+                    if was_up_to_date {
+                        self.seen.ends.fetch_add(1, Ordering::AcqRel);
+                        self.seen.up_to_date.fetch_sub(1, Ordering::AcqRel);
+                        self.seen.changed.notify_one();
+                    }
+                    end
                 }
-            }
+                Err(error) => format!("{error:#}"),
+            };
+            *self.seen.trouble.lock() = Some(format!("{}: {end}", self.credentials.cluster));
             tokio::time::sleep(AGAIN).await;
         }
     }
@@ -204,23 +263,37 @@ impl Agent {
         Ok(line)
     }
 
-    async fn session(&mut self, mut line: Line, reports: &mut broadcast::Receiver<u32>, up_to_date: &mut bool) {
+    /// Returns how it ended.
+    async fn session(
+        &mut self,
+        mut line: Line,
+        reports: &mut broadcast::Receiver<u32>,
+        up_to_date: &mut bool,
+    ) -> String {
         loop {
             let frame = tokio::select! {
                 frame = line.next() => frame,
                 number = reports.recv() => {
-                    self.report(&line, number.unwrap_or_default());
+                    match number {
+                        Ok(number) => self.report(&line, number),
+                        Err(error) => self.complain(format!("a report was left out: {error}")),
+                    }
                     continue;
                 }
             };
-            let complaints = line.take_record().complaints;
-            self.seen.complaints.lock().extend(complaints);
+            let record = line.take_record();
+            if let (Err(status), true) = (&frame, record.ends.is_empty()) {
+                self.complain(format!("unreadable: {}", status.message()));
+            }
+            self.seen.complaints.lock().extend(record.complaints);
             match frame {
                 Ok(Some(HubFrame::Batch(batch))) => self.take_in(&line, batch),
-                Ok(Some(HubFrame::SnapshotEnd(_))) if !*up_to_date => {
-                    *up_to_date = true;
-                    self.seen.up_to_date.fetch_add(1, Ordering::AcqRel);
-                    self.seen.changed.notify_one();
+                Ok(Some(HubFrame::SnapshotEnd(end))) => {
+                    self.compare(&end);
+                    if !std::mem::replace(up_to_date, true) {
+                        self.seen.up_to_date.fetch_add(1, Ordering::AcqRel);
+                        self.seen.changed.notify_one();
+                    }
                 }
                 Ok(Some(HubFrame::WantDetail(uids))) => {
                     for uid in uids {
@@ -228,8 +301,21 @@ impl Agent {
                     }
                 }
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return,
+                Ok(None) => return "the hub ended the stream".to_owned(),
+                Err(status) => return format!("{:?}: {}", status.code(), status.message()),
             }
+        }
+    }
+
+    fn complain(&self, complaint: String) {
+        self.seen.complaints.lock().push(format!("{}: {complaint}", self.credentials.cluster));
+    }
+
+    /// At the end of a snapshot both sides must agree about what is held; a bare hub's holds nothing for either.
+    fn compare(&self, end: &SnapshotEnd) {
+        let (intents, digest) = self.holdings.account();
+        if (intents, digest) != (end.intents, end.digest) {
+            self.complain(format!("SnapshotEnd says {} intents, the agent holds {intents}", end.intents));
         }
     }
 
@@ -244,7 +330,7 @@ impl Agent {
             }
             send(line, AgentFrame::Report(self.holdings.take_in(&batch)));
         }
-        self.seen.took(intents);
+        self.seen.took(intents, &mut self.way);
     }
 
     fn report(&self, line: &Line, number: u32) {
@@ -261,13 +347,29 @@ impl Agent {
 }
 
 impl Seen {
-    fn took(&self, intents: u64) {
+    fn took(&self, intents: u64, way: &mut Way) {
+        self.intents.fetch_add(intents, Ordering::AcqRel);
         let mut goal = self.goal.lock();
-        let so_far = self.intents.fetch_add(intents, Ordering::AcqRel) + intents;
-        if goal.intents > 0 && so_far >= goal.intents && goal.reached.is_none() {
+        if goal.took(intents, way) {
             goal.reached = Some(Instant::now());
             self.changed.notify_one();
         }
+    }
+}
+
+impl Goal {
+    /// Somebody has acked so many; returns whether all have reached the goal with that.
+    fn took(&mut self, intents: u64, way: &mut Way) -> bool {
+        if way.number != self.number {
+            *way = Way { number: self.number, acked: 0 };
+        }
+        let before = way.acked;
+        way.acked += intents;
+        if before >= self.each || way.acked < self.each {
+            return false;
+        }
+        self.done += 1;
+        self.done == self.agents
     }
 }
 
@@ -289,5 +391,20 @@ fn made_up() -> RuleState {
 fn send(line: &Line, frame: AgentFrame) {
     for frame in split(frame) {
         line.send(&frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_served_twice_does_not_stand_for_who_is_not_served() {
+        let mut goal = Goal { number: 1, each: 2, agents: 2, ..Goal::default() };
+        let (mut one, mut two) = (Way::default(), Way::default());
+        assert!(!goal.took(2, &mut one) && !goal.took(2, &mut one) && !goal.took(1, &mut two));
+        assert!(goal.took(1, &mut two) && !goal.took(1, &mut two));
+        goal = Goal { number: 2, each: 1, agents: 1, ..Goal::default() };
+        assert!(goal.took(1, &mut one) && !goal.took(1, &mut two));
     }
 }

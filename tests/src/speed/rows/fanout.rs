@@ -102,7 +102,7 @@ async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, 
         let text = noise()?;
         let (mark, pid, received) = (lab.fleet.hub().mark(), lab.pid()?, crowd.bytes().0);
         let (before, revision) = (computed(pid)?, statuses.newest());
-        crowd.expect(crowd.len() as u64);
+        crowd.expect(1, crowd.len());
         let begin = Instant::now();
         lab.write(SOURCE, &text).await?;
         let acked = crowd.reached(PATIENCE).await?;
@@ -142,7 +142,7 @@ impl Bare {
             let text = content(&noise()?);
             let (pid, received) = (self.hub.pid()?, self.crowd.bytes().0);
             let before = computed(pid)?;
-            self.crowd.expect(self.crowd.len() as u64);
+            self.crowd.expect(1, self.crowd.len());
             let begin = Instant::now();
             say(&mut self.voice, &text).await?;
             let acked = self.crowd.reached(PATIENCE).await?;

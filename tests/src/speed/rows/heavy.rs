@@ -36,7 +36,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     crowd.add(lab.members(AGENTS).await?);
     crowd.up_to_date(PATIENCE).await?;
     let _bar = Bar::spinner("they travel to all members");
-    crowd.expect((AGENTS * objects) as u64);
+    crowd.expect(objects, AGENTS);
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, AGENTS).await?;

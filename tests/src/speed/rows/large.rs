@@ -25,7 +25,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
     let bar = Bar::spinner("a rule sends all objects to all agents");
-    crowd.expect((agents * objects) as u64);
+    crowd.expect(objects, agents);
     let begin = Instant::now();
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
     let first = crowd.reached(PATIENCE).await?.duration_since(begin);
@@ -35,7 +35,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     drop(bar);
 
     let bar = Bar::spinner("one object is edited, then the hub is started again");
-    crowd.expect(agents as u64);
+    crowd.expect(1, agents);
     let begin = Instant::now();
     lab.write(&format!("{RULE}-0000"), "edited").await?;
     let edit = crowd.reached(PATIENCE).await?.duration_since(begin);

@@ -63,7 +63,7 @@ async fn cost(lab: &Lab, crowd: &Crowd, edits: usize) -> Result<f64> {
     let (mut busy, mut idle) = (Duration::ZERO, Duration::ZERO);
     for number in 0..edits {
         let before = computed(pid)?;
-        crowd.expect(CLUSTERS as u64);
+        crowd.expect(1, CLUSTERS);
         lab.write(EDITED, &format!("edit {number}")).await?;
         crowd.reached(PATIENCE).await?;
         tokio::time::sleep(GAP).await;

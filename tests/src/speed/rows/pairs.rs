@@ -33,13 +33,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let texts = texts(objects)?;
     let sources = texts.iter().enumerate().map(|(number, text)| (format!("text-{number:04}"), text.clone()));
     lab.write_all(sources).await?;
-    crowd.expect(objects as u64);
+    crowd.expect(objects, 1);
     lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]})).await?;
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
     let (few, received, mark) = (resident(lab.pid()?)?, crowd.bytes().0, lab.fleet.hub().mark());
-    crowd.expect((objects * (agents - 1)) as u64);
+    crowd.expect(objects, agents - 1);
     lab.rule(RULE, &["text-*"], json!({"all": true})).await?;
     crowd.reached(PATIENCE).await?;
     let bytes = crowd.bytes().0 - received;
