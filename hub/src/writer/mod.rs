@@ -35,7 +35,7 @@ const GATHER: Duration = Duration::from_millis(10);
 /// How often time itself is looked at: silence, the end of settling, deletions that wait.
 const BEAT: Duration = Duration::from_secs(1);
 /// How often every member is looked at, whatever it says.
-const LOOK: Duration = Duration::from_secs(15);
+pub const LOOK: Duration = Duration::from_secs(15);
 /// How long one write may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 

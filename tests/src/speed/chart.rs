@@ -90,7 +90,8 @@ mod tests {
 
     fn judged(row: u8, size: f64, runnel: f64, bare: Option<f64>) -> Judged {
         let line = Line { what: "edit -> last ack", unit: "ms", gate: None, aim: None };
-        let reading = Reading { row, what: line.what, size, at: number(size), runnel, bare };
+        let reading =
+            Reading { row, what: line.what, size, at: number(size), runnel, bare, samples: Default::default() };
         Judged { row, line, found: Ok(reading) }
     }
 

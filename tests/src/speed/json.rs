@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::word;
-use super::verdict::Judged;
+use super::verdict::{Judged, percentile};
 
 /// The whole run.
 #[must_use]
@@ -25,9 +25,22 @@ fn one(judged: &Judged) -> Value {
     };
     json!({
         "row": reading.row, "what": reading.what, "at": reading.at, "size": reading.size, "unit": line.unit,
-        "runnel": reading.runnel, "bare": reading.bare, "ratio": reading.ratio(),
+        "runnel": reading.runnel, "bare": reading.bare, "ratio": reading.ratio(), "spread": spread(&reading.samples),
         "gate": line.gate, "aim": line.aim, "verdict": word(judged),
     })
+}
+
+/// How far the measurements lie apart that a reading stands for.
+fn spread(samples: &[Vec<f64>; 2]) -> Value {
+    let of = |values: &Vec<f64>| {
+        let (least, median, most) = (percentile(values, 0.0), percentile(values, 0.5), percentile(values, 1.0));
+        let whole = json!({"of": values.len(), "least": least, "median": median, "most": most});
+        if values.is_empty() { Value::Null } else { whole }
+    };
+    if samples.iter().all(Vec::is_empty) {
+        return Value::Null;
+    }
+    json!({"runnel": of(&samples[0]), "bare": of(&samples[1])})
 }
 
 #[cfg(test)]
@@ -51,13 +64,21 @@ mod tests {
     #[test]
     fn a_reading_says_all_that_the_table_says() {
         let line = Line { what: "bytes", unit: "B", gate: Some(Bound::AtMost(3.0)), aim: None };
-        let reading = Reading { row: 8, what: "bytes", size: 2.0, at: "2 pairs".to_owned(), runnel: 4.0, bare: None };
+        let reading = Reading {
+            row: 8,
+            what: "bytes",
+            size: 2.0,
+            at: "2 pairs".to_owned(),
+            runnel: 4.0,
+            bare: None,
+            samples: [vec![4.0, 2.0, 9.0], vec![]],
+        };
         let whole = json(&[Judged { row: 8, line, found: Ok(reading) }], true);
         assert_eq!(
             whole,
             json!({"quick": true, "passes": false, "readings": [{
                 "row": 8, "what": "bytes", "at": "2 pairs", "size": 2.0, "unit": "B", "runnel": 4.0, "bare": null,
-                "ratio": null, "gate": {"atMost": 3.0}, "aim": null, "verdict": "FAILS",
+                "ratio": null, "spread": {"runnel": {"of": 3, "least": 2.0, "median": 4.0, "most": 9.0}, "bare": null}, "gate": {"atMost": 3.0}, "aim": null, "verdict": "FAILS",
             }]})
         );
     }

@@ -169,6 +169,15 @@ impl Lab {
         .await
     }
 
+    /// Says that what counts the hub's writes has seen some: without that, none since some moment says nothing.
+    ///
+    /// # Errors
+    /// When it has seen none.
+    pub fn shows_hub_writes(&self) -> Result<()> {
+        ensure!(self.hub_writes(crate::audit::Mark::default())? > 0, "the audit log shows no write of the hub at all");
+        Ok(())
+    }
+
     /// How often the hub has written since `mark`; Leases are not counted.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ pub mod process;
 pub mod rows;
 pub mod seen;
 pub mod table;
+pub mod text;
 pub mod verdict;
 
 use std::path::PathBuf;

@@ -79,7 +79,15 @@ mod tests {
     fn judged(runnel: f64, bare: Option<f64>) -> Judged {
         let (gate, aim) = (Some(Bound::RatioAtMost(2.0)), Some(Bound::RatioAtMost(1.25)));
         let line = Line { what: "edit to last ack", unit: "ms", gate, aim };
-        let reading = Reading { row: 4, what: line.what, size: 1000.0, at: "1,000 agents".to_owned(), runnel, bare };
+        let reading = Reading {
+            row: 4,
+            what: line.what,
+            size: 1000.0,
+            at: "1,000 agents".to_owned(),
+            runnel,
+            bare,
+            samples: Default::default(),
+        };
         Judged { row: 4, line, found: Ok(reading) }
     }
 

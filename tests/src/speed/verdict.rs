@@ -67,9 +67,25 @@ pub struct Reading {
     pub runnel: f64,
     /// The bare program's, where there is one.
     pub bare: Option<f64>,
+    /// The measurements that they stand for, where there were several: Runnel's and the bare program's.
+    pub samples: [Vec<f64>; 2],
 }
 
 impl Reading {
+    /// The medians of these measurements stand for them.
+    #[must_use]
+    pub fn median_of(self, runnel: &[f64], bare: &[f64]) -> Self {
+        let median = |values: &[f64]| percentile(values, 0.5);
+        let bare_one = (!bare.is_empty()).then(|| median(bare));
+        Self { runnel: median(runnel), bare: bare_one, ..self }.sampled(runnel, bare)
+    }
+
+    /// It was drawn from these measurements.
+    #[must_use]
+    pub fn sampled(self, runnel: &[f64], bare: &[f64]) -> Self {
+        Self { samples: [runnel.to_vec(), bare.to_vec()], ..self }
+    }
+
     /// Runnel's as a multiple of the bare program's.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
@@ -148,8 +164,18 @@ mod tests {
 
     fn judged(runnel: f64, bare: Option<f64>, gate: Bound, aim: Bound) -> Judged {
         let line = Line { what: "time", unit: "ms", gate: Some(gate), aim: Some(aim) };
-        let reading = Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare };
+        let reading =
+            Reading { row: 4, what: "time", size: 1.0, at: "1".to_owned(), runnel, bare, samples: Default::default() };
         Judged { row: 4, line, found: Ok(reading) }
+    }
+
+    #[test]
+    fn the_middle_one_of_several_measurements_stands_for_them() {
+        let one = judged(0.0, None, Bound::AtMost(1.0), Bound::AtMost(1.0)).found.unwrap_or_else(|why| panic!("{why}"));
+        let of = one.clone().median_of(&[9.0, 1.0, 4.0], &[2.0, 2.0, 8.0]);
+        assert_eq!((of.runnel, of.bare, of.ratio()), (4.0, Some(2.0), Some(2.0)));
+        assert_eq!(of.samples, [vec![9.0, 1.0, 4.0], vec![2.0, 2.0, 8.0]]);
+        assert_eq!(one.median_of(&[1.0], &[]).bare, None);
     }
 
     #[test]

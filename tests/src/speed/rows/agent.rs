@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::reading;
+use super::{MIB, reading};
 use crate::audit::Mark;
 use crate::control_plane::Options;
 use crate::fleet::{Fleet, FleetOptions};
@@ -19,13 +19,13 @@ use crate::scratch::Scratch;
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
+use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
 pub(super) const ROWS: &[u8] = &[9, 10, 12, 14];
 const RULE: &str = "copied";
 /// The agent's count of applies that changed nothing.
 const NOOPS: &str = "runnel_apply_noop_total";
-const MIB: f64 = 1024.0 * 1024.0;
 /// For how long the agent is looked at after it was started again.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let mut before = 0;
     for &size in sizes {
         let bar = Bar::spinner("objects are copied");
-        lab.write_all((before..size).map(|number| (format!("{RULE}-{number:05}"), text(number)))).await?;
+        lab.write_all((before..size).map(|number| (format!("{RULE}-{number:05}"), noise(number as u64, 1024)))).await?;
         before = size;
         if size > 0 {
             copied(&lab, size).await?;
@@ -125,20 +125,6 @@ fn requests(fleet: &Fleet, mark: Mark) -> Result<BTreeMap<String, usize>> {
     Ok(counts)
 }
 
-/// 1 KiB that hardly shrinks: no two words of it are equal.
-fn text(number: usize) -> String {
-    let words = (0_u64..)
-        .map(|place| (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(place as u32) ^ place);
-    let mut text = String::new();
-    for word in words {
-        text.push_str(&format!("{:016x}", word.wrapping_mul(0xd6e8_feb8_6659_fd93)));
-        if text.len() >= 1024 {
-            break;
-        }
-    }
-    text
-}
-
 /// The bare watch of names, in a process of its own.
 struct BareWatch {
     process: Restartable,
@@ -153,16 +139,5 @@ impl BareWatch {
         let process = Restartable::new("the bare watch", program.arguments(arguments));
         process.start()?;
         Ok(Self { process, _scratch: scratch })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_are_of_one_size_and_differ() {
-        assert_eq!(text(1).len(), 1024);
-        assert_ne!(text(1), text(2));
     }
 }

@@ -3,24 +3,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use data_encoding::BASE64;
+use anyhow::{Result, ensure};
 use futures::StreamExt;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 use parking_lot::Mutex;
-use ring::rand::{SecureRandom, SystemRandom};
 use runnel_hub::crd::DistributionRule;
 use runnel_proto::wire::runnel_client::RunnelClient;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::reading;
+use super::{fits, milliseconds, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
 use crate::speed::process::{at_rest, computed};
+use crate::speed::text::{any_seed, noise};
 use crate::speed::verdict::{Reading, percentile};
 use crate::wait::eventually;
 
@@ -31,8 +30,6 @@ const SOURCE: &str = "edited";
 const TEXT: usize = 1024;
 /// Longer than the least time between two writes of one status, so that no edit shares its write with another.
 const GAP: Duration = Duration::from_millis(1200);
-/// Files that this process may need besides two connections per agent.
-const OTHER_FILES: u64 = 500;
 
 /// What a series of edits cost.
 #[derive(Default)]
@@ -81,12 +78,6 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-/// Whether this process may have so many connections.
-fn fits(connections: usize) -> bool {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.is_none_or(|limit| limit > connections as u64 + OTHER_FILES)
-}
-
 /// Has so many agents connected and the rule ready in all of them.
 async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
     let members = lab.members(size).await?;
@@ -99,7 +90,7 @@ async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
 
 async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, series: &mut Series) -> Result<()> {
     for _ in 0..edits {
-        let text = noise()?;
+        let text = noise(any_seed()?, TEXT);
         let (mark, pid, received) = (lab.fleet.hub().mark(), lab.pid()?, crowd.bytes().0);
         let (before, revision) = (computed(pid)?, statuses.newest());
         crowd.expect(1, crowd.len());
@@ -112,7 +103,9 @@ async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, 
         series.to_status.push(milliseconds(told.saturating_duration_since(acked)));
         series.received += crowd.bytes().0 - received;
         series.processor += computed(pid)?.saturating_sub(before);
-        series.writes += lab.hub_writes(mark)?;
+        let writes = lab.hub_writes(mark)?;
+        ensure!(writes > 0, "the audit log shows no write of the hub after an edit, though its status changed");
+        series.writes += writes;
     }
     Ok(())
 }
@@ -139,7 +132,7 @@ impl Bare {
 
     async fn edits(&mut self, edits: usize, series: &mut Series) -> Result<()> {
         for _ in 0..edits {
-            let text = content(&noise()?);
+            let text = content(&noise(any_seed()?, TEXT));
             let (pid, received) = (self.hub.pid()?, self.crowd.bytes().0);
             let before = computed(pid)?;
             self.crowd.expect(1, self.crowd.len());
@@ -171,20 +164,9 @@ fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Readin
     ]
 }
 
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
-}
-
 /// What must travel of a ConfigMap with this text.
 fn content(text: &str) -> String {
     json!({"data": {"value": text}}).to_string()
-}
-
-/// Text of 1 KiB that is another one each time.
-fn noise() -> Result<String> {
-    let mut noise = [0; TEXT / 4 * 3];
-    SystemRandom::new().fill(&mut noise).ok().context("no random numbers")?;
-    Ok(BASE64.encode(&noise))
 }
 
 /// When the rule's status said which revision is applied in how many clusters.

@@ -1,15 +1,14 @@
 //! Row 21: the most memory that the hub takes while large objects travel to several members.
 
-use anyhow::{Context, Result};
-use data_encoding::BASE64;
-use ring::rand::{SecureRandom, SystemRandom};
+use anyhow::Result;
 use serde_json::json;
 
-use super::reading;
+use super::{MIB, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
 use crate::speed::process::peak;
+use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
 pub(super) const ROWS: &[u8] = &[21];
@@ -17,7 +16,6 @@ const RULE: &str = "heavy";
 /// Bytes of text in each object; they do not shrink below three quarters.
 const TEXT: usize = 500 * 1024;
 const AGENTS: usize = 20;
-const MIB: f64 = 1024.0 * 1024.0;
 /// Objects that are made at a time: this process does not keep them all.
 const AT_ONCE: usize = 16;
 
@@ -27,8 +25,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bar = Bar::of(objects, "large objects are written");
     for number in 0..objects.div_ceil(AT_ONCE) {
         let names = number * AT_ONCE..((number + 1) * AT_ONCE).min(objects);
-        let texts: Result<Vec<_>> = names.map(|name| Ok((format!("{RULE}-{name:04}"), noise()?))).collect();
-        lab.write_all(texts?).await?;
+        lab.write_all(names.map(|name| (format!("{RULE}-{name:04}"), noise(name as u64, TEXT)))).await?;
         (0..AT_ONCE).for_each(|_| bar.step());
     }
     drop(bar);
@@ -43,10 +40,4 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let most = peak(lab.pid()?)?;
     let contents = (objects * TEXT) as f64;
     Ok(vec![reading(21, "hub memory at its peak", (objects, "objects of 500 KiB"), most / MIB, Some(contents / MIB))])
-}
-
-fn noise() -> Result<String> {
-    let mut noise = vec![0; TEXT / 4 * 3];
-    SystemRandom::new().fill(&mut noise).ok().context("no random numbers")?;
-    Ok(BASE64.encode(&noise))
 }

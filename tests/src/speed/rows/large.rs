@@ -5,22 +5,22 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::json;
 
-use super::reading;
+use super::{MIB, milliseconds, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
+use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
 pub(super) const ROWS: &[u8] = &[20];
 const RULE: &str = "large";
-const MIB: f64 = 1024.0 * 1024.0;
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, objects) = if quick { (200, 200) } else { (10_000, 1000) };
     let mut lab = Lab::start().await?;
     let names = (0..objects).map(|number| format!("{RULE}-{number:04}"));
-    lab.write_all(names.map(|name| (name.clone(), name.repeat(1024 / name.len())))).await?;
+    lab.write_all(names.enumerate().map(|(number, name)| (name, noise(number as u64, 1024)))).await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
@@ -52,7 +52,6 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let again = crowd.intents() - intents;
     drop(bar);
     let at = (agents * objects, "copies");
-    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1000.0;
     Ok(vec![
         reading(20, "first delivery of all", at, milliseconds(first), None),
         reading(20, "hub memory with all", at, memory / MIB, None),

@@ -14,6 +14,7 @@ mod restart;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -218,8 +219,11 @@ pub fn find(text: &str) -> Option<&'static Row> {
 
 type Measured = Pin<Box<dyn Future<Output = Result<Vec<Reading>>>>>;
 
-/// What is measured on one stand: the rows, and how; it is told which rows are wanted, and whether small sizes will do.
-const STEPS: &[(&[u8], fn(Vec<u8>, bool) -> Measured)] = &[
+/// How the rows of one stand are measured; it is told which rows are wanted, and whether small sizes will do.
+type Step = fn(Vec<u8>, bool) -> Measured;
+
+/// What is measured on one stand: the rows, and how.
+const STEPS: &[(&[u8], Step)] = &[
     (idle::ROWS, |_, quick| Box::pin(idle::run(quick))),
     (pairs::ROWS, |_, quick| Box::pin(pairs::run(quick))),
     (fanout::ROWS, |_, quick| Box::pin(fanout::run(quick))),
@@ -293,10 +297,30 @@ fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged
     judged
 }
 
+/// Milliseconds since then.
+fn milliseconds_since(begin: Instant) -> f64 {
+    milliseconds(begin.elapsed())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Files that this process may need besides one connection per agent.
+const OTHER_FILES: u64 = 500;
+
+/// Whether this process may have so many connections.
+fn fits(connections: usize) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.is_none_or(|limit| limit > connections as u64 + OTHER_FILES)
+}
+
 /// A reading in which the size is so many of something.
 fn reading(row: u8, what: &'static str, (size, of): (usize, &str), runnel: f64, bare: Option<f64>) -> Reading {
     let at = format!("{} {of}", super::verdict::number(size as f64));
-    Reading { row, what, size: size as f64, at, runnel, bare }
+    Reading { row, what, size: size as f64, at, runnel, bare, samples: Default::default() }
 }
 
 #[cfg(test)]

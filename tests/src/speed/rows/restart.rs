@@ -2,66 +2,128 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use runnel_hub::status::SETTLING;
+use runnel_hub::writer::LOOK;
 use serde_json::json;
 
-use super::reading;
+use super::{fits, milliseconds_since, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
 use crate::speed::process::at_rest;
+use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
 pub(super) const ROWS: &[u8] = &[11];
 const RULE: &str = "kept";
 const OBJECTS: usize = 100;
+const ROUNDS: usize = 3;
+
+/// What the restarts of a hub came to.
+#[derive(Default)]
+struct Restarts {
+    to_in_sync: Vec<f64>,
+    again: u64,
+    writes: usize,
+}
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let agents = if quick { 500 } else { 10_000 };
+    // Until the hub's own clocks have had their say: the end of settling, and a look at all members after it.
+    let watched = if quick { Duration::from_secs(5) } else { SETTLING + LOOK + Duration::from_secs(5) };
     let mut lab = Lab::start().await?;
-    let sources = (0..OBJECTS).map(|number| (format!("{RULE}-{number}"), "x".repeat(1000)));
-    lab.write_all(sources).await?;
+    lab.write_all((0..OBJECTS).map(|number| (format!("{RULE}-{number}"), noise(number as u64, 1000)))).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
+    let (mut hub, mut bare) = (Restarts::default(), Vec::new());
+    if fits(2 * agents) {
+        let crowd = gather(&mut lab, agents).await?;
+        let mut other = Bare::start(agents).await?;
+        for round in 0..ROUNDS {
+            // Who is first changes.
+            if round % 2 == 1 {
+                bare.push(other.restart().await?);
+            }
+            restart(&lab, &crowd, watched, &mut hub).await?;
+            if round % 2 == 0 {
+                bare.push(other.restart().await?);
+            }
+        }
+    } else {
+        // Not so many files at once: the hub's restarts stand between those of the bare one.
+        bare.push(Bare::start(agents).await?.restart().await?);
+        let crowd = gather(&mut lab, agents).await?;
+        for _ in 0..ROUNDS {
+            restart(&lab, &crowd, watched, &mut hub).await?;
+        }
+        drop(crowd);
+        let mut other = Bare::start(agents).await?;
+        for _ in 1..ROUNDS {
+            bare.push(other.restart().await?);
+        }
+    }
+    lab.shows_hub_writes()?;
+    let (at, seconds) = ((agents, "agents"), watched.as_secs());
+    let in_all = format!("{ROUNDS} times {agents} agents, {seconds} s each");
+    let counted = |what, count: f64| Reading { at: in_all.clone(), ..reading(11, what, at, count, None) };
+    Ok(vec![
+        reading(11, "start to last agent in sync", at, 0.0, None).median_of(&hub.to_in_sync, &bare),
+        counted("intents sent again", hub.again as f64),
+        counted("hub writes", hub.writes as f64),
+    ])
+}
+
+async fn gather(lab: &mut Lab, agents: usize) -> Result<Crowd> {
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
     lab.ready(RULE, agents).await?;
+    ensure!(crowd.intents() >= (agents * OBJECTS) as u64, "only {} intents were acked", crowd.intents());
+    Ok(crowd)
+}
+
+async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restarts) -> Result<()> {
     at_rest(lab.pid()?).await?;
-    let bar = Bar::spinner("the hub is started again, then the bare one");
+    let _bar = Bar::spinner("the hub is started again, and watched until it has said all that it has to say");
     let (mark, intents) = (lab.fleet.hub().mark(), crowd.intents());
     lab.fleet.stop_hub().await?;
     crowd.cut_off(PATIENCE).await?;
     let begin = Instant::now();
     lab.fleet.start_hub().await?;
     crowd.up_to_date(PATIENCE).await?;
-    let runnel = milliseconds(begin);
-    at_rest(lab.pid()?).await?;
-    let (writes, again) = (lab.hub_writes(mark)?, crowd.intents() - intents);
-    // Their sockets are needed for the other ones.
-    drop(crowd);
-    let other = bare(agents).await?;
-    drop(bar);
-    let at = (agents, "agents");
-    Ok(vec![
-        reading(11, "start to last agent in sync", at, runnel, Some(other)),
-        reading(11, "intents sent again", at, again as f64, None),
-        reading(11, "hub writes", at, writes as f64, None),
-    ])
+    into.to_in_sync.push(milliseconds_since(begin));
+    tokio::time::sleep(watched).await;
+    // Nobody lost the connection meanwhile.
+    crowd.up_to_date(PATIENCE).await?;
+    into.writes += lab.hub_writes(mark)?;
+    into.again += crowd.intents() - intents;
+    Ok(())
 }
 
-async fn bare(agents: usize) -> Result<f64> {
-    let hub = BareHub::start().await?;
-    let mut crowd = Crowd::new(true);
-    crowd.add(hub.members(0..agents)?);
-    crowd.up_to_date(PATIENCE).await?;
-    hub.kill()?;
-    crowd.cut_off(Duration::from_secs(60)).await?;
-    let begin = Instant::now();
-    hub.launch().await?;
-    crowd.up_to_date(PATIENCE).await?;
-    Ok(milliseconds(begin))
+/// A bare hub with agents.
+struct Bare {
+    hub: BareHub,
+    crowd: Crowd,
 }
 
-fn milliseconds(begin: Instant) -> f64 {
-    begin.elapsed().as_secs_f64() * 1000.0
+impl Bare {
+    async fn start(agents: usize) -> Result<Self> {
+        let hub = BareHub::start().await?;
+        let mut crowd = Crowd::new(true);
+        crowd.add(hub.members(0..agents)?);
+        crowd.up_to_date(PATIENCE).await?;
+        Ok(Self { hub, crowd })
+    }
+
+    /// Milliseconds from its start to the last agent in sync.
+    async fn restart(&mut self) -> Result<f64> {
+        let _bar = Bar::spinner("the bare hub is started again");
+        at_rest(self.hub.pid()?).await?;
+        self.hub.kill()?;
+        self.crowd.cut_off(PATIENCE).await?;
+        let begin = Instant::now();
+        self.hub.launch().await?;
+        self.crowd.up_to_date(PATIENCE).await?;
+        Ok(milliseconds_since(begin))
+    }
 }
