@@ -32,6 +32,16 @@ impl Metrics {
         Ok(Self(answer))
     }
 
+    /// Whether it knows a metric of this name, counted or not.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        let declared = name.trim_end_matches("_total");
+        self.0.lines().any(|line| {
+            let words = line.split_whitespace().collect::<Vec<_>>();
+            matches!(words.as_slice(), ["#", "TYPE", found, ..] if *found == declared || *found == name)
+        })
+    }
+
     /// The sum of a metric over all its labels; 0 where it has never been counted.
     ///
     /// # Errors

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use runnel_proto::convert::split;
-use runnel_proto::model::{AgentFrame, Batch, HubFrame, Payload, RuleState, SnapshotEnd};
+use runnel_proto::model::{
+    AgentFrame, Batch, HubFrame, Payload, RuleName, RuleState, SetDigest, SnapshotEnd, TermsDigest,
+};
 use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 
@@ -30,6 +32,8 @@ struct Seen {
     up_to_date: AtomicUsize,
     /// Intents that came with their payload, and whose batch was acked.
     intents: AtomicU64,
+    /// Reports that were asked for and sent.
+    reports: AtomicU64,
     /// How often somebody who was up to date lost the connection.
     ends: AtomicUsize,
     complaints: Mutex<Vec<String>>,
@@ -145,6 +149,12 @@ impl Crowd {
     #[must_use]
     pub fn intents(&self) -> u64 {
         self.seen.intents.load(Ordering::Acquire)
+    }
+
+    /// Reports sent so far of those that [`Self::report`] asks for.
+    #[must_use]
+    pub fn reports(&self) -> u64 {
+        self.seen.reports.load(Ordering::Acquire)
     }
 
     /// Bytes so far, from the hub and to it.
@@ -343,6 +353,7 @@ impl Agent {
             state.counts.applied = state.counts.copies.saturating_sub(number % 2);
         }
         send(line, AgentFrame::Report(states));
+        self.seen.reports.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -376,10 +387,10 @@ impl Goal {
 fn made_up() -> RuleState {
     RuleState {
         uid: "00000000-0000-4000-8000-000000000000".to_owned().into(),
-        rule: Default::default(),
-        intents_digest: Default::default(),
+        rule: RuleName { kind: "DistributionRule".into(), namespace: "speed".into(), name: "reported".into() },
+        intents_digest: SetDigest::from_bytes(&[7; 16]).unwrap_or_default(),
         intents: 1,
-        terms_digest: None,
+        terms_digest: Some(TermsDigest([7; 16])),
         takeovers: None,
         given_up: None,
         counts: runnel_proto::model::Counts { copies: 1, applied: 1, ..Default::default() },

@@ -46,6 +46,12 @@ impl Seen {
         self.sights.lock().len()
     }
 
+    /// How much was seen so far for which `is` says yes.
+    #[must_use]
+    pub fn shown(&self, is: impl Fn(&Sight) -> bool) -> usize {
+        self.sights.lock().iter().filter(|sight| is(sight)).count()
+    }
+
     /// Waits until what was seen since `mark` holds so many for which `is` says yes; says when the last of them came.
     ///
     /// # Errors

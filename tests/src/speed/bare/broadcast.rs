@@ -1,5 +1,7 @@
 //! A bare hub: it keeps streams over mutual TLS, says the same to all of them, and counts what comes back.
 //!
+//! Its HTTP/2 has the keepalives and windows of Runnel's hub, and its TLS no tickets either.
+//!
 //! It speaks Runnel's frames, so that the very same simulated agents can connect to it. To be told to send is the call
 //! `Renew`, whose request holds the payload; it answers when the last stream has acked.
 
@@ -19,7 +21,7 @@ use runnel_proto::wire::agent_frame::Frame as Said;
 use runnel_proto::wire::hub_frame::Frame;
 use runnel_proto::wire::runnel_server::{Runnel, RunnelServer};
 use runnel_proto::wire::{self, HubFrame};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -69,14 +71,23 @@ pub async fn serve(folder: &Path) -> Result<()> {
         .with_client_cert_verifier(clients)
         .with_single_cert(pair.chain, pair.key)?;
     tls.alpn_protocols = vec![b"h2".to_vec()];
+    // As Runnel's hub: tickets that nobody uses are not unavoidable.
+    tls.send_tls13_tickets = 0;
+    tls.session_storage = Arc::new(NoServerSessionStorage {});
     let listener = TcpListener::bind(read(ADDRESS).unwrap_or("127.0.0.1:0".to_owned())).await?;
     std::fs::write(folder.join(ADDRESS), listener.local_addr()?.to_string())?;
     std::fs::write(folder.join(READY), "")?;
     let (opened, connections) = mpsc::channel(1024);
     let accepting = accept(listener, TlsAcceptor::from(Arc::new(tls)), opened);
     let service = RunnelServer::new(Server::default());
-    let serving =
-        tonic::transport::Server::builder().add_service(service).serve_with_incoming(ReceiverStream::new(connections));
+    let serving = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(15)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .initial_stream_window_size(64 * 1024)
+        .initial_connection_window_size(128 * 1024)
+        .max_concurrent_streams(8)
+        .add_service(service)
+        .serve_with_incoming(ReceiverStream::new(connections));
     tokio::select! {
         served = serving => served.context("the server ended"),
         () = accepting => Ok(()),

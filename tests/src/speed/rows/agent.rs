@@ -1,15 +1,15 @@
 //! Rows 9, 10, 12 and 14: what a real agent needs for many copies, also when nothing happens, and what it costs to start
 //! it again.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use super::{MIB, reading};
-use crate::audit::Mark;
+use crate::audit::{Mark, Write};
 use crate::control_plane::Options;
 use crate::fleet::{Fleet, FleetOptions};
 use crate::guard::Program;
@@ -19,6 +19,7 @@ use crate::scratch::Scratch;
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
+use crate::speed::seen::Seen;
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
@@ -34,7 +35,11 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let control_plane = Options { audit_reads: true, ..Options::default() };
     let log = "runnel=warn".to_owned();
     let lab = Lab::of(Fleet::start(FleetOptions { log, control_plane, ..FleetOptions::default() }).await?).await?;
-    make_namespace(&lab.fleet.member(1).client().await?, SOURCES).await?;
+    let member = lab.fleet.member(1).client().await?;
+    make_namespace(&member, SOURCES).await?;
+    // Before there is a copy: what it shows of copies are changes, each once.
+    let mut watches = JoinSet::new();
+    let seen = Seen::of(member, &mut watches);
     let watch = BareWatch::start(&lab.fleet).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
     let mut readings = Vec::new();
@@ -50,8 +55,10 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         readings.push(memory(&lab, &watch, size).await?);
         // The row is about 1,000 copies; more of them only show memory.
         if size > 0 && readings.iter().all(|reading| reading.row == 9) {
-            readings.extend(restarted(&lab, size).await?);
+            let (noops, restarted) = restarted(&lab, size).await?;
+            readings.extend(restarted);
             readings.push(steady(&lab, &watch, size, Duration::from_secs(if quick { 20 } else { 600 })).await?);
+            readings.extend(without_change(&lab, &seen, size, noops).await?);
         }
     }
     Ok(readings)
@@ -89,11 +96,11 @@ async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Re
     Ok(reading(10, "agent CPU at rest", (size, "copies"), spent(0)?, Some(spent(1)?)))
 }
 
-/// Rows 12 and 14.
-async fn restarted(lab: &Lab, size: usize) -> Result<Vec<Reading>> {
+/// Row 12; and the agent's count of applies without a change before it was started again.
+async fn restarted(lab: &Lab, size: usize) -> Result<(f64, Vec<Reading>)> {
     let fleet = &lab.fleet;
     let metrics = Metrics::of(&fleet.agent_ops_url(1)).await?;
-    let (applies, noops) = (metrics.sum("runnel_apply_total")?, metrics.sum(NOOPS)?);
+    let (applies, noops) = (metrics.sum("runnel_apply_total")?, counted(&metrics)?);
     ensure!(applies >= size as f64, "the agent counts {applies} applies of {size} copies");
     fleet.stop_agent(1).await?;
     let mark = fleet.member(1).mark();
@@ -101,28 +108,56 @@ async fn restarted(lab: &Lab, size: usize) -> Result<Vec<Reading>> {
     fleet.connected(1).await?;
     tokio::time::sleep(STEADY).await;
     let spent = computed(fleet.agent_process(1).pid()?)?;
-    let again = Metrics::of(&fleet.agent_ops_url(1)).await?.sum(NOOPS)?;
-    let requests = requests(fleet, mark)?;
-    let of = |verbs: &[&str]| verbs.iter().filter_map(|verb| requests.get(*verb)).sum::<usize>() as f64;
+    let written = ["create", "update", "patch", "delete", "deletecollection"];
+    let (requests, earlier) = (requests(fleet, mark)?, requests(fleet, Mark::default())?);
+    let of = |requests: &[Write], verbs: &[&str]| {
+        requests.iter().filter(|request| verbs.contains(&request.verb.as_str())).count() as f64
+    };
+    ensure!(of(&earlier, &written) >= size as f64, "the audit log does not show who wrote the copies");
+    let is_single = |request: &&Write| request.verb == "get" && is_copy(request);
+    let singles = requests.iter().filter(is_single).count() as f64;
+    let at = (size, "copies");
+    let readings = vec![
+        reading(12, "writes to the member", at, of(&requests, &written), None),
+        reading(12, "reads of single copies", at, singles, None),
+        reading(12, "reads of the member", at, of(&requests, &["get", "list", "watch"]), None),
+        reading(12, "agent CPU", at, spent.as_secs_f64() * 1000.0, None),
+    ];
+    Ok((noops, readings))
+}
+
+/// Row 14: the API server has taken so many applies, and a watch has shown so many changes; and what the agent says.
+async fn without_change(lab: &Lab, seen: &Seen, size: usize, before: f64) -> Result<Vec<Reading>> {
+    let (verbs, metrics) = (["create", "update", "patch"], Metrics::of(&lab.fleet.agent_ops_url(1)).await?);
+    let all = requests(&lab.fleet, Mark::default())?;
+    let is_apply = |request: &&Write| {
+        verbs.contains(&request.verb.as_str()) && is_copy(request) && (200..300).contains(&request.code)
+    };
+    let applies = all.iter().filter(is_apply).count();
+    let changes = seen.shown(|sight| sight.namespace == SOURCES && sight.name.starts_with(RULE));
+    ensure!(applies >= size && changes >= size, "{applies} applies and {changes} changes of {size} copies");
     let at = (size, "copies");
     Ok(vec![
-        reading(12, "writes to the member", at, of(&["create", "update", "patch", "delete", "deletecollection"]), None),
-        reading(12, "reads of the member", at, of(&["get", "list", "watch"]), None),
-        reading(12, "agent CPU", at, spent.as_secs_f64() * 1000.0, None),
-        reading(14, "no-op applies, before and after a restart", at, noops + again, None),
+        reading(14, "applies without a change", at, applies as f64 - changes as f64, None),
+        reading(14, "the same by the agent's count", at, before + counted(&metrics)?, None),
     ])
 }
 
-/// The agent's requests about what it copies, by verb; its own Secrets and Leases are another matter.
-fn requests(fleet: &Fleet, mark: Mark) -> Result<BTreeMap<String, usize>> {
-    let mut counts = BTreeMap::new();
-    for request in fleet.member(1).writes_since(mark)? {
-        let own = request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets";
-        if request.user_agent.starts_with("runnel-agent") && !own {
-            *counts.entry(request.verb).or_default() += 1;
-        }
-    }
-    Ok(counts)
+/// The agent's own count, which must be there: what is not counted is not none.
+fn counted(metrics: &Metrics) -> Result<f64> {
+    ensure!(metrics.has(NOOPS), "the agent has no {NOOPS}");
+    metrics.sum(NOOPS)
+}
+
+fn is_copy(request: &Write) -> bool {
+    request.resource == "configmaps" && request.namespace == SOURCES && request.subresource.is_empty()
+}
+
+/// The agent's requests about what it copies; its own Secrets and Leases are another matter.
+fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
+    let own = |request: &Write| request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets";
+    let all = fleet.member(1).writes_since(mark)?;
+    Ok(all.into_iter().filter(|request| request.user_agent.starts_with("runnel-agent") && !own(request)).collect())
 }
 
 /// The bare watch of names, in a process of its own.

@@ -20,7 +20,7 @@ use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
 use crate::speed::process::{at_rest, computed};
 use crate::speed::text::{any_seed, noise};
-use crate::speed::verdict::{Reading, percentile};
+use crate::speed::verdict::Reading;
 use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[1, 4, 6, 17, 18];
@@ -98,7 +98,9 @@ async fn hub_edits(crowd: &Crowd, lab: &Lab, statuses: &Statuses, edits: usize, 
         lab.write(SOURCE, &text).await?;
         let acked = crowd.reached(PATIENCE).await?;
         let told = statuses.after(&revision, crowd.len()).await?;
-        tokio::time::sleep(GAP).await;
+        ensure!(told >= acked, "the status told of an edit that not all had acked");
+        // As long after the last ack as the bare hub is given.
+        tokio::time::sleep_until((acked + GAP).into()).await;
         series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
         series.to_status.push(milliseconds(told.saturating_duration_since(acked)));
         series.received += crowd.bytes().0 - received;
@@ -140,7 +142,7 @@ impl Bare {
             say(&mut self.voice, &text).await?;
             let acked = self.crowd.reached(PATIENCE).await?;
             // As long as the hub is given, for what the connections cost by themselves.
-            tokio::time::sleep(GAP).await;
+            tokio::time::sleep_until((acked + GAP).into()).await;
             series.to_last_ack.push(milliseconds(acked.duration_since(begin)));
             series.received += self.crowd.bytes().0 - received;
             series.processor += computed(pid)?.saturating_sub(before);
@@ -153,12 +155,11 @@ fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Readin
     let at = (size, "agents");
     let copies = (size * edits) as f64;
     let each = |duration: Duration| duration.as_secs_f64() * 1e6 / copies;
-    let p50 = |values: &[f64]| percentile(values, 0.5);
     let payload = content(&"x".repeat(TEXT)).len() as f64;
     vec![
         reading(1, "hub writes per edit", at, runnel.writes as f64 / edits as f64, None),
-        reading(4, "edit to last ack, p50", at, p50(&runnel.to_last_ack), Some(p50(&bare.to_last_ack))),
-        reading(6, "last ack to status, p50", at, p50(&runnel.to_status), None),
+        reading(4, "edit to last ack, p50", at, 0.0, None).median_of(&runnel.to_last_ack, &bare.to_last_ack),
+        reading(6, "last ack to status, p50", at, 0.0, None).median_of(&runnel.to_status, &[]),
         reading(17, "bytes per edit", at, runnel.received as f64 / copies, Some(payload)),
         reading(18, "hub CPU per copy", at, each(runnel.processor), Some(each(bare.processor))),
     ]

@@ -65,6 +65,7 @@ async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
     };
     let _ = tokio::time::timeout(Duration::from_secs_f64(60.0 * minutes), counting).await;
     let writes = lab.hub_writes(mark)?;
+    lab.shows_hub_writes()?;
     let at = (agents, "agents");
     Ok(vec![
         reading(16, "hub writes a minute", at, writes as f64 / minutes, None),

@@ -48,15 +48,17 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let many = resident(lab.pid()?)?;
     drop(bar);
     let status = lab.rules().get(RULE).await?.status.context("no status")?;
-    let others = lab.fleet.hub().writes_since(mark)?;
-    let others = others.iter().filter(|write| write.user_agent.starts_with("runnel-hub") && !is_status(write)).count();
+    let all = lab.fleet.hub().writes_since(mark)?;
+    let all = all.iter().filter(|write| write.user_agent.starts_with("runnel-hub"));
+    let (statuses, others): (Vec<&Write>, Vec<&Write>) = all.partition(|write| is_status(write));
+    ensure!(!statuses.is_empty(), "the audit log shows no write of the rule's status");
     let pairs = (agents - 1) * objects;
     // What every agent must learn, whatever the words: the data of every object.
     let content: usize = texts.iter().map(|text| json!({"data": {"value": text}}).to_string().len()).sum();
     let wire = bytes as f64 / (agents - 1) as f64;
     Ok(vec![
         reading(2, "status of a rule", (agents, "clusters"), serde_json::to_vec(&status)?.len() as f64, None),
-        reading(2, "hub writes beside the status", (pairs, "pairs"), others as f64, None),
+        reading(2, "hub writes beside the status", (pairs, "pairs"), others.len() as f64, None),
         reading(8, "memory per pair", (pairs, "pairs"), (many - few) / pairs as f64, None),
         reading(17, "bytes of a first delivery", (objects, "objects of 1 KiB"), wire, Some(content as f64)),
     ])

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::reading;
@@ -35,9 +35,15 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     others.up_to_date(PATIENCE).await?;
     let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
     let bar = Bar::of(ROUNDS, "rounds of reports, in turns");
-    for _ in 0..ROUNDS {
+    for number in 0..ROUNDS {
+        // Who is first changes.
+        if number % 2 == 1 {
+            other += round(&others, bare.pid()?).await?;
+        }
         hub += round(&crowd, lab.pid()?).await?;
-        other += round(&others, bare.pid()?).await?;
+        if number % 2 == 0 {
+            other += round(&others, bare.pid()?).await?;
+        }
         bar.step();
     }
     lab.ready(RULE, agents).await?;
@@ -49,10 +55,15 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 /// The processor time that a round costs a process, until it rests again.
 async fn round(crowd: &Crowd, pid: u32) -> Result<Duration> {
     at_rest(pid).await?;
-    let before = computed(pid)?;
+    let (before, reports) = (computed(pid)?, crowd.reports());
     for left in (0..REPORTS).rev() {
         crowd.report(left)?;
         tokio::time::sleep(BETWEEN).await;
     }
-    Ok(at_rest(pid).await?.saturating_sub(before))
+    let spent = at_rest(pid).await?.saturating_sub(before);
+    // All were sent, and over connections that are there still.
+    crowd.up_to_date(PATIENCE).await?;
+    let (sent, meant) = (crowd.reports() - reports, crowd.len() as u64 * u64::from(REPORTS));
+    ensure!(sent == meant, "{sent} of {meant} reports were sent");
+    Ok(spent)
 }
