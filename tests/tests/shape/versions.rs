@@ -81,6 +81,8 @@ struct Stage {
 }
 
 const KEPT: &str = "kept";
+/// What the audit log says of a request whose client ended before the answer.
+const CLIENT_GONE: u16 = 504;
 
 fn source(value: &str) -> Value {
     Draft::config_map(KEPT, "app").data("k", value).with("immutable", json!(true)).json()
@@ -114,7 +116,8 @@ impl Stage {
         self.fleet.connected(1).await
     }
 
-    /// What the agent has written to copies since, each by its value; what was refused says so.
+    /// What the agent has written to copies since, each by its value; what was refused says so. The API server says 504 of a
+    /// request whose client was killed, carried out or not: it counts where it was not said again.
     fn writes(&self, mark: Mark) -> Result<Vec<String>> {
         let records = self.recorder.so_far()?;
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -123,13 +126,18 @@ impl Stage {
         let ours = self.fleet.member(1).writes_since(mark)?.into_iter().filter(|write| {
             write.resource == "configmaps" && write.namespace == KEPT && write.user.ends_with(":runnel-agent")
         });
-        let mut told: Vec<_> = ours
-            .map(|write| {
-                let value = values.get(&write.name).copied().flatten().unwrap_or("what nobody saw");
-                let refused = if write.code < 300 { String::new() } else { format!(" refused: {}", write.code) };
-                format!("{} {value}{refused}", write.verb)
-            })
-            .collect();
+        let (mut told, mut cut) = (vec![], vec![]);
+        for write in ours {
+            let value = values.get(&write.name).copied().flatten().unwrap_or("what nobody saw");
+            let what = format!("{} {value}", write.verb);
+            match write.code {
+                ..300 => told.push(what),
+                CLIENT_GONE => cut.push(what),
+                code => told.push(format!("{what} refused: {code}")),
+            }
+        }
+        cut.retain(|what| !told.contains(what));
+        told.append(&mut cut);
         told.sort();
         Ok(told)
     }
