@@ -188,11 +188,13 @@ impl Candidate {
         self.lead.as_ref().filter(|lead| now < lead.valid_until)
     }
 
-    /// The other process that holds the Lease.
+    /// The other process that holds the Lease. Where it was reached at this process' own address it is a predecessor that is
+    /// dead: what is passed on there comes back here, and is cut when this process leads.
     pub fn leader(&self) -> Option<Leader> {
         let Seen::There(lease, _) = &self.seen else { return None };
         let identity = holder(lease).filter(|holder| *holder != self.me.identity())?;
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS)).cloned();
+        let address = address.filter(|address| self.me.address.as_ref() != Some(address));
         Some(Leader { identity: identity.to_owned(), address })
     }
 

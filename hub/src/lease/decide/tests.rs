@@ -92,6 +92,17 @@ fn another_waits_from_when_it_saw_the_last_change() {
 }
 
 #[test]
+fn nothing_is_passed_on_to_a_predecessor_at_the_same_address() {
+    let start = Instant::now();
+    let mut before = candidate("a");
+    before.saw(None, start);
+    let made = stored(replaced(next(&mut before, start)), "e1", 1);
+    let mut again = Candidate::new(me("a", "1", false), TIMING);
+    again.saw(Some(made), start);
+    assert_eq!(again.leader(), Some(Leader { identity: "a_0".into(), address: None }));
+}
+
+#[test]
 fn what_is_given_away_is_taken_at_once() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.saw(Some(foreign("e1", 5, "", 3)), start);
