@@ -129,9 +129,8 @@ impl Index {
         }
         if chosen || dealt || always {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
-            let mut own = Effect::default();
-            self.touch(uid, &mut own);
-            effect.rules.append(&mut own.rules);
+            self.renew(uid);
+            effect.rules.insert(uid.clone());
         }
     }
 }
