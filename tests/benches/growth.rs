@@ -3,6 +3,8 @@
 //! `cargo bench -p runnel-tests --bench growth`. What is done for one edit must not grow with what stands beside it; what
 //! is done for everything must grow no faster than it. Read the ratio of a row's figures, a hundredfold each time.
 
+mod planning;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,89 +16,21 @@ use runnel_agent::decide::{Action, Verdict, decide};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{Records, Sight};
-use runnel_hub::crd::{self, RuleStatus};
-use runnel_hub::index::{Claim, Cluster, Index, PlaceState};
-use runnel_hub::plan::{Body, Deal, Goes, Place, Rule, RuleGrant, RulePlan, SourceContent};
+use runnel_hub::crd::RuleStatus;
+use runnel_hub::index::{Claim, Index};
+use runnel_hub::plan::{Deal, Goes, Rule, RulePlan};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
-use runnel_proto::model::{
-    Batch, ClusterName, Counts, HubFrame, Intent, Payload, Revision, RuleDelta, RuleState, RuleUid, SourceRef,
-};
+use runnel_proto::model::{Batch, ClusterName, Counts, HubFrame, Intent, RuleDelta, RuleState, RuleUid, SourceRef};
 use runnel_proto::wire;
-use serde_json::json;
+
+use planning::{NAMESPACE, body, cluster, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
-const NAMESPACE: &str = "grown";
 
 fn main() {
     divan::main();
-}
-
-type Labels = BTreeMap<String, String>;
-
-fn rule(number: usize) -> Rule {
-    let object = json!({
-        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
-        "metadata": {"name": format!("r{number}"), "namespace": NAMESPACE, "uid": format!("u{number}"), "generation": 1},
-        "spec": {
-            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": number.to_string()}}}],
-            "clusters": {"all": true}, "removalLimit": {"percent": 100},
-        },
-    });
-    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
-    Rule::namespaced(&object, "runnel-system").expect("a rule")
-}
-
-fn labels(rule: usize) -> Labels {
-    BTreeMap::from([("rule".to_owned(), rule.to_string())])
-}
-
-fn source(number: usize) -> SourceRef {
-    SourceRef::new("configmaps", NAMESPACE, &format!("s{number:06}"))
-}
-
-fn revision(number: usize) -> Revision {
-    Revision((number as u128 + 1).to_be_bytes())
-}
-
-fn payload(number: usize) -> Payload {
-    Payload::encode(format!("{{\"data\":{{\"n\":\"{number}\"}}}}").into_bytes())
-}
-
-fn body(number: usize) -> Body {
-    Body::Read(Arc::new(SourceContent::new(revision(number), payload(number))))
-}
-
-fn cluster(number: usize) -> ClusterName {
-    format!("c{number}").as_str().into()
-}
-
-fn everything() -> RuleGrant {
-    let spec = json!({
-        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
-        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
-    });
-    let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
-    RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
-}
-
-/// So many sources, clusters and rules; each source is selected by one rule.
-fn index(sources: usize, clusters: usize, rules: usize) -> Index {
-    let mut index = Index::new();
-    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
-    for number in 0..clusters {
-        let known = Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() };
-        index.set_cluster(cluster(number), known);
-    }
-    for number in 0..rules {
-        index.set_rule(rule(number));
-    }
-    for number in 0..sources {
-        index.set_source(source(number), labels(number % rules), Some(body(number)));
-    }
-    index
 }
 
 /// One rule's plan with so many sources.

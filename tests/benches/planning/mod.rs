@@ -1,0 +1,88 @@
+//! What the benches plan: rules, sources and clusters by number.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use runnel_hub::crd;
+use runnel_hub::index::{Cluster, Index, PlaceState};
+use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
+use serde_json::json;
+
+/// Where the rules and sources are.
+pub const NAMESPACE: &str = "planned";
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// The rule of this number: it selects the sources that carry the number, for every cluster.
+pub fn rule(number: usize) -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": format!("r{number}"), "namespace": NAMESPACE, "uid": format!("u{number}"), "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": number.to_string()}}}],
+            "clusters": {"all": true}, "removalLimit": {"percent": 100},
+        },
+    });
+    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
+    Rule::namespaced(&object, "runnel-system").expect("a rule")
+}
+
+/// The labels of a source that this rule selects.
+pub fn labels(rule: usize) -> Labels {
+    BTreeMap::from([("rule".to_owned(), rule.to_string())])
+}
+
+/// The source of this number.
+pub fn source(number: usize) -> SourceRef {
+    SourceRef::new("configmaps", NAMESPACE, &format!("s{number:06}"))
+}
+
+/// The revision of this number.
+pub fn revision(number: usize) -> Revision {
+    Revision((number as u128 + 1).to_be_bytes())
+}
+
+/// The content of this number.
+pub fn payload(number: usize) -> Payload {
+    Payload::encode(format!("{{\"data\":{{\"n\":\"{number}\"}}}}").into_bytes())
+}
+
+/// A source's content, as the hub has read it.
+pub fn body(number: usize) -> Body {
+    Body::Read(Arc::new(SourceContent::new(revision(number), payload(number))))
+}
+
+/// The name of the cluster of this number.
+pub fn cluster(number: usize) -> ClusterName {
+    format!("c{number}").as_str().into()
+}
+
+/// A grant of everything.
+fn everything() -> RuleGrant {
+    let spec = json!({
+        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+    });
+    let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
+    RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
+}
+
+/// So many sources, clusters and rules; each source is selected by one rule.
+pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
+    let mut index = Index::new();
+    index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    for number in 0..clusters {
+        let known = Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() };
+        index.set_cluster(cluster(number), known);
+    }
+    for number in 0..rules {
+        index.set_rule(rule(number));
+    }
+    for number in 0..sources {
+        index.set_source(source(number), labels(number % rules), Some(body(number)));
+    }
+    index
+}
