@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::{fits, milliseconds, reading};
+use super::{fits, gather_at_bare, milliseconds, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
@@ -122,9 +122,7 @@ struct Bare {
 impl Bare {
     async fn start(size: usize) -> Result<Self> {
         let hub = BareHub::start().await?;
-        let mut crowd = Crowd::new(true);
-        crowd.add(hub.members(0..size)?);
-        crowd.up_to_date(PATIENCE).await?;
+        let crowd = gather_at_bare(&hub, size).await?;
         let voice = hub.voice().await?;
         let mut bare = Self { hub, crowd, voice };
         // The first time is not like the others, as the hub's first delivery is not.

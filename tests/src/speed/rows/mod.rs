@@ -1,7 +1,8 @@
-//! What each row measures, its gates and aims, and how it is run.
+//! How the rows are run, and what their readings come to.
 
 mod agent;
 mod fanout;
+mod goals;
 mod heavy;
 mod idle;
 mod large;
@@ -18,212 +19,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::verdict::{Bound, Judged, Line, Reading};
+use super::crowd::Crowd;
+use super::lab::{BareHub, PATIENCE};
+use super::verdict::{Judged, Reading};
+use goals::line;
 
-/// One row of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Its number.
-    pub number: u8,
-    /// Its name, as a person types it.
-    pub name: &'static str,
-    /// What it tells.
-    pub meaning: &'static str,
-    /// What it measures.
-    pub lines: &'static [Line],
-}
-
-const fn line(what: &'static str, unit: &'static str, gate: Option<Bound>, aim: Option<Bound>) -> Line {
-    Line { what, unit, gate, aim }
-}
-
-const fn ratio(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
-    (Some(Bound::RatioAtMost(gate)), Some(Bound::RatioAtMost(aim)))
-}
-
-const fn most(gate: f64, aim: f64) -> (Option<Bound>, Option<Bound>) {
-    (Some(Bound::AtMost(gate)), Some(Bound::AtMost(aim)))
-}
-
-const fn bounded(what: &'static str, unit: &'static str, bounds: (Option<Bound>, Option<Bound>)) -> Line {
-    line(what, unit, bounds.0, bounds.1)
-}
-
-/// What an agent with 1,000 copies may read when it starts: the pages of 100 of its lists and a watch for either kind, and a
-/// dozen more that do not grow with the copies.
-const READS_OF_A_START: f64 = 10.0 + 1.0 + 2.0 + 12.0;
-
-/// All rows that can be run.
-pub const ROWS: &[Row] = &[
-    Row {
-        number: 1,
-        name: "hub-writes",
-        meaning: "writes of the hub to its API server per edit of a source, the user's own and Leases not counted",
-        lines: &[bounded("hub writes per edit", "writes", most(2.0, 1.0))],
-    },
-    Row {
-        number: 2,
-        name: "stored",
-        meaning: "what the hub stores for very many copies: the rule's status, and what else it writes when all clusters get all",
-        lines: &[
-            bounded("status of a rule", "B", most(65_536.0, 16_384.0)),
-            bounded("hub writes beside the status", "writes", most(0.0, 0.0)),
-        ],
-    },
-    Row {
-        number: 3,
-        name: "edit",
-        meaning: "from the edit of a source to its copy in the last of 3 real members, beside a bare relay",
-        lines: &[
-            bounded("edit to last copy, p50", "ms", ratio(1.5, 1.15)),
-            line("edit to last copy, p99", "ms", Some(Bound::RatioAtMost(2.0)), None),
-        ],
-    },
-    Row {
-        number: 4,
-        name: "fan-out",
-        meaning: "from the edit of a source of 1 KiB to the ack of the last agent, beside a bare broadcast with acks",
-        lines: &[bounded("edit to last ack, p50", "ms", ratio(2.0, 1.25))],
-    },
-    Row {
-        number: 5,
-        name: "many",
-        meaning: "many objects for 3 real members that have none of them, beside an apply loop of the same parallelism",
-        lines: &[bounded("all copies present", "ms", ratio(2.0, 1.15))],
-    },
-    Row {
-        number: 6,
-        name: "status",
-        meaning: "from the last copy to the rule's status that says so",
-        lines: &[
-            bounded("last ack to status, p50", "ms", most(1500.0, 300.0)),
-            bounded("last copy to status, p50", "ms", most(1500.0, 300.0)),
-        ],
-    },
-    Row {
-        number: 7,
-        name: "idle-memory",
-        meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
-        lines: &[bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)), line("memory in all", "MiB", None, None)],
-    },
-    Row {
-        number: 8,
-        name: "pair-memory",
-        meaning: "the hub's resident memory per object and cluster that it keeps count of",
-        lines: &[bounded("memory per pair", "B", most(128.0, 24.0))],
-    },
-    Row {
-        number: 9,
-        name: "agent-memory",
-        meaning: "a real agent's resident memory with copies of 1 KiB, its payload cache included, beside a bare watch of names",
-        lines: &[line("agent memory", "MiB", Some(Bound::AtMost(20.0)), Some(Bound::AtMost(14.0)))],
-    },
-    Row {
-        number: 10,
-        name: "agent-rest",
-        meaning: "a real agent's processor time while nothing happens, in thousandths of a core, beside a bare watch of names",
-        lines: &[bounded("agent CPU at rest", "mCPU", most(1.0, 0.2))],
-    },
-    Row {
-        number: 11,
-        name: "hub-restart",
-        meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
-        lines: &[
-            bounded("start to last agent in sync", "ms", ratio(2.0, 1.2)),
-            bounded("intents sent again", "intents", most(0.0, 0.0)),
-            bounded("hub writes", "writes", most(0.0, 0.0)),
-        ],
-    },
-    Row {
-        number: 12,
-        name: "agent-restart",
-        meaning: "a real agent that is started again, nothing changed: its requests to the member in 10 s, and its processor time",
-        lines: &[
-            bounded("writes to the member", "requests", most(0.0, 0.0)),
-            bounded("reads of single copies", "requests", most(0.0, 0.0)),
-            line("reads of the member", "requests", Some(Bound::AtMost(READS_OF_A_START)), None),
-            line("agent CPU", "ms", None, Some(Bound::AtMost(100.0))),
-        ],
-    },
-    Row {
-        number: 13,
-        name: "drift",
-        meaning: "from a foreign edit of a copy to the right one again, beside a bare watch with an apply",
-        lines: &[
-            line("foreign edit to restored, p50", "ms", None, None),
-            line("foreign edit to restored, p99", "ms", Some(Bound::AtMost(250.0)), Some(Bound::RatioAtMost(3.0))),
-        ],
-    },
-    Row {
-        number: 14,
-        name: "no-ops",
-        meaning: "applies of a real agent that changed nothing: while it copied, after it was started again, and at rest",
-        lines: &[
-            bounded("applies without a change", "applies", most(0.0, 0.0)),
-            bounded("the same by the agent's count", "applies", most(0.0, 0.0)),
-        ],
-    },
-    Row {
-        number: 15,
-        name: "fan-in",
-        meaning: "reports that the hub takes in per second of its processor time, beside a bare server that counts them",
-        lines: &[line("reports per CPU second", "1/s", Some(Bound::RatioAtLeast(0.4)), Some(Bound::RatioAtLeast(0.7)))],
-    },
-    Row {
-        number: 16,
-        name: "idle-writes",
-        meaning: "writes to the hub's API server while connected agents are sent nothing, Leases apart",
-        lines: &[
-            bounded("hub writes a minute", "writes", most(1.0, 0.0)),
-            line("Lease writes a minute", "writes", None, None),
-        ],
-    },
-    Row {
-        number: 17,
-        name: "wire",
-        meaning: "bytes from the hub to one agent, after TLS, beside the content's own bytes",
-        lines: &[
-            line("bytes per edit", "B", Some(Bound::RatioAtMost(1.15)), None),
-            bounded("bytes of a first delivery", "B", ratio(1.15, 0.4)),
-        ],
-    },
-    Row {
-        number: 18,
-        name: "copy-cpu",
-        meaning: "the hub's processor time per delivered copy, beside a bare server's",
-        lines: &[bounded("hub CPU per copy", "us", ratio(3.0, 1.5))],
-    },
-    Row {
-        number: 19,
-        name: "others",
-        meaning: "the hub's processor time per edit beside many sources, rules and clusters that it does not concern",
-        lines: &[bounded("hub CPU per edit", "ms", ratio(1.5, 1.1))],
-    },
-    Row {
-        number: 20,
-        name: "large",
-        meaning: "10,000 agents with 1,000 objects each: first delivery, memory, one edit, a restart of the hub",
-        lines: &[
-            line("first delivery of all", "ms", None, None),
-            line("hub memory with all", "MiB", None, None),
-            line("edit of one to last ack", "ms", None, None),
-            line("hub restart to last in sync", "ms", None, None),
-            bounded("intents sent again", "intents", most(0.0, 0.0)),
-        ],
-    },
-    Row {
-        number: 21,
-        name: "heavy",
-        meaning: "the hub's memory at its peak while objects of 500 KiB travel to 20 members, beside their contents",
-        lines: &[bounded("hub memory at its peak", "MiB", ratio(1.5, 1.0))],
-    },
-];
-
-/// The row with this number or name.
-#[must_use]
-pub fn find(text: &str) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.name == text || row.number.to_string() == text)
-}
+pub use goals::{ROWS, Row, find};
 
 type Measured = Pin<Box<dyn Future<Output = Result<Vec<Reading>>>>>;
 
@@ -316,6 +117,14 @@ fn milliseconds(time: Duration) -> f64 {
 
 const MIB: f64 = 1024.0 * 1024.0;
 
+/// So many agents, all in sync with a bare hub.
+async fn gather_at_bare(hub: &BareHub, agents: usize) -> Result<Crowd> {
+    let mut crowd = Crowd::new(true);
+    crowd.add(hub.members(0..agents)?);
+    crowd.up_to_date(PATIENCE).await?;
+    Ok(crowd)
+}
+
 /// Files that this process may need besides one connection per agent.
 const OTHER_FILES: u64 = 500;
 
@@ -334,26 +143,6 @@ fn reading(row: u8, what: &'static str, (size, of): (usize, &str), runnel: f64, 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_are_found_by_number_and_by_name_and_are_told_apart() {
-        let numbers: BTreeSet<u8> = ROWS.iter().map(|row| row.number).collect();
-        let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
-        assert_eq!((numbers.len(), names.len()), (ROWS.len(), ROWS.len()));
-        assert!(ROWS.iter().is_sorted_by_key(|row| row.number));
-        assert_eq!(find("4").map(|row| row.name), Some("fan-out"));
-        assert_eq!(find("fan-out").map(|row| row.number), Some(4));
-        assert!(find("22").is_none());
-    }
-
-    #[test]
-    fn every_row_has_a_gate_and_says_what_it_means() {
-        for row in ROWS {
-            assert!(row.lines.iter().any(|line| line.gate.is_some()), "row {}", row.number);
-            let whats: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
-            assert!(whats.len() == row.lines.len() && !row.meaning.is_empty(), "row {}", row.number);
-        }
-    }
 
     #[test]
     fn every_row_is_measured_by_something() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::reading;
+use super::{gather_at_bare, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
@@ -30,9 +30,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     crowd.up_to_date(PATIENCE).await?;
     lab.ready(RULE, agents).await?;
     let bare = BareHub::start().await?;
-    let mut others = Crowd::new(true);
-    others.add(bare.members(0..agents)?);
-    others.up_to_date(PATIENCE).await?;
+    let others = gather_at_bare(&bare, agents).await?;
     let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
     let bar = Bar::of(ROUNDS, "rounds of reports, in turns");
     for number in 0..ROUNDS {

@@ -7,7 +7,7 @@ use runnel_hub::status::SETTLING;
 use runnel_hub::writer::LOOK;
 use serde_json::json;
 
-use super::{fits, milliseconds_since, reading};
+use super::{fits, gather_at_bare, milliseconds_since, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
@@ -109,9 +109,7 @@ struct Bare {
 impl Bare {
     async fn start(agents: usize) -> Result<Self> {
         let hub = BareHub::start().await?;
-        let mut crowd = Crowd::new(true);
-        crowd.add(hub.members(0..agents)?);
-        crowd.up_to_date(PATIENCE).await?;
+        let crowd = gather_at_bare(&hub, agents).await?;
         Ok(Self { hub, crowd })
     }
 
