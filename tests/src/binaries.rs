@@ -2,13 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde::Deserialize;
 
-use crate::all::without_own_package;
+use crate::cargo;
 use crate::progress::Progress;
 
 /// Where the built binaries are.
@@ -20,17 +19,6 @@ pub struct Binaries {
     pub agent: PathBuf,
     /// The folder of both, where the packages' other binaries (the `kubectl` plugin) are as well.
     pub folder: PathBuf,
-}
-
-#[derive(Deserialize)]
-struct Message {
-    target: Option<Target>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
 }
 
 /// Builds `runnel-hub` and `runnel-agent` once per test run, in the profile of the running test.
@@ -45,7 +33,7 @@ pub fn build() -> Result<Binaries> {
 
 fn run_cargo() -> Result<Binaries> {
     let progress = Progress::start("building runnel-hub and runnel-agent");
-    let output = cargo().output().context("cannot run cargo")?;
+    let output = build_both().output().context("cannot run cargo")?;
     drop(progress);
     if !output.status.success() {
         let _ = std::io::stderr().write_all(&output.stderr);
@@ -59,26 +47,17 @@ fn run_cargo() -> Result<Binaries> {
 }
 
 // Cargo itself says where the binaries are: this holds for every target folder and profile.
-fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    command.args(["build", "--quiet", "--message-format", "json-render-diagnostics", "--bins"]);
+fn build_both() -> Command {
+    let mut command = cargo::command();
+    command.args(["build", "--quiet", "--bins"]).args(cargo::NAMES);
     command.args(["--package", "runnel-hub", "--package", "runnel-agent"]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
-    // What cargo tells this test about its own package would look to build scripts like a change, and everything that
-    // depends on them would be built again, here and in the next run.
-    without_own_package(&mut command);
-    command.stdin(Stdio::null());
     command
 }
 
 fn executable(messages: &str, name: &str) -> Result<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.target.as_ref().is_some_and(|target| target.name == name))
-        .find_map(|message| message.executable)
-        .with_context(|| format!("cargo built no binary called {name}"))
+    let mut named = cargo::artifacts(messages).filter(|artifact| artifact.target.name == name);
+    named.find_map(|artifact| artifact.executable).with_context(|| format!("cargo built no binary called {name}"))
 }

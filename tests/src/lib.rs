@@ -8,6 +8,7 @@ pub mod all;
 pub mod assets;
 pub mod audit;
 pub mod binaries;
+pub mod cargo;
 pub mod control_plane;
 pub mod demo;
 pub mod e2e;

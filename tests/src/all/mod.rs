@@ -18,10 +18,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use parking_lot::Mutex;
 
+use crate::cargo;
 use order::{Durations, at_once};
 use programs::Program;
-
-pub(crate) use programs::without_own_package;
 
 /// Runs all tests, several test programs at a time.
 #[derive(Debug, Parser)]
@@ -65,13 +64,12 @@ pub fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<bool> {
     let begin = Instant::now();
-    let root = programs::root();
-    let mut programs = programs::build(root)?;
+    let mut programs = programs::build()?;
     programs.retain(|program| options.names.is_empty() || options.names.iter().any(|name| program.name.contains(name)));
     anyhow::ensure!(!programs.is_empty(), "no test program is called like {}", options.names.join(" or "));
     println!("{} test programs are built after {} s", programs.len(), begin.elapsed().as_secs());
 
-    let folder = programs::target(root)?.join("test-all");
+    let folder = programs::target()?.join("test-all");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut durations = Durations::read(&fs::read_to_string(folder.join("seconds.json")).unwrap_or_default());
     durations.sort(&mut programs, |program| &program.name);
@@ -89,7 +87,7 @@ fn run(options: &Options) -> Result<bool> {
     let ended = run.ended.into_inner();
     durations.note(ended.iter().filter(|one| one.passed).map(|one| (one.name.clone(), one.took.as_secs())));
     fs::write(run.folder.join("seconds.json"), durations.to_string()).context("cannot write seconds.json")?;
-    let documented = !options.names.is_empty() || programs::doc_tests(root)?;
+    let documented = !options.names.is_empty() || programs::doc_tests()?;
     Ok(summary(&ended, documented, begin.elapsed()))
 }
 
@@ -117,7 +115,7 @@ impl Run {
 fn execute(program: &Program, log: &Path) -> Result<bool> {
     let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new(&program.executable);
-    programs::without_own_package(&mut command);
+    cargo::without_own_package(&mut command);
     command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
     command.stdin(Stdio::null()).stderr(out.try_clone()?).stdout(out);
     let status = command.status().with_context(|| format!("cannot run {}", program.executable.display()))?;

@@ -11,8 +11,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use super::narrate::Narrator;
+use crate::cargo;
 
-const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const ENDS: Duration = Duration::from_secs(150);
 const CONNECTS: Duration = Duration::from_secs(10);
 
@@ -82,7 +82,7 @@ impl Cluster {
         let mut command = Command::new(&self.kubectl);
         command.arg("--kubeconfig").arg(&self.kubeconfig).arg("--cache-dir").arg(&self.cache).args(arguments);
         // Files are named as the README names them, from the root of the repository.
-        command.current_dir(REPOSITORY);
+        command.current_dir(cargo::ROOT);
         command.env_remove("KUBECONFIG").env("KUBECTL_KUBERC", "false").kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot run {}", self.kubectl.display()))?;

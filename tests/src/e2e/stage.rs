@@ -8,6 +8,7 @@ use futures::future::try_join_all;
 use serde_json::{Value, json};
 
 use crate::assets::Assets;
+use crate::cargo;
 use crate::demo::cluster::Cluster;
 use crate::demo::narrate::Narrator;
 use crate::helm::Helm;
@@ -17,7 +18,6 @@ use crate::nodes::{Machine, system};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 
-const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The port on every node of the hub at which agents reach it.
 pub const NODE_PORT: u16 = 30843;
 
@@ -114,8 +114,8 @@ pub async fn given(hub: &Path, members: &[(String, PathBuf)], address: &str, reg
 /// The archives of both images.
 fn images() -> Result<Vec<PathBuf>> {
     let _progress = Progress::start("building the images of runnel-hub and runnel-agent (minutes, the first time)");
-    let output = format!("{REPOSITORY}/target/images");
-    system(&format!("{REPOSITORY}/deploy/images/build"), &["--output", &output])?;
+    let output = format!("{}/target/images", cargo::ROOT);
+    system(&format!("{}/deploy/images/build", cargo::ROOT), &["--output", &output])?;
     Ok(["runnel-hub", "runnel-agent"].map(|name| Path::new(&output).join(format!("{name}.tar"))).to_vec())
 }
 
