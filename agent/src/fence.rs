@@ -19,6 +19,10 @@ pub struct Fence {
     highest: BTreeMap<String, (u64, Instant)>,
     /// What the present stream says.
     stream: Option<(String, u64)>,
+    /// What was known of its epoch before.
+    before: Option<(u64, Instant)>,
+    /// Whether the term of the present stream counts for others.
+    disowned: bool,
 }
 
 impl Fence {
@@ -42,14 +46,26 @@ impl Fence {
         {
             return Err(format!("a replica of the hub that leads no more (term {term}, known is {highest})"));
         }
-        self.highest.insert(epoch.to_owned(), (term, now));
+        self.before = self.highest.insert(epoch.to_owned(), (term, now));
+        self.disowned = false;
         self.stream = Some((epoch.to_owned(), term));
         Ok(())
     }
 
+    /// The hub of the present stream knows less than another that was heard: what that one says is still obeyed.
+    pub fn disown(&mut self) {
+        self.disowned = true;
+        let Some((epoch, _)) = &self.stream else { return };
+        match self.before.take() {
+            Some(before) => drop(self.highest.insert(epoch.clone(), before)),
+            None => drop(self.highest.remove(epoch)),
+        }
+    }
+
     /// The stream has ended.
     pub fn closed(&mut self, now: Instant) {
-        if let Some((epoch, term)) = self.stream.take() {
+        let disowned = std::mem::take(&mut self.disowned);
+        if let Some((epoch, term)) = self.stream.take().filter(|_| !disowned) {
             self.highest.insert(epoch, (term, now));
         }
     }
@@ -85,6 +101,25 @@ mod tests {
         assert!(fence.admit("e1", 6, start).is_err() && fence.admit("e2", 5, start).is_err());
         fence.closed(start);
         assert_eq!(fence.admit("e1", 6, start), Ok(()));
+    }
+
+    #[test]
+    fn a_hub_that_knows_less_does_not_depose_the_one_that_was_heard_before() {
+        let (mut fence, start) = (Fence::default(), Instant::now());
+        assert_eq!(fence.admit("e1", 5, start), Ok(()));
+        fence.closed(start + second(1));
+        assert_eq!(fence.admit("e1", 9, start + second(2)), Ok(()));
+        fence.disown();
+        assert_eq!(fence.admit("e1", 9, start + second(3)), Ok(()));
+        fence.closed(start + second(4));
+        assert!(fence.admit("e1", 4, start + second(5)).is_err());
+        assert_eq!(fence.admit("e1", 5, start + second(5)), Ok(()));
+        fence.closed(start + second(6));
+        // Of an epoch that was never heard of nothing stays.
+        assert_eq!(fence.admit("e2", 9, start + second(7)), Ok(()));
+        fence.disown();
+        fence.closed(start + second(8));
+        assert_eq!(fence.admit("e2", 1, start + second(9)), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,7 @@ mod ended;
 mod handover;
 mod renew;
 mod trust;
+mod witness;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,6 +28,8 @@ use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
 use ended::{Ended, early, refused};
 use handover::{Before, Second, over};
+pub use witness::Witness;
+use witness::showing;
 
 /// A stream that lived so long ends a series of failures.
 const STABLE: Duration = Duration::from_secs(60);
@@ -34,6 +37,8 @@ const STABLE: Duration = Duration::from_secs(60);
 const FIRST_FRAME: Duration = Duration::from_secs(30);
 /// For a hub that refuses this agent: only a person can help.
 const REFUSED: Backoff = Backoff { base: Duration::from_secs(15), limit: Duration::from_secs(60) };
+/// When so much is left of a certificate's life, it is renewed also by a hub that knows less than another.
+const LAST_RENEWAL: Duration = Duration::from_secs(3600);
 /// After a failed renewal.
 const RENEW_AGAIN: Duration = Duration::from_secs(60);
 
@@ -65,11 +70,13 @@ pub struct Link {
     pub events: mpsc::Sender<LinkEvent>,
     /// Which leader of the hub is obeyed.
     pub fence: Fence,
+    /// What is remembered of the hub.
+    pub witness: Witness,
 }
 
 impl Link {
     /// Keeps a stream open until the core is gone. `start` says when the agent knows what it holds.
-    pub async fn run(mut self, start: tokio::sync::oneshot::Receiver<()>) {
+    pub async fn run(&mut self, start: tokio::sync::oneshot::Receiver<()>) {
         if start.await.is_err() {
             return;
         }
@@ -119,8 +126,14 @@ impl Link {
             tokio::select! {
                 () = tokio::time::sleep(delay.saturating_sub(over.elapsed())) => {}
                 () = self.events.closed() => return,
+                never = self.witness.keep() => match never {},
             }
         }
+    }
+
+    /// The agent ends: what is remembered of the hub and not stored yet is worth one call.
+    pub async fn end(mut self) {
+        self.witness.store_now().await;
     }
 
     /// One stream, from its opening to its end, and those that it is handed over to.
@@ -157,26 +170,27 @@ impl Link {
             metrics.frames_sent.inc();
             agent_frame_to_wire(&frame)
         });
-        let opening = tokio::time::timeout(FIRST_FRAME, client.session(outbound));
+        let opening =
+            tokio::time::timeout(FIRST_FRAME, client.session(showing(self.witness.newest().as_ref(), outbound)));
         let mut inbound = match opening.await {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return early(&status),
             Err(_) => return Ended::Failed(format!("the hub at {address} accepted the stream but did not answer")),
         };
-        match self.first(&mut inbound).await {
-            Ok(()) => {}
+        let stay = match self.first(&mut inbound).await {
+            Ok(behind) => self.witness.stay(behind, &mut self.jitter),
             Err(ended) => return ended,
-        }
+        };
         tracing::info!(hub = address, cluster = %self.identity.cluster, "connected to the hub");
         self.metrics.connected.set(1);
         if let Some(at) = not_after(&self.identity) {
             self.metrics.certificate_expires(at);
         }
-        self.serve((client, frames), inbound, before, address).await
+        self.serve((client, frames), inbound, before, (address, stay)).await
     }
 
-    /// The first frame says which hub this is and which protocol it speaks.
-    async fn first(&mut self, inbound: &mut Streaming<wire::HubFrame>) -> Result<(), Ended> {
+    /// The first frame says which hub this is, which protocol it speaks, and whether it knows less than was heard before.
+    async fn first(&mut self, inbound: &mut Streaming<wire::HubFrame>) -> Result<bool, Ended> {
         let frame = match tokio::time::timeout(FIRST_FRAME, inbound.message()).await {
             Ok(Ok(Some(frame))) => frame,
             Ok(Ok(None)) => return Err(Ended::Failed("the hub closed the stream at once".to_owned())),
@@ -199,8 +213,17 @@ impl Link {
             let text = format!("the hub speaks protocol {}: upgrade the older of the two", begin.protocol);
             return Err(Ended::Refused(text));
         }
+        let behind = begin.behind;
+        if behind {
+            self.fence.disown();
+            tracing::warn!(
+                "this hub knows less than this agent has heard: it was restored from a backup, or there are two. Copies stay \
+                 as they are until an administrator confirms: see the conditions of the MemberCluster on the hub"
+            );
+        }
         self.metrics.frames_received.inc();
-        self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)
+        self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
+        Ok(behind)
     }
 
     /// Passes frames on until the stream ends, and renews the certificate at its time.
@@ -209,9 +232,15 @@ impl Link {
         (client, frames): (RunnelClient<Channel>, mpsc::Sender<AgentFrame>),
         mut inbound: Streaming<wire::HubFrame>,
         mut before: Option<Before>,
-        address: &str,
+        (address, stay): (&str, Option<Duration>),
     ) -> Ended {
         let mut leave_at = self.leave_at();
+        // A hub that knows less than another may be one of two: the other one must go on to know this agent's key.
+        let behind = stay.is_some();
+        let stands_still = |left: Duration| behind && left > LAST_RENEWAL;
+        if let Some(stay) = stay {
+            leave_at = leave_at.min(tokio::time::Instant::now() + stay);
+        }
         let mut swap = self.swap();
         let (mut draining, mut told) = (false, None);
         loop {
@@ -229,7 +258,7 @@ impl Link {
                     };
                     match self.pass(frame).await {
                         Ok(Passed::Whatever) => {}
-                        Ok(Passed::Authorities(all)) => told = Some(all),
+                        Ok(Passed::Authorities(all)) => told = Some(all).filter(|_| !behind).or(told.take()),
                         Ok(Passed::HandedOver) => {
                             // Without a second connection it is as any other end that was planned.
                             let Some(channel) = swap.second() else { return Ended::Planned(Duration::ZERO) };
@@ -246,7 +275,8 @@ impl Link {
                 }
                 () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
                 () = over(&mut before) => before = None,
-                step = swap.next(), if !draining => swap = self.go_on(swap, step, address, (&client, &frames)),
+                never = self.witness.keep() => match never {},
+                step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.go_on(swap, step, address, (&client, &frames)),
             }
         }
     }
@@ -254,6 +284,7 @@ impl Link {
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
+        let words = frame.witness.clone();
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
@@ -272,6 +303,7 @@ impl Link {
             _ => Passed::Whatever,
         };
         self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
+        self.witness.hear(&words);
         Ok(passed)
     }
 

@@ -54,6 +54,11 @@ impl Report {
         self.copies.get(copy)?.iter().find(|(of, _)| of == rule).map(|(_, outcome)| outcome)
     }
 
+    /// What is said of one copy, rule by rule.
+    pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, Outcome)] {
+        self.copies.get(copy).map(Vec::as_slice).unwrap_or_default()
+    }
+
     fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &Outcome, add: bool) {
         let entry = self.rules.entry(rule.clone()).or_default();
         step(&mut entry.counts, outcome, add);

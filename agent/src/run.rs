@@ -22,7 +22,7 @@ use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
 use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
-use crate::link::Link;
+use crate::link::{Link, Witness};
 use crate::metrics::Metrics;
 use crate::mind::Mind;
 use crate::policy::Policy;
@@ -89,6 +89,8 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
             join::join(&store, settings.join_file.as_deref(), string, stored, &mut jitter).await?
         }
     };
+    let remembered = patiently("read what it remembers", &mut jitter, || store.witness()).await;
+    let witness = Witness::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let setup = Setup {
         home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
@@ -105,14 +107,14 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         policy: policy.clone(),
         seed: seed()?,
     };
-    Ok(tasks(settings, ready, store, identity, Core::new(setup), (policy_file, policy), jitter))
+    Ok(tasks(settings, ready, (store, witness), identity, Core::new(setup), (policy_file, policy), jitter))
 }
 
 /// The parts and the bounded channels between them.
 fn tasks(
     settings: Settings,
     ready: Awaited,
-    store: Store,
+    (store, witness): (Store, Witness),
     identity: Identity,
     core: Core,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
@@ -160,8 +162,19 @@ fn tasks(
         start: Some((start, ready)),
         drain: drain.clone(),
     };
-    let link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence: Fence::default() };
-    tasks.push(("link", task(drain, link.run(started))));
+    let mut link =
+        Link { identity, store, jitter, metrics, join_file, events: link_events, fence: Fence::default(), witness };
+    tasks.push((
+        "link",
+        Box::pin(async move {
+            tokio::select! {
+                () = drain.cancelled() => {}
+                () = link.run(started) => {}
+            }
+            link.end().await;
+            Ok(())
+        }),
+    ));
     tasks.push((
         "core",
         Box::pin(async {

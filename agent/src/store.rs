@@ -22,6 +22,10 @@ pub const IDENTITY_SECRET: &str = "runnel-agent-identity";
 pub const TERMS_SECRET: &str = "runnel-agent-terms";
 /// Another name than the one that applies copies, so that these never look like copies.
 const MANAGER: &str = "runnel-agent-store";
+/// Another one again: what is applied under the other name must not take this away.
+const WITNESS_MANAGER: &str = "runnel-agent-witness";
+/// In the identity's Secret: what the agent remembers of its hub.
+const WITNESS: &str = "hub-witness";
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// The most that the stored terms may be when they are decompressed.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
@@ -158,6 +162,26 @@ impl Store {
         let plain = serde_json::to_vec(&written).map_err(|_| CallError::Unanswered)?;
         let bytes = zstd::bulk::compress(&plain, 3).map_err(|_| CallError::Unanswered)?;
         self.save(TERMS_SECRET, BTreeMap::from([("terms".to_owned(), bytes)])).await
+    }
+
+    /// What the agent remembers of its hub.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn witness(&self) -> Result<Option<Vec<u8>>, CallError> {
+        Ok(self.load(IDENTITY_SECRET).await?.and_then(|mut data| data.remove(WITNESS)))
+    }
+
+    /// Stores it beside who the agent is, which is written by others.
+    ///
+    /// # Errors
+    /// [`CallError`], when the API server does not answer or refuses.
+    pub async fn save_witness(&self, words: &[u8]) -> Result<(), CallError> {
+        let patch = Patch::Merge(json!({"data": {WITNESS: BASE64.encode(words)}}));
+        let params = PatchParams { field_manager: Some(WITNESS_MANAGER.to_owned()), ..PatchParams::default() };
+        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(IDENTITY_SECRET, &params, &patch));
+        call.await.map_err(|_| CallError::Unanswered)??;
+        Ok(())
     }
 
     async fn load(&self, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, CallError> {

@@ -230,7 +230,8 @@ impl Registrar {
                 let redeemed = redeem(member, cluster, join, record, now)?;
                 // A join is a new beginning: what was given up before means nothing any more.
                 let identity = json!({"keys": redeemed.keys, "retired": null});
-                let status = json!({"tokens": redeemed.tokens, "identity": identity});
+                // It may also be another cluster that joins now.
+                let status = json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
                 Ok(Step { status, answer: Ok(signed) })
             }
             (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {

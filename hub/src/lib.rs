@@ -2,13 +2,14 @@
 //! copies in the rules' statuses.
 //!
 //! A file either decides or does I/O, never both. These decide: [`crd`] (the API), [`plan`] (what one rule wants),
-//! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`status`] (what a rule's
+//! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`rollout`] (which clusters may have a change now), [`status`] (what a rule's
 //! status should say).
 
 pub mod authority;
 pub mod brake;
 pub mod config;
 pub mod crd;
+pub mod epoch;
 pub mod index;
 pub mod join;
 pub mod lease;
@@ -17,6 +18,7 @@ pub mod names;
 pub mod plan;
 pub mod plugin;
 pub mod query;
+pub mod rollout;
 pub mod rounds;
 pub mod server;
 pub mod session;

@@ -94,6 +94,7 @@ impl HubMetrics {
             HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
             HubFrame::Revoked(_) => "revoked",
             HubFrame::Authorities(_) => "authorities",
+            HubFrame::Inspect(_) => "inspect",
         };
         self.frames.get_or_create(&FrameLabels { frame: name }).inc();
         self.bytes.inc_by(wire.encoded_len() as u64);

@@ -4,7 +4,12 @@
 //! was away. While another replica leads that harms nobody. A leader that is behind would speak of sources that it has
 //! not heard of as if they were not there, and of contents as they were. So the right to lead begins a round: each watch
 //! starts with a new, consistent list, and nothing is served before the lists of the round are there.
+//!
+//! A watch also lists anew by itself, when it cannot go on. Where that is because the API server was restored from a backup,
+//! the list is an older one, and nothing of it may be said. So what such a list says is taken in only when the Lease has
+//! been renewed after it was read: that fails where the Lease is older too.
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -24,6 +29,7 @@ pub enum Watched {
 #[derive(Default)]
 pub struct Rounds {
     asked: watch::Sender<u64>,
+    renewed: watch::Sender<Option<Instant>>,
     done: Mutex<BTreeMap<Watched, u64>>,
 }
 
@@ -33,9 +39,18 @@ impl Rounds {
         self.asked.send_modify(|round| *round += 1);
     }
 
-    /// The round that is on, and its changes.
-    pub fn subscribe(&self) -> watch::Receiver<u64> {
-        self.asked.subscribe()
+    /// The renewal of the right to lead that was sent at this moment succeeded; `None`: this process does not lead.
+    pub fn renewed(&self, sent: Option<Instant>) {
+        self.renewed.send_if_modified(|known| {
+            let changed = *known != sent;
+            *known = sent;
+            changed
+        });
+    }
+
+    /// The round that is on and its changes, and the renewals.
+    pub fn subscribe(&self) -> Follower {
+        Follower { asked: self.asked.subscribe(), renewed: self.renewed.subscribe() }
     }
 
     /// A watch has delivered the list of this round, or was refused in it.
@@ -49,6 +64,14 @@ impl Rounds {
         let done = self.done.lock();
         watches.into_iter().all(|watched| done.get(&watched) == Some(&round))
     }
+}
+
+/// What a watch follows.
+pub struct Follower {
+    /// The round that is on.
+    pub asked: watch::Receiver<u64>,
+    /// When the last renewal that succeeded was sent.
+    pub renewed: watch::Receiver<Option<Instant>>,
 }
 
 #[cfg(test)]

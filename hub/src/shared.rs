@@ -3,6 +3,8 @@
 //! Every change of the index goes through [`Shared::change`], which spreads its effect: sessions of changed clusters
 //! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
 //! await.
+mod inquiries;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +18,14 @@ use tokio::sync::{Notify, watch};
 
 use crate::brake::Limit;
 use crate::crd::{ClusterDistributionRule, DistributionRule};
+use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
 use crate::plan::{Minter, Place, Scope};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
+pub use inquiries::Inquiries;
+
 use crate::status::{Deliveries, Ledger};
 
 /// A session as the rest of the hub sees it.
@@ -29,7 +34,9 @@ pub struct LiveSession {
     pub number: u64,
     /// What the agent holds.
     pub session: Mutex<Session>,
-    /// Woken when a claim to its cluster changed.
+    /// What is asked of the agent about single copies.
+    pub inquiries: Inquiries,
+    /// Woken when a claim to its cluster changed, or something is to be asked.
     pub wake: Notify,
 }
 
@@ -123,6 +130,10 @@ pub struct Shared {
     pub needed: watch::Sender<BTreeSet<Place>>,
     /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
     pub lead: watch::Sender<Option<Lead>>,
+    /// What this process has come to, while it leads.
+    pub standing: RwLock<Option<Standing>>,
+    /// What speaks against letting members follow this hub.
+    pub doubts: Mutex<Doubts>,
     /// The other replica that leads.
     pub leader: watch::Sender<Option<Leader>>,
     /// Since when this process serves: since it has listed everything anew after it took the lead.
@@ -159,6 +170,8 @@ impl Shared {
             settled_removals: Pending::default(),
             needed: watch::Sender::default(),
             lead: watch::Sender::default(),
+            standing: RwLock::default(),
+            doubts: Mutex::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
             rounds: Rounds::default(),
@@ -209,6 +222,7 @@ impl Shared {
         self.lead.send_replace(None);
         *self.ledger.lock() = Ledger::default();
         *self.deliveries.lock() = Deliveries::default();
+        *self.doubts.lock() = Doubts::default();
         self.settled_removals.take();
         if lead.is_some() {
             self.rounds.begin();
@@ -305,7 +319,8 @@ impl Shared {
             if entry.rule.terms.suspend || entry.rule.deleting {
                 continue;
             }
-            for cluster in entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster)) {
+            let is_sent = |cluster: &&ClusterName| self.sessions.contains_key(*cluster) && !entry.awaits(cluster);
+            for cluster in entry.goes.clusters.keys().filter(is_sent) {
                 self.deliveries.lock().begin(cluster, uid, since);
             }
         }

@@ -45,6 +45,13 @@ pub const TERMS_SINCE: u32 = 3;
 /// Since which protocol copies can have other names than their sources. A rule that renames says nothing to an older
 /// agent, and removes nothing there.
 pub const RENAMES_SINCE: u32 = 3;
+/// The protocol since which agents are asked about single copies.
+pub const INSPECT_SINCE: u32 = 3;
+
+/// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
+pub const WITNESS_METADATA: &str = "runnel-witness-bin";
+/// The longest witness, in bytes.
+pub const WITNESS_LIMIT: usize = 256;
 
 /// The status metadata in which the hub says why it refuses, in a word that `sync.proto` lists.
 pub const REASON_METADATA: &str = "runnel-reason";

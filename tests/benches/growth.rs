@@ -22,10 +22,14 @@ use runnel_hub::plan::{Deal, Goes, Rule, RulePlan};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
-use runnel_proto::model::{Batch, ClusterName, Counts, HubFrame, Intent, RuleDelta, RuleState, RuleUid, SourceRef};
+use runnel_proto::model::{
+    Batch, ClusterName, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Reason, RuleDelta, RuleState,
+    RuleUid, SourceRef,
+};
 use runnel_proto::wire;
+use runnel_tests::speed::text::noise;
 
-use planning::{NAMESPACE, body, cluster, index, labels, payload, revision, rule, source};
+use planning::{NAMESPACE, body, cluster, edits, index, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
 
@@ -48,30 +52,27 @@ fn plan_of_all_sources(sources: usize) -> RulePlan {
     planned(sources)
 }
 
-fn edits(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
-    let mut number = 1_000_000;
-    bencher.bench_local(|| {
-        number += 1;
-        index.set_source(source(7), labels(7 % rules), Some(body(number)))
-    });
+fn edited(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
+    let edit = bencher.with_inputs(edits(7 % rules));
+    edit.bench_local_values(|(source, labels, body)| index.set_source(source, labels, Some(body)));
 }
 
 /// One edit beside so many other sources of its rule.
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_beside_sources(bencher: Bencher<'_, '_>, sources: usize) {
-    edits(bencher, index(sources, 1, 1), 1);
+    edited(bencher, index(sources, 1, 1), 1);
 }
 
-/// One edit beside so many other rules of its namespace with a source each: all of them are asked whether they select it.
-#[divan::bench(args = [10, 100, 1000], sample_count = 50)]
+/// One edit beside so many other rules of its namespace with a source each.
+#[divan::bench(args = [10, 1_000, 10_000], sample_count = 50)]
 fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
-    edits(bencher, index(rules, 1, rules), rules);
+    edited(bencher, index(rules, 1, rules), rules);
 }
 
 /// One edit for so many clusters: the index says which ones, so it grows with them and no faster.
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
-    edits(bencher, index(10, clusters, 1), 1);
+    edited(bencher, index(10, clusters, 1), 1);
 }
 
 /// What one agent is sent of one edit, in a rule of so many sources.
@@ -92,10 +93,8 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
         sent
     };
     assert_eq!(say(&index), sources);
-    let mut number = 1_000_000;
-    bencher.bench_local(|| {
-        number += 1;
-        index.set_source(source(7), labels(0), Some(body(number)));
+    bencher.with_inputs(edits(0)).bench_local_values(|(source, labels, body)| {
+        index.set_source(source, labels, Some(body));
         assert_eq!(say(&index), 1);
     });
 }
@@ -133,13 +132,28 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
 /// The status of a rule that is well in so many clusters.
 #[divan::bench(args = SIZES, sample_count = 10)]
 fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
+    folded(bencher, clusters, &[]);
+}
+
+/// The status of a rule that fails in so many clusters, in each in as many ways as an agent tells of.
+#[divan::bench(args = SIZES, sample_count = 10)]
+fn status_fold_failing(bencher: Bencher<'_, '_>, clusters: usize) {
+    let failure = |number: usize| Failure {
+        reason: Reason::Conflict,
+        copy: source(number),
+        message: noise(number as u64, MESSAGE_LIMIT),
+    };
+    folded(bencher, clusters, &(0..FAILURES_LIMIT).map(failure).collect::<Vec<_>>());
+}
+
+fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
     let (rule, plan, deal) = (rule(0), planned(1), Deal::default());
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
     let goes = Goes { clusters: chosen, ..Goes::default() };
     let mut ledger = Ledger::default();
     for name in &names {
-        ledger.connected(name, 1, facts(), vec![state(&rule, &plan)]);
+        ledger.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
     }
     let (previous, started) = (RuleStatus::default(), Instant::now());
     let now = Now { instant: started + Duration::from_secs(60), wall: Timestamp::UNIX_EPOCH };
@@ -155,6 +169,7 @@ fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
             takeovers: None,
             given_up: None,
             given_up_in: Vec::new(),
+            rolling: None,
             previous: &previous,
             hub_started: started,
             overdue: false,
@@ -174,15 +189,16 @@ fn facts() -> SessionFacts {
     }
 }
 
-fn state(rule: &Rule, plan: &RulePlan) -> RuleState {
+fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
+    let failed = u32::from(!failures.is_empty());
     RuleState {
         uid: RuleUid::from("u0"),
         rule: rule.terms.rule.clone(),
         intents_digest: plan.digest,
         intents: 1,
         terms_digest: Some(rule.terms.digest),
-        counts: Counts { copies: 1, applied: 1, ..Counts::default() },
-        failures: Vec::new(),
+        counts: Counts { copies: 1, applied: 1 - failed, failed, ..Counts::default() },
+        failures: failures.to_vec(),
         gone: false,
         takeovers: None,
         given_up: None,

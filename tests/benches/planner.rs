@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use divan::{Bencher, black_box};
 use runnel_hub::index::{Cluster, Index};
 
-use planning::{Labels, body, cluster, index, labels, rule, source};
+use planning::{Labels, cluster, edits, index, labels, rule, shown};
 
 const RULES: usize = 100;
 const SOURCES: usize = 1_000;
@@ -38,18 +38,16 @@ fn bare(bencher: Bencher<'_, '_>) {
 /// Everything from nothing.
 #[divan::bench(sample_count = 10)]
 fn full(bencher: Bencher<'_, '_>) {
-    bencher.bench(planned);
+    let shown = shown(SOURCES, CLUSTERS, RULES);
+    bencher.with_inputs(|| shown.clone()).bench_values(planning::planned);
 }
 
 /// One source is edited.
 #[divan::bench]
 fn after_an_edit_of_a_source(bencher: Bencher<'_, '_>) {
     let mut index = planned();
-    let mut number = SOURCES;
-    bencher.bench_local(|| {
-        number += 1;
-        index.set_source(source(7), labels(7), Some(body(number)))
-    });
+    let edit = bencher.with_inputs(edits(7));
+    edit.bench_local_values(|(source, labels, body)| index.set_source(source, labels, Some(body)));
 }
 
 /// One rule is edited.
@@ -57,7 +55,7 @@ fn after_an_edit_of_a_source(bencher: Bencher<'_, '_>) {
 fn after_an_edit_of_a_rule(bencher: Bencher<'_, '_>) {
     let mut index = planned();
     let rule = rule(0);
-    bencher.bench_local(|| index.set_rule(rule.clone()));
+    bencher.with_inputs(|| rule.clone()).bench_local_values(|rule| index.set_rule(rule));
 }
 
 /// One cluster is labelled anew.
@@ -65,9 +63,10 @@ fn after_an_edit_of_a_rule(bencher: Bencher<'_, '_>) {
 fn after_a_label_of_a_cluster(bencher: Bencher<'_, '_>) {
     let mut index = planned();
     let mut number = CLUSTERS;
-    bencher.bench_local(|| {
+    let labelled = bencher.with_inputs(|| {
         number += 1;
         let labels = BTreeMap::from([("n".to_owned(), number.to_string())]);
-        index.set_cluster(cluster(7), Cluster { uid: "c7".to_owned(), accepted: true, labels, ..Cluster::default() })
+        (cluster(7), Cluster { uid: "c7".to_owned(), accepted: true, labels, ..Cluster::default() })
     });
+    labelled.bench_local_values(|(name, cluster)| index.set_cluster(name, cluster));
 }

@@ -3,6 +3,8 @@
 
 #[path = "conflicts/foreign.rs"]
 mod foreign;
+#[path = "conflicts/imported.rs"]
+mod imported;
 #[path = "conflicts/own_cluster.rs"]
 mod own_cluster;
 #[path = "conflicts/precedence.rs"]

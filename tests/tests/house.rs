@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 57] = [
+const DECIDE: [&str; 65] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -21,6 +21,7 @@ const DECIDE: [&str; 57] = [
     "hub/src/authority/stored",
     "hub/src/brake",
     "hub/src/crd",
+    "hub/src/epoch",
     "hub/src/index",
     "hub/src/join/attempts",
     "hub/src/join/decide",
@@ -35,13 +36,20 @@ const DECIDE: [&str; 57] = [
     "hub/src/plugin/complete",
     "hub/src/plugin/detail",
     "hub/src/plugin/diagnose",
-    "hub/src/plugin/explain",
+    "hub/src/plugin/cures",
+    "hub/src/plugin/explained",
+    "hub/src/plugin/import/choice",
+    "hub/src/plugin/import/paper",
+    "hub/src/plugin/import/rules",
+    "hub/src/plugin/import/wishes",
     "hub/src/plugin/limit",
     "hub/src/plugin/rights",
     "hub/src/plugin/rules",
     "hub/src/plugin/seen",
     "hub/src/plugin/table",
     "hub/src/plugin/values",
+    "hub/src/query/because",
+    "hub/src/rollout",
     "hub/src/rounds",
     "hub/src/session",
     "hub/src/status",

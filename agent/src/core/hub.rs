@@ -69,6 +69,7 @@ impl Core {
             }
             HubFrame::Batch(batch) => self.batch(batch, refused, now),
             HubFrame::SnapshotEnd(end) => self.end(end, now),
+            HubFrame::Inspect(question) => self.answer(&question),
             // The connection is the link's affair.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) | HubFrame::Authorities(_) => {}
         }
@@ -141,7 +142,7 @@ impl Core {
         }
     }
 
-    fn send(&mut self, frame: AgentFrame) {
+    pub(super) fn send(&mut self, frame: AgentFrame) {
         if let Some(session) = &mut self.session {
             session.outbox.extend(split(frame));
         }

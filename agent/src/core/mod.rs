@@ -3,6 +3,7 @@
 mod drift;
 mod given_up;
 mod hub;
+mod inspect;
 mod look;
 mod policy;
 mod revoke;

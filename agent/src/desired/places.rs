@@ -24,6 +24,11 @@ impl Desired {
         self.namespaces.contains_key(name)
     }
 
+    /// Whether a namespace is being deleted.
+    pub fn is_terminating(&self, name: &str) -> bool {
+        self.namespaces.get(name).is_some_and(|namespace| namespace.terminating)
+    }
+
     /// The namespaces that exist.
     pub fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
         self.namespaces.keys()

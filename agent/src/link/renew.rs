@@ -1,6 +1,7 @@
 //! A new certificate: at half life, and after the end.
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use runnel_proto::identity::{JoinString, MemberKey};
 use runnel_proto::wire::RenewRequest;
 use runnel_proto::wire::runnel_client::RunnelClient;
@@ -8,6 +9,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::ended::{Ended, early};
+use super::witness::showing;
 use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector, not_after};
 use crate::join::{self, NotJoined};
 use crate::store::{Identity, Store};
@@ -97,13 +99,16 @@ impl Link {
 pub(super) struct Renewal {
     identity: Identity,
     store: Store,
+    /// What the agent remembers of the hub: one that has forgotten the agent revokes nothing.
+    witness: Option<Bytes>,
     /// Of all that might be drawn: where around the half of its life the certificate is renewed again.
     draw: f64,
 }
 
 impl Renewal {
     pub(super) fn of(link: &mut Link) -> Self {
-        Self { identity: link.identity.clone(), store: link.store.clone(), draw: link.jitter.draw() }
+        let (identity, store, witness) = (link.identity.clone(), link.store.clone(), link.witness.newest());
+        Self { identity, store, witness, draw: link.jitter.draw() }
     }
 
     /// Gets a certificate for a new key, and stores both before they are used.
@@ -112,7 +117,7 @@ impl Renewal {
         let key = MemberKey::generate().map_err(|error| failed(&error))?;
         let request = key.certificate_request().map_err(|error| failed(&error))?;
         let request = RenewRequest { certificate_request: request.into() };
-        let call = tokio::time::timeout(FIRST_FRAME, client.renew(request)).await;
+        let call = tokio::time::timeout(FIRST_FRAME, client.renew(showing(self.witness.as_ref(), request))).await;
         let call = call.map_err(|_| failed(&"the hub did not answer"))?;
         let response = call.map_err(NotRenewed::Refused)?.into_inner();
         let certificate =

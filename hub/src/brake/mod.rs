@@ -172,17 +172,11 @@ impl Brake {
 
     /// A cluster's agent asks again for what it was let overwrite, or let go: that is to be judged anew.
     pub fn has_used_up(&mut self, matter: Matter, cluster: &ClusterName) {
-        let permit = match matter {
-            Matter::Takeovers => self.judged.permit(cluster),
-            Matter::GivenUp => self.judged.let_go(cluster),
+        let judged = Arc::make_mut(&mut self.judged);
+        match matter {
+            Matter::Takeovers => judged.permits.remove(cluster),
+            Matter::GivenUp => judged.let_go.remove(cluster),
         };
-        if permit.is_some() {
-            let judged = Arc::make_mut(&mut self.judged);
-            match matter {
-                Matter::Takeovers => judged.permits.remove(cluster),
-                Matter::GivenUp => judged.let_go.remove(cluster),
-            };
-        }
     }
 
     /// Whether a removal is held, by this process or by the one before.

@@ -332,7 +332,9 @@ impl World {
                 Effect::default()
             }
             Claim::Braked if !own.is_empty() => self.index.stray_cluster(uid, cluster),
-            Claim::Held(_) | Claim::Cordoned(_) => unreachable!("nothing is suspended or cordoned"),
+            Claim::Held(_) | Claim::Cordoned(_) | Claim::Awaits(_) => {
+                unreachable!("nothing is suspended, cordoned or rolled out")
+            }
             Claim::Braked | Claim::Unknown | Claim::Unclaimed => Effect::default(),
         };
         self.judge(effect);

@@ -22,6 +22,8 @@ closed_list! {
         /// Rule: more objects that are not Runnel's would be overwritten than its removalLimit, and that is held until a person
         /// releases it. Present only while true.
         TakeoverHeld,
+        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
+        RolloutStopped,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
@@ -40,6 +42,15 @@ closed_list! {
         /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
         /// true: until the cluster joins anew.
         PossibleKeyTheft,
+        /// Member: this hub does not know what it told the cluster once, so it was restored from an older backup. Nothing is
+        /// changed or removed there until an administrator confirms. Present only while true.
+        RestoredFromBackup,
+        /// Member: there is a second hub with this one's identity, or a second cluster with the member's. Present only while
+        /// true.
+        Duplicate,
+        /// Member: the cluster got what it holds under another MemberCluster or as another cluster, and some of it is not
+        /// wanted; it stays until an administrator confirms. Present only while true.
+        Rejoined,
     }
 }
 
@@ -96,6 +107,12 @@ closed_list! {
         RemovalLimit,
         /// Takeovers of more objects than the rule's removalLimit are held.
         TakeoverLimit,
+        /// A change travels in waves, and has not reached every cluster.
+        RollingOut,
+        /// The same, and `spec.rollout.paused` is true: nothing further is sent.
+        RolloutPaused,
+        /// More clusters failed than `spec.rollout.maxFailures`.
+        TooManyFailures,
         /// The rule rests.
         Suspended,
         /// Something that the rule wants is not granted to the rules of its namespace.
@@ -136,6 +153,16 @@ closed_list! {
         RulesUnknown,
         /// Member: somebody came with a key that had been given up.
         RetiredKeySeen,
+        /// The cluster waits for an administrator, as a condition of its MemberCluster says: it keeps what it has.
+        Unconfirmed,
+        /// Member: the cluster remembers what this hub does not know.
+        MemberKnowsMore,
+        /// Member: another hub with the same identity has told the cluster something since this one leads.
+        SecondHub,
+        /// Member: an agent in another cluster came with the member's key.
+        SecondCluster,
+        /// Member: copies that the cluster has from a former membership are not wanted now.
+        FormerCopies,
         ..
         /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
         Copy(model::Reason),

@@ -240,6 +240,7 @@ mod tests {
                 assert!(schema["maxProperties"].is_number(), "{path}");
             }
             Some("object") => assert!(schema["properties"].is_object(), "{path}"),
+            None if schema["x-kubernetes-int-or-string"] == true => assert!(schema["maxLength"].is_number(), "{path}"),
             other => assert!(matches!(other, Some("boolean" | "integer")), "{path}: {other:?}"),
         });
     }

@@ -75,7 +75,8 @@ pub struct MemberClusterStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted and Connected always; Left while the cluster leaves; Unclaimed and PossibleKeyTheft while they are true.
+    /// Accepted and Connected always; Left while the cluster leaves; Unclaimed, PossibleKeyTheft,
+    /// RestoredFromBackup, Duplicate and Rejoined while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

@@ -7,6 +7,7 @@ pub mod conditions;
 mod generate;
 mod grant;
 mod member;
+mod rollout;
 mod rule;
 mod rule_status;
 mod schema;
@@ -19,6 +20,7 @@ pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
     RetiredKey, UsedToken,
 };
+pub use rollout::{Portion, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
     DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit,

@@ -4,7 +4,7 @@ use runnel_proto::model::{self, Pattern};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, Override, RuleStatus, Substitute, Transform, limits, schema, schema::Item};
+use super::{LabelSelector, Override, Rollout, RuleStatus, Substitute, Transform, limits, schema, schema::Item};
 
 /// What is copied, to which clusters, and into which namespaces there.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -155,6 +155,10 @@ pub struct RuleTerms {
     /// time, as conflictPolicy says.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
+    /// How a change travels. Without it, it goes to all clusters at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Rollout")]
+    pub rollout: Option<Rollout>,
     /// Whether the rule rests: while true nothing is created, corrected or removed, and the condition Suspended says so.
     #[serde(default)]
     pub suspend: bool,

@@ -3,7 +3,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{limits, schema};
+use super::{RolloutStatus, limits, schema};
 use crate::brake::Memory;
 
 /// What has become of the rule.
@@ -40,7 +40,12 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RemovalStatus")]
     pub given_up: Option<RemovalStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld and Suspended while they are true.
+    /// How far the rollout of the newest change has come, where `spec.rollout` is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "RolloutStatus")]
+    pub rollout: Option<RolloutStatus>,
+    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld, RolloutStopped and Suspended while they
+    /// are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

@@ -310,6 +310,29 @@ pub(super) fn data_path(field: &'static str) -> impl FnMut(&mut Schema) {
     }
 }
 
+/// A number, or a part in percent.
+pub(super) fn portion(schema: &mut Schema) {
+    for field in ["type", "format", "minimum", "maximum"] {
+        schema.remove(field);
+    }
+    schema.insert("x-kubernetes-int-or-string".into(), json!(true));
+    schema.insert("anyOf".into(), json!([{"type": "integer"}, {"type": "string"}]));
+    schema.insert("maxLength".into(), json!(4));
+    rule(
+        "type(self) == string ? self.matches('^([1-9][0-9]?|100)%$') : self >= 1",
+        "rollout.maxConcurrency: write a number of clusters from 1 on, or a part of them from 1% to 100%",
+    )(schema);
+}
+
+/// The label that orders clusters.
+pub(super) fn order_by_label(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(317));
+    rule(
+        format!("self.matches('{QUALIFIED_NAME}') && self.indexOf('/') <= 253"),
+        format!("rollout.orderByLabel: {LABEL_KEY_CURE}"),
+    )(schema);
+}
+
 /// An entry of `sources`.
 pub(super) fn source(schema: &mut Schema) {
     rule(

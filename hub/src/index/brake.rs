@@ -93,7 +93,8 @@ impl Index {
         Self { ceiling: Some(ceiling), ..self }
     }
 
-    /// Forgets what was judged: from now on this process decides, and rules' statuses say what is held.
+    /// Forgets what was judged, and who was let in: from now on this process decides, and rules' statuses say what is held
+    /// and how far rollouts have come.
     pub fn begin_to_judge(&mut self) {
         self.deletions.clear();
         self.undated_deletions = 0;
@@ -101,6 +102,7 @@ impl Index {
         for uid in uids {
             if let Some(entry) = self.rules.get_mut(&uid) {
                 entry.brake = entry.rule.removal.brake();
+                entry.gate = None;
                 if entry.rule.deleting {
                     entry.brake.remove(Item::Rule, Cause::Deleted);
                 }
@@ -149,12 +151,14 @@ impl Index {
             entry.brake = brake;
         }
         effect.rules.insert(uid.clone());
-        if changed {
-            self.touch(uid, &mut effect);
-        }
-        if now.removes_the_same(&before) {
+        match now.removes_the_same(&before) {
             // What one cluster is permitted is of no interest to the others.
-            effect.clusters = now.permits_otherwise(&before);
+            true if changed => {
+                self.renew(uid);
+                effect.clusters = now.permits_otherwise(&before);
+            }
+            false => self.touch(uid, &mut effect),
+            true => {}
         }
         if now.differs_elsewhere(&before) {
             // Whoever is no longer chosen hears of it, too.

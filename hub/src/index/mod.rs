@@ -15,6 +15,8 @@ mod grants;
 #[cfg(test)]
 mod lent_tests;
 mod places;
+mod readers;
+mod rollouts;
 mod rules;
 mod sightings;
 mod sources;
@@ -31,10 +33,12 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use places::PlaceState;
+use readers::Readers;
 pub use sightings::version_number;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
@@ -54,6 +58,8 @@ pub enum Claim {
     /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
     /// what is there stays as it is.
     Braked,
+    /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed.
+    Awaits(Share),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -95,9 +101,13 @@ pub struct RuleEntry {
     pub goes: Goes,
     /// What of it may be removed.
     pub brake: Brake,
+    /// Which clusters may have it, where changes travel in waves.
+    pub gate: Option<Gate>,
     version: u64,
     /// Names what it wants, once somebody has asked since that changed.
     wanted: OnceLock<String>,
+    /// Names what it brings, likewise.
+    target: OnceLock<Target>,
 }
 
 impl RuleEntry {
@@ -143,10 +153,8 @@ pub struct Index {
     grants: Grants,
     /// Rules that select a source now.
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
-    /// Rules by the namespace they read.
-    reading: BTreeMap<String, BTreeSet<RuleUid>>,
-    /// Rules that read namespaces by glob.
-    reading_any: BTreeSet<RuleUid>,
+    /// Rules by what they can select.
+    readers: Readers,
     version: u64,
     /// The newest version of each rule.
     changes: BTreeMap<u64, RuleUid>,
@@ -222,6 +230,7 @@ impl Index {
         if let Some(share) = entry.share(cluster) {
             return match () {
                 () if entry.goes.unknown => Claim::Unknown,
+                () if entry.awaits(cluster) => Claim::Awaits(share),
                 () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
                 () => Claim::Wanted(share),
             };
@@ -268,7 +277,7 @@ impl Index {
         if let Some(entry) = self.rules.get_mut(uid) {
             self.changes.remove(&entry.version);
             entry.version = version;
-            entry.wanted = OnceLock::new();
+            (entry.wanted, entry.target) = (OnceLock::new(), OnceLock::new());
             self.changes.insert(version, uid.clone());
         }
     }

@@ -36,6 +36,7 @@ impl Index {
                 && former.goes == goes
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
+                && former.rule.rollout.is_some() == rule.rollout.is_some()
         });
         let awaited = plan.lent.iter().filter(|(_, body)| matches!(body, Body::Unread)).map(|(secret, _)| secret);
         effect.read.extend(plan.unread.iter().chain(awaited).cloned());
@@ -46,7 +47,9 @@ impl Index {
             Some(former) => std::mem::take(&mut former.brake),
             None => rule.removal.brake(),
         };
-        let mut entry = RuleEntry { rule, plan, deal, goes, brake, version, wanted: OnceLock::new() };
+        let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(|_| rule.rollout.is_some());
+        let (wanted, target) = (OnceLock::new(), OnceLock::new());
+        let mut entry = RuleEntry { rule, plan, deal, goes, brake, gate, version, wanted, target };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
@@ -138,16 +141,7 @@ impl Index {
         for source in all_sources(&entry.plan) {
             self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
         }
-        match entry.rule.literal_namespaces() {
-            Some(namespaces) => {
-                for namespace in namespaces {
-                    self.reading.entry(namespace.to_owned()).or_default().insert(uid.clone());
-                }
-            }
-            None => {
-                self.reading_any.insert(uid.clone());
-            }
-        }
+        self.readers.set(&entry.rule);
         self.rules.insert(uid, entry);
     }
 
@@ -156,10 +150,7 @@ impl Index {
         for source in all_sources(&entry.plan) {
             remove_from(&mut self.selected_by, source, uid);
         }
-        for namespace in entry.rule.literal_namespaces().unwrap_or_default() {
-            remove_from(&mut self.reading, namespace, uid);
-        }
-        self.reading_any.remove(uid);
+        self.readers.remove(uid);
         Some(entry)
     }
 
@@ -233,11 +224,7 @@ fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
     plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys()).chain(plan.lent.keys())
 }
 
-fn remove_from<K, Q>(map: &mut BTreeMap<K, BTreeSet<RuleUid>>, key: &Q, uid: &RuleUid)
-where
-    K: Ord + std::borrow::Borrow<Q>,
-    Q: Ord + ?Sized,
-{
+fn remove_from(map: &mut BTreeMap<SourceRef, BTreeSet<RuleUid>>, key: &SourceRef, uid: &RuleUid) {
     if let Some(set) = map.get_mut(key) {
         set.remove(uid);
         if set.is_empty() {

@@ -11,7 +11,10 @@ use crate::plan::{Body, Place, Source};
 impl Index {
     /// Whether any rule selects an object with these labels, or takes values from it: whether its content is needed.
     pub fn is_selected(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        self.readers(source).iter().any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
+        self.readers
+            .of(source, labels)
+            .iter()
+            .any(|uid| self.rules.get(uid).is_some_and(|entry| entry.rule.needs(source, labels)))
     }
 
     /// Whether the index knows the source, and with which labels.
@@ -36,7 +39,7 @@ impl Index {
             self.goes_by_order();
         }
         let mut effect = Effect::default();
-        for uid in self.touched(&source) {
+        for uid in self.touched(&source, &labels) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
             // A source that refuses is as one that is deleted.
             let cause = if matches!(body, Body::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
@@ -78,11 +81,11 @@ impl Index {
         let mut effect = Effect::default();
         for source in gone {
             self.vanished.remove(&source);
-            self.sources.remove(&source);
+            let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
             if self.selected_by.contains_key(&source) {
                 self.was_deleted(now);
             }
-            for uid in self.touched(&source) {
+            for uid in self.touched(&source, &labels) {
                 self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
                 self.update_lent(&uid, &source, None, &mut effect);
             }
@@ -95,15 +98,9 @@ impl Index {
         self.vanished.values().min().and_then(|since| since.checked_add(grace))
     }
 
-    /// Rules that read the source's namespace.
-    fn readers(&self, source: &SourceRef) -> BTreeSet<RuleUid> {
-        let by_name = self.reading.get(&*source.namespace).into_iter().flatten();
-        by_name.chain(&self.reading_any).cloned().collect()
-    }
-
-    /// Rules that could select the source, or did.
-    fn touched(&self, source: &SourceRef) -> BTreeSet<RuleUid> {
-        let mut touched = self.readers(source);
+    /// Rules that could select the source with these labels, or did.
+    fn touched(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
+        let mut touched = self.readers.of(source, labels);
         touched.extend(self.selected_by.get(source).into_iter().flatten().cloned());
         touched
     }

@@ -1,6 +1,8 @@
 //! Who leads: what a process concludes from the Lease as it has seen it, and what it does next.
 //!
 //! Nothing here knows a clock: `now` is what the process's monotonic clock says.
+mod timing;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,9 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use runnel_proto::identity::Fingerprint;
 
+use crate::epoch::{LINE, Line, Standing};
 use crate::index::version_number;
+pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
@@ -20,45 +24,8 @@ pub const ADDRESS: &str = "runnel.dev/replica-address";
 pub const HUB_ID: &str = "runnel.dev/hub";
 /// The fingerprint of the authority by which who asks the hub something knows it.
 pub const AUTHORITY: &str = "runnel.dev/authority";
-/// No lease of ours is longer; one that says so was not written by us.
-pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
-/// Shorter ones cannot be written down: the Lease counts whole seconds.
-pub const SHORTEST_LEASE: Duration = Duration::from_secs(1);
-
 /// Epochs whose terms are remembered.
 const EPOCHS: usize = 64;
-
-/// The times of the election.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// How long the others wait after they last saw the Lease change.
-    pub lease: Duration,
-    /// How long the holder leads without a renewal that succeeded.
-    pub renew: Duration,
-    /// How often the holder renews, and how long to wait after what failed.
-    pub retry: Duration,
-}
-
-impl Timing {
-    /// Checks that the times fit together.
-    ///
-    /// # Errors
-    /// A sentence that names the flag and the cure.
-    pub fn new(lease: Duration, renew: Duration, retry: Duration) -> Result<Self, String> {
-        if lease < SHORTEST_LEASE || lease > LONGEST_LEASE {
-            return Err(format!("--lease-duration is {lease:?}: give 1s to 60s"));
-        }
-        if renew >= lease {
-            return Err(format!("--renew-deadline ({renew:?}) must be shorter than --lease-duration ({lease:?})"));
-        }
-        if retry.is_zero() || retry >= renew {
-            return Err(format!(
-                "--retry-period ({retry:?}) must be shorter than --renew-deadline ({renew:?}), and not 0"
-            ));
-        }
-        Ok(Self { lease, renew, retry })
-    }
-}
 
 /// A process that may lead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +116,8 @@ pub struct Candidate {
     met_holder: bool,
     /// The highest term that was seen in an epoch: a Lease that was restored begins again with lower ones.
     terms: BTreeMap<String, u64>,
+    /// Who has led, as the Lease last said it.
+    line: Line,
 }
 
 fn spec(lease: &Lease) -> LeaseSpec {
@@ -180,12 +149,22 @@ impl Candidate {
             heard_at: None,
             met_holder: false,
             terms: BTreeMap::new(),
+            line: Line::default(),
         }
     }
 
     /// The right to lead, while it holds.
     pub fn lead(&self, now: Instant) -> Option<&Lead> {
         self.lead.as_ref().filter(|lead| now < lead.valid_until)
+    }
+
+    /// What this process has come to, while it leads.
+    pub fn standing(&self, now: Instant) -> Option<Standing> {
+        self.lead(now)?;
+        match &self.seen {
+            Seen::There(lease, _) => Standing::of(lease),
+            Seen::Nothing | Seen::Absent(_) => None,
+        }
     }
 
     /// The other process that holds the Lease. Where it was reached at this process' own address it is a predecessor that is
@@ -235,11 +214,16 @@ impl Candidate {
             self.lead = None;
             return;
         };
+        let is_older = self.is_older(&lease);
         self.remember(&lease);
+        // After a restore what this process has told may be unknown, though it leads by the same term.
         if let Some(lead) = &self.lead
-            && !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease))
+            && (is_older || !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease)))
         {
             self.lead = None;
+        }
+        if is_older || Line::of(&lease).is_some() {
+            self.line = Line::of(&lease).unwrap_or_default();
         }
         let since = match &self.seen {
             Seen::There(before, since) if before.metadata.resource_version == lease.metadata.resource_version => *since,
@@ -255,6 +239,7 @@ impl Candidate {
         let mine = self.is_mine(&lease);
         let lead = Lead { epoch: uid(&lease), term: term(&lease), valid_until: sent + self.timing.renew };
         self.remember(&lease);
+        self.line = Line::of(&lease).unwrap_or_default();
         self.stale = false;
         self.heard_at = Some(now);
         self.met_holder = true;
@@ -327,6 +312,13 @@ impl Candidate {
         holder(lease) == Some(self.me.identity().as_str())
     }
 
+    /// Whether the Lease was newer when it was last seen: its API server was restored from a backup.
+    fn is_older(&self, lease: &Lease) -> bool {
+        let Seen::There(known, _) = &self.seen else { return false };
+        let version = |lease: &Lease| version_number(lease.metadata.resource_version.as_deref());
+        uid(known) == uid(lease) && version(lease) < version(known)
+    }
+
     fn is_anothers(&self, lease: &Lease) -> bool {
         holder(lease).is_some() && !self.is_mine(lease)
     }
@@ -359,6 +351,10 @@ impl Candidate {
 
     fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
         let mut lease = lease.clone();
+        // Who made the Lease did not know its uid then.
+        if let Some(line) = Line::of(&lease) {
+            lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
+        }
         lease.spec = Some(LeaseSpec {
             lease_duration_seconds: Some(whole_seconds(self.timing.lease)),
             renew_time: Some(MicroTime(wall)),
@@ -378,7 +374,10 @@ impl Candidate {
             ),
             ..ObjectMeta::default()
         });
+        let epoch = metadata.uid.clone().unwrap_or_default();
+        let line = self.line.clone().taken(lease, (&epoch, term), &self.me.random);
         let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert(LINE.to_owned(), line.to_string());
         match &self.me.address {
             Some(address) => drop(annotations.insert(ADDRESS.to_owned(), address.clone())),
             None => drop(annotations.remove(ADDRESS)),

@@ -169,6 +169,9 @@ impl Election {
     fn publish(&self) {
         let lead = self.candidate.lead(Instant::now()).cloned();
         self.say(lead.as_ref());
+        // Before anybody is told anything by this right.
+        *self.shared.standing.write() = self.candidate.standing(Instant::now());
+        self.shared.rounds.renewed(lead.as_ref().and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)));
         self.shared.set_lead(lead);
         let leader = self.candidate.leader();
         self.shared.leader.send_if_modified(|known| {

@@ -12,7 +12,9 @@
 //! the deadline ([`Fenced`]), so a process that was paused for longer says nothing when it wakes.
 //!
 //! The Lease may be deleted, restored from a backup or filled with rubbish: a process never takes a term that it has seen
-//! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on.
+//! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on. Who has led stands in it too,
+//! by which members notice a hub that was restored ([`crate::epoch`]); who leads and sees the Lease's version go back takes
+//! the lead anew.
 pub mod decide;
 mod door;
 mod elect;

@@ -106,7 +106,13 @@ impl StateCollector {
             ),
         ];
         drop(index);
-        for (name, help, count) in counts {
+        let doubts = self.shared.doubts.lock().all().count();
+        let doubts = (
+            "runnel_members_in_doubt",
+            "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, Rejoined",
+            doubts,
+        );
+        for (name, help, count) in counts.into_iter().chain([doubts]) {
             let gauge = ConstGauge::new(count as f64);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }

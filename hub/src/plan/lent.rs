@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Body, RulePlan};
 
 /// The kind that is lent.
-pub(super) const SECRETS: &str = "secrets";
+pub const LENT_KIND: &str = "secrets";
 
 /// What is known of the Secrets from which a rule takes values.
 pub struct Lent<'a> {
@@ -26,7 +26,7 @@ impl<'a> Lent<'a> {
     /// # Errors
     /// When there is none, with a sentence for a person that holds no value.
     pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, String> {
-        let secret = SourceRef::new(SECRETS, namespace, name);
+        let secret = SourceRef::new(LENT_KIND, namespace, name);
         let content = match self.selection.lent.get(&secret) {
             Some(Body::Unread) => return Ok(None),
             Some(Body::Read(content) | Body::Stale(content)) => content,

@@ -1,10 +1,10 @@
 //! What of a rule's sources is sent: each under the name of its copies, and none that cannot be what the rule wants.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Body, RulePlan, SourceContent};
+use super::{Body, RulePlan, Sheaf, SourceContent};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,9 +64,9 @@ impl Outcome {
 #[derive(Clone)]
 pub struct Made {
     pub(super) plan: Arc<RulePlan>,
-    outcomes: BTreeMap<SourceRef, Outcome>,
+    outcomes: Sheaf<SourceRef, Outcome>,
     /// Who wants which copy.
-    wanted: BTreeMap<SourceRef, BTreeSet<SourceRef>>,
+    wanted: Sheaf<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
     meet: bool,
 }
@@ -75,7 +75,7 @@ impl Made {
     /// Nothing yet, of what this selects.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let plan = RulePlan { unknown: selection.unknown.clone(), ..RulePlan::of(&selection.uid, &selection.scope) };
-        Self { plan: plan.into(), outcomes: BTreeMap::new(), wanted: BTreeMap::new(), meet }
+        Self { plan: plan.into(), outcomes: Sheaf::default(), wanted: Sheaf::default(), meet }
     }
 
     /// Whether two are the same, whatever comes next.
@@ -107,7 +107,9 @@ impl Made {
         if let Some(outcome) = outcome {
             if let Some(name) = outcome.name() {
                 let copy = copy(source, name, *meet);
-                wanted.entry(copy.clone()).or_default().insert(source.clone());
+                if let Some(sources) = wanted.get_or_default(&copy) {
+                    sources.insert(source.clone());
+                }
                 copies.insert(copy);
             } else if let Outcome::Withheld(_, why) = &outcome {
                 plan.withheld.insert(source.clone(), why.clone());
@@ -117,15 +119,15 @@ impl Made {
         for copy in copies {
             settle(&copy, outcomes, wanted, plan, &mut touched);
         }
-        plan.change = Some((before, touched));
+        plan.edits.note(before, touched);
     }
 }
 
 /// Decides who has a copy: one source that wants it, or none of several.
 fn settle(
     copy: &SourceRef,
-    outcomes: &BTreeMap<SourceRef, Outcome>,
-    wanted: &mut BTreeMap<SourceRef, BTreeSet<SourceRef>>,
+    outcomes: &Sheaf<SourceRef, Outcome>,
+    wanted: &mut Sheaf<SourceRef, BTreeSet<SourceRef>>,
     plan: &mut RulePlan,
     touched: &mut BTreeSet<SourceRef>,
 ) {

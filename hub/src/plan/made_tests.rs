@@ -46,12 +46,13 @@ fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() 
         let sent = deal.made(&"any".into()).unwrap().clone();
         (sent.intents.keys().cloned().collect::<Vec<_>>(), sent)
     };
-    assert_eq!(say(&one, Some(body(3))).0, std::slice::from_ref(&one));
+    let (intents, before) = say(&one, Some(body(3)));
+    assert_eq!(intents, std::slice::from_ref(&one));
     let (intents, sent) = say(&two, Some(body(4)));
     assert!(intents.is_empty() && sent.is_unknown(&one) && sent.is_unknown(&two));
     let message = &sent.withheld[&one].message;
     assert!(message.contains("configmaps/n1/s1") && message.contains("configmaps/n2/s1"), "{message}");
-    let (_, touched) = sent.change.as_ref().unwrap();
+    let touched = sent.edits.since(before.digest).unwrap();
     assert_eq!(*touched, BTreeSet::from([one.clone(), two.clone()]));
     // One that is never distributed takes nothing from the other.
     assert_eq!(say(&one, Some(body(1))).0, std::slice::from_ref(&two));

@@ -11,6 +11,7 @@
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
 mod deal;
+mod edits;
 mod grants;
 mod lent;
 mod made;
@@ -18,6 +19,7 @@ mod place;
 mod rule;
 mod shape;
 mod share;
+mod sheaf;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,13 +29,15 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use deal::{Deal, Minter};
+pub use edits::Edits;
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
-pub use lent::Lent;
+pub use lent::{LENT_KIND, Lent};
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on};
+pub use sheaf::Sheaf;
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -88,7 +92,7 @@ pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
     /// Selected sources whose content is known; in what is sent, under the names of their copies.
-    pub intents: BTreeMap<SourceRef, Arc<SourceContent>>,
+    pub intents: Sheaf<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
     /// The same kind by kind, as not every cluster may get every kind.
@@ -108,9 +112,8 @@ pub struct RulePlan {
     pub unknown: BTreeSet<Place>,
     /// Where the hub looks at all.
     pub scope: Scope,
-    /// The digest before the last change, and the intents that it touched: a session that holds the former plan finds
-    /// its delta without comparing whole sets.
-    pub change: Option<(SetDigest, BTreeSet<SourceRef>)>,
+    /// What the last changes touched: a session that holds a former plan finds its delta without comparing whole sets.
+    pub edits: Edits,
     /// How many of the intents have another name than their source.
     renamed: usize,
 }
@@ -124,7 +127,7 @@ impl RulePlan {
     fn of(uid: &RuleUid, scope: &Scope) -> Self {
         Self {
             uid: uid.clone(),
-            intents: BTreeMap::new(),
+            intents: Sheaf::default(),
             digest: SetDigest::default(),
             digests: BTreeMap::new(),
             unread: BTreeSet::new(),
@@ -134,7 +137,7 @@ impl RulePlan {
             lent: BTreeMap::new(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
-            change: None,
+            edits: Edits::default(),
             renamed: 0,
         }
     }
@@ -176,8 +179,8 @@ impl RulePlan {
         self.intents.len() + self.unread.len() + never_read.count()
     }
 
-    /// Takes in what a source is to the rule now (`None`: not selected). Costs the same however many there are, but
-    /// for the maps' logarithm.
+    /// Takes in what a source is to the rule now (`None`: not selected). Costs about the same however many there are,
+    /// also while others hold the plan as it was.
     pub fn set(&mut self, source: &SourceRef, selected: Option<&Body>) {
         let before = self.digest;
         self.take_out(source);
@@ -185,7 +188,7 @@ impl RulePlan {
         if let Some(Body::Read(content) | Body::Stale(content)) = selected {
             self.put_in(source.clone(), content.clone());
         }
-        self.change = Some((before, BTreeSet::from([source.clone()])));
+        self.edits.note(before, BTreeSet::from([source.clone()]));
     }
 
     /// Notes how far the hub knows the content of a source.
@@ -282,6 +285,6 @@ pub fn plan<'a>(
             plan.lend(reference, Some(&source.body));
         }
     }
-    plan.change = None;
+    plan.edits = Edits::default();
     plan
 }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::ResourceExt;
+use ring::digest;
 use runnel_proto::model::{
     ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
-use super::lent::SECRETS;
+use super::lent::LENT_KIND;
 use super::{NamedTerms, Place, Scope, Shape};
 use crate::brake::{Brake, Limit, Memory};
 use crate::crd;
+use crate::rollout::Rollout;
 
 /// One entry of a rule's `sources`.
 #[derive(Clone, Debug)]
@@ -86,6 +88,10 @@ pub struct Rule {
     pub shape: Arc<Shape>,
     /// How much of it may be removed at a time.
     pub removal: RemovalTerms,
+    /// How changes travel; without it, everywhere at once.
+    pub rollout: Option<Rollout>,
+    /// Names how copies are made and kept, whether the rule rests or not.
+    pub made_by: [u8; 32],
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -159,10 +165,10 @@ impl Rule {
     /// Whether values of this Secret go into copies of others: it lies where the rule reads Secrets, and the rule names
     /// it.
     pub fn takes_from(&self, secret: &SourceRef) -> bool {
-        *secret.resource == *SECRETS
+        *secret.resource == *LENT_KIND
             && self.shape.takes_from(&secret.name)
             && self.sources.iter().any(|entry| {
-                entry.kinds.iter().any(|kind| kind.resource == SECRETS)
+                entry.kinds.iter().any(|kind| kind.resource == LENT_KIND)
                     && entry.reads(&secret.namespace, &self.runnel_namespace)
             })
     }
@@ -319,6 +325,8 @@ fn build(
         deleting: meta.deletion_timestamp.is_some(),
         sources,
         clusters: ClusterChoice::from(&said.clusters),
+        made_by: made_by(&terms, said),
+        rollout: said.rollout.as_ref().map(Into::into),
         terms: NamedTerms::new(terms),
         shape: Shape::new(said).into(),
         removal: RemovalTerms {
@@ -335,4 +343,14 @@ fn build(
         },
         runnel_namespace: runnel_namespace.into(),
     })
+}
+
+/// Names how copies are made and kept: the terms, but for whether the rule rests, and how copies differ from their sources.
+fn made_by(terms: &Terms, said: &crd::RuleTerms) -> [u8; 32] {
+    let terms = Terms { suspend: false, ..terms.clone() };
+    let shape = (&said.transform, &said.substitute, &said.overrides);
+    let canonical = serde_json::to_vec(&(terms, shape)).unwrap_or_default();
+    let mut name = [0; 32];
+    name.copy_from_slice(digest::digest(&digest::SHA256, &canonical).as_ref());
+    name
 }

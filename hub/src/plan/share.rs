@@ -1,4 +1,5 @@
 //! What one cluster should have of one rule: content, which clusters share, and the terms on which it gets it.
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -92,6 +93,11 @@ impl Share {
         self.plan.intents.get(source).filter(|_| self.sends(source))
     }
 
+    /// Whether all of the plan is sent to the cluster.
+    pub fn sends_all(&self) -> bool {
+        self.plan.digests.keys().all(|kind| self.terms.grants_kind(kind))
+    }
+
     /// Digest of the intents.
     pub fn digest(&self) -> SetDigest {
         digest_on(&self.plan, &self.terms)
@@ -130,16 +136,19 @@ impl Share {
         !self.is_unknown(source) && self.must_stay(source) && !self.judged.holds_intent(&self.cluster, source)
     }
 
-    /// The intents in which this differs from what `former` was, if there are but few.
-    pub fn change_since(&self, former: &Share) -> Option<&BTreeSet<SourceRef>> {
-        let (before, touched) = self.plan.change.as_ref()?;
-        (former.plan.digest == *before && former.terms.grants == self.terms.grants).then_some(touched)
+    /// The intents in which this can differ from what `former` was, if there are but few.
+    pub fn change_since(&self, former: &Share) -> Option<Cow<'_, BTreeSet<SourceRef>>> {
+        match former.terms.grants == self.terms.grants {
+            true if former.plan.digest == self.plan.digest => Some(Cow::default()),
+            true => self.plan.edits.since(former.plan.digest),
+            false => None,
+        }
     }
 
     /// Whether the source of an intent is sent under whatever name.
     pub fn has_source(&self, intent: &SourceRef) -> bool {
         let plain = intent.plain();
-        let mut named = self.plan.intents.range(plain.clone()..).map(|(other, _)| other);
+        let mut named = self.plan.intents.from(&plain).map(|(other, _)| other);
         named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
     }
 

@@ -13,7 +13,7 @@ use kube::{Api, Client, Config};
 use serde_json::Value;
 use tower::Layer;
 
-use super::explain::{self, Place};
+use super::cures::{self, Place};
 use super::rights::{Right, refusal};
 
 /// What the API server records as the writer.
@@ -21,6 +21,10 @@ pub const FIELD_MANAGER: &str = "kubectl-runnel";
 /// A call that takes longer is given up.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How many objects are listed at a time, where there may be many.
+const PAGE: u32 = 500;
+/// Objects without their content.
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The API server's time is in the header of every answer.
 const CLOCK: &str = "/version";
 
@@ -106,6 +110,29 @@ impl Cluster {
         let answer =
             self.ask(Method::GET, path, "", Value::Null).await.map_err(|error| self.explained(action, error))?;
         Ok(answer.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
+    }
+
+    /// Reads the metadata of everything at a path, page by page.
+    ///
+    /// # Errors
+    /// As [`Cluster::list`].
+    pub async fn metadata(&self, action: &str, path: &str) -> anyhow::Result<Vec<Value>> {
+        let (mut all, mut go_on) = (Vec::new(), String::new());
+        loop {
+            let page = format!("{path}?limit={PAGE}&continue={go_on}");
+            let request = Request::get(page).header(header::ACCEPT, METADATA).body(Vec::new())?;
+            let answer = match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await {
+                Ok(answer) => answer.map_err(|error| self.explained(action, Some(error)))?,
+                Err(_) => return Err(self.explained(action, None)),
+            };
+            all.extend(answer.get("items").and_then(Value::as_array).into_iter().flatten().cloned());
+            let next = answer.pointer("/metadata/continue").and_then(Value::as_str).unwrap_or_default();
+            if next.is_empty() {
+                return Ok(all);
+            }
+            // It is base64, of which these may not stand in a query.
+            go_on = next.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+        }
     }
 
     /// Changes an object by a merge patch.
@@ -250,8 +277,8 @@ impl Cluster {
     /// `None`: no answer in time.
     fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
         match error {
-            Some(error) => anyhow!(explain::call(&self.place, action, &error)),
-            None => anyhow!("cannot {action}: {}", explain::unreachable(&self.place, "timed out")),
+            Some(error) => anyhow!(cures::call(&self.place, action, &error)),
+            None => anyhow!("cannot {action}: {}", cures::unreachable(&self.place, "timed out")),
         }
     }
 }
@@ -263,6 +290,6 @@ fn is_about_object(status: &kube::core::Status) -> bool {
 
 /// Of the cause only the first line: the others quote the file, which holds credentials.
 fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
-    let cause = explain::whole(cause).lines().next().unwrap_or_default().to_owned();
+    let cause = cures::whole(cause).lines().next().unwrap_or_default().to_owned();
     anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
 }

@@ -2,6 +2,8 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+use super::import::wishes::Copier;
+
 /// The namespace of hub and agents.
 pub const SYSTEM: &str = "runnel-system";
 
@@ -17,10 +19,10 @@ pub struct Cli {
     /// Kubeconfig file; else $KUBECONFIG or ~/.kube/config, as kubectl has it.
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The context of the hub; for join and unjoin that of the member, and --hub-context is the hub's.
+    /// The context of the hub; for join, unjoin and import that of the member, and --hub-context is the hub's.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// For status and release: the namespace of the rules. Else: where hub and agents live (runnel-system).
+    /// For status and release: the namespace of the rules. For import: of the sources. Else: where hub and agents live (runnel-system).
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
@@ -47,6 +49,10 @@ pub enum Command {
     Uninstall(Uninstall),
     /// Check what usually goes wrong, and say the cure.
     Doctor(Doctor),
+    /// Explain one copy: where it comes from, or why it is not there.
+    Explain(Explain),
+    /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
+    Import(Import),
     /// Show the versions of this plugin, the hub and the agents.
     Version(Version),
     /// Print a completion script.
@@ -179,10 +185,13 @@ pub struct Status {
     /// How to print; for one rule, `wide` asks the hub itself for every cluster and its failures.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
-    /// With RULE and -o wide: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
+    /// With RULE: only the clusters that do not hold the newest revision of every source, as the hub itself knows it.
+    #[arg(long, requires = "rule", conflicts_with = "output")]
+    pub outdated: bool,
+    /// With RULE and -o wide or --outdated: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub_url: Option<String>,
-    /// With RULE and -o wide: where the hub lives.
+    /// With RULE and -o wide or --outdated: where the hub lives.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
 }
@@ -261,6 +270,45 @@ pub struct Doctor {
     /// How to print.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
+}
+
+/// Explain one copy.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login.
+    pub copy: String,
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub hub_url: Option<String>,
+    /// Where the hub lives.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
+}
+
+/// Read what other copiers do: kubernetes-replicator, kubernetes-reflector, config-syncer, or one that copies what has a label.
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Which cluster: --context names the one that is read, in which the copies stand; without it the hub's own.
+    #[command(flatten)]
+    pub member: MemberAccess,
+    /// Whose annotations are read; without it those of all three.
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "label")]
+    pub from: Vec<Copier>,
+    /// The label of what an operator copies that goes by labels; any value without `=VALUE`.
+    #[arg(long, value_name = "KEY=VALUE", requires = "to")]
+    pub label: Option<String>,
+    /// With --label: where that operator copies to, as names or globs.
+    #[arg(long, value_delimiter = ',', value_name = "NAMESPACES", requires = "label")]
+    pub to: Vec<String>,
+    /// The members that the rules name; without it the one that is read.
+    #[arg(long = "cluster", value_delimiter = ',', value_name = "NAMES")]
+    pub clusters: Vec<String>,
+    /// Let the rules choose every member.
+    #[arg(long, conflicts_with = "clusters")]
+    pub all_clusters: bool,
 }
 
 /// Show versions.

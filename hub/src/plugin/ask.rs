@@ -54,7 +54,7 @@ pub struct Held {
 /// # Errors
 /// A sentence with the cure.
 pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Vec<ClusterRow>> {
-    within(hub, question, async |mut client, request| {
+    within(hub, question.place(), question.asked(), async |mut client, request| {
         let mut pages = client.rule_clusters(request).await.map_err(refused)?.into_inner();
         let mut rows = Vec::new();
         while let Some(page) = pages.message().await.map_err(refused)? {
@@ -70,7 +70,7 @@ pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<
 /// # Errors
 /// A sentence with the cure.
 pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Option<Held>> {
-    within(hub, question, async |mut client, request| {
+    within(hub, question.place(), question.asked(), async |mut client, request| {
         let mut pages = client.rule_held(request).await.map_err(refused)?.into_inner();
         let mut held = None;
         while let Some(page) = pages.message().await.map_err(refused)? {
@@ -82,31 +82,62 @@ pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Opti
     .await
 }
 
-/// Asks the hub within [`LIMIT`].
-async fn within<T>(
+/// Where one copy comes from, or why it is not there.
+///
+/// # Errors
+/// A sentence with the cure.
+pub async fn copy(
     hub: &Cluster,
-    question: &Question<'_>,
-    ask: impl AsyncFnOnce(QueryClient<Channel>, Request<wire::RuleQuestion>) -> anyhow::Result<T>,
+    namespace: &str,
+    address: Option<&str>,
+    question: wire::CopyQuestion,
+) -> anyhow::Result<wire::CopyExplained> {
+    within(hub, (namespace, address), question, async |mut client, request| {
+        Ok(client.explain_copy(request).await.map_err(refused)?.into_inner())
+    })
+    .await
+}
+
+impl<'a> Question<'a> {
+    fn place(&self) -> (&'a str, Option<&'a str>) {
+        (self.namespace, self.address)
+    }
+
+    fn asked(&self) -> wire::RuleQuestion {
+        wire::RuleQuestion {
+            kind: text(self.rule, "/kind").to_owned(),
+            namespace: text(self.rule, "/metadata/namespace").to_owned(),
+            name: text(self.rule, "/metadata/name").to_owned(),
+        }
+    }
+}
+
+/// Asks the hub within [`LIMIT`].
+async fn within<M, T>(
+    hub: &Cluster,
+    (namespace, address): (&str, Option<&str>),
+    asked: M,
+    ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let (hub_id, pin) = identity(hub, question.namespace).await?;
+    let (hub_id, pin) = identity(hub, namespace).await?;
     let token = match hub.bearer().await? {
         Some(token) => token,
-        None => own_token(hub, question.namespace).await?,
+        None => own_token(hub, namespace).await?,
     };
     let mut connector = Connector::new(join_config(pin, &hub_id)?);
     let forwarded;
-    let address = match question.address {
+    let address = match address {
         Some(address) => address,
         None => {
-            forwarded = Forward::open(hub, question.namespace).await?;
+            forwarded = Forward::open(hub, namespace).await?;
             connector = connector.by(Route::direct());
             &forwarded.address
         }
     };
-    let request = request(question.rule, &token)?;
+    let request = request(asked, &token)?;
     let asked = async {
         let channel = endpoint(address)?.connect_with_connector(connector).await;
-        let channel = channel.map_err(|error| anyhow!("{}", super::explain::whole(&error)))?;
+        let channel = channel.map_err(|error| anyhow!("{}", super::cures::whole(&error)))?;
         ask(QueryClient::new(channel), request).await
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;
@@ -117,16 +148,12 @@ fn refused(status: tonic::Status) -> anyhow::Error {
     anyhow!("the hub says: {}", status.message())
 }
 
-/// The question about a rule, with the caller's token.
-fn request(rule: &Value, token: &str) -> anyhow::Result<Request<wire::RuleQuestion>> {
+/// The question, with the caller's token.
+fn request<M>(asked: M, token: &str) -> anyhow::Result<Request<M>> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
     let mut bearer = bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
     bearer.set_sensitive(true);
-    let mut request = Request::new(wire::RuleQuestion {
-        kind: text(rule, "/kind").to_owned(),
-        namespace: text(rule, "/metadata/namespace").to_owned(),
-        name: text(rule, "/metadata/name").to_owned(),
-    });
+    let mut request = Request::new(asked);
     request.metadata_mut().insert("authorization", bearer);
     Ok(request)
 }
@@ -140,6 +167,7 @@ fn row(cluster: wire::RuleCluster) -> ClusterRow {
         reason: cluster.reason,
         message: cluster.message,
         failures: failures.collect(),
+        newest: cluster.newest,
     }
 }
 

@@ -220,6 +220,12 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
                 format!("set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again");
             checks.push(Check::fail(format!("{name}: {}", condition(object, "PossibleKeyTheft").message), cure));
         }
+        for doubt in ["RestoredFromBackup", "Duplicate", "Rejoined"] {
+            if condition(object, doubt).holds() {
+                let cure = "see that all is as it should be, then run the command that the message names";
+                checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), cure));
+            }
+        }
         if condition(object, "Unclaimed").holds() {
             let cure = "they stay; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), cure));

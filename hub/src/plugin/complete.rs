@@ -63,11 +63,13 @@ mod tests {
 
     #[test]
     fn commands_flags_and_values_are_offered() {
+        assert_eq!(asked(&["exp"]), ["explain"]);
         assert_eq!(asked(&["un"]), ["uninstall", "unjoin"]);
         assert!(asked(&[""]).contains(&"doctor".to_owned()) && !asked(&[""]).contains(&"__complete".to_owned()));
         assert_eq!(asked(&["uninstall", "--cop"]), ["--copies"]);
         assert_eq!(asked(&["uninstall", "--copies", ""]), ["delete", "keep"]);
         assert_eq!(asked(&["status", "-o", "j"]), ["json"]);
+        assert_eq!(asked(&["import", "--from", "re"]), ["reflector", "replicator"]);
         assert_eq!(asked(&["completion", "k"]), ["kubectl"]);
         assert!(asked(&["join", "--kubec"]).contains(&"--kubeconfig".to_owned()));
         assert!(asked(&["join", "--label", ""]).is_empty());

@@ -18,6 +18,20 @@ pub struct ClusterRow {
     pub message: String,
     /// Copies that failed: which, the reason, a sentence.
     pub failures: Vec<(String, String, String)>,
+    /// Whether it holds the newest revision of every source.
+    pub newest: bool,
+}
+
+/// The clusters that do not hold the newest revision of every source.
+pub fn outdated(rows: &[ClusterRow], colours: bool) -> String {
+    let old: Vec<ClusterRow> = rows.iter().filter(|row| !row.newest).cloned().collect();
+    if old.is_empty() {
+        return format!("Every cluster ({}) holds the newest revision of every source.\n", rows.len());
+    }
+    let verb = if old.len() == 1 { "does" } else { "do" };
+    let head =
+        format!("{} of {} clusters {verb} not hold the newest revision of every source:\n", old.len(), rows.len());
+    head + &clusters(&old, colours)
 }
 
 /// All clusters, and below them what failed there.
@@ -75,6 +89,7 @@ mod tests {
             reason: "Conflict".into(),
             message: "configmaps/default/a: not Runnel's".into(),
             failures: vec![("configmaps/default/a".into(), "Conflict".into(), "not Runnel's".into())],
+            newest: false,
         };
         let ready = ClusterRow {
             name: "eu-2".into(),
@@ -92,7 +107,18 @@ What failed (at most five copies per cluster):
   eu-1: configmaps/default/a: Conflict: not Runnel's
 ";
         assert_eq!(clusters(&[failed, ready.clone()], false), golden);
-        assert!(!clusters(&[ready], false).contains("failed"));
+        assert!(!clusters(std::slice::from_ref(&ready), false).contains("failed"));
+        let newest = ClusterRow { newest: true, ..ready.clone() };
+        assert_eq!(
+            outdated(std::slice::from_ref(&newest), false),
+            "Every cluster (1) holds the newest revision of every source.\n"
+        );
+        let old = outdated(&[ready, newest], false);
+        assert!(
+            old.starts_with("1 of 2 clusters does not hold the newest revision of every source:\nCLUSTER"),
+            "{old}"
+        );
+        assert_eq!(old.matches("eu-2").count(), 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::diagnose::Reach;
 use super::helm::{self, HUB, Helm};
 use super::progress::colours;
 use super::seen::text;
-use super::{FAILED, Session, ended, explain, for_machines, look, rights, say};
+use super::{FAILED, Session, cures, ended, for_machines, look, rights, say};
 use crate::authority::IDENTITY_SECRET;
 use crate::crd;
 
@@ -137,7 +137,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {
             Ok(pin) => look::one(address, pin, &id).await,
-            Err(error) => Reach::Other(explain::whole(&error)),
+            Err(error) => Reach::Other(cures::whole(&error)),
         };
         seen.push((address.to_owned(), reach));
     }

@@ -11,7 +11,7 @@ use tokio::process::Command;
 
 use super::access::Cluster;
 use super::args::ChartValues;
-use super::explain;
+use super::cures;
 use super::values::Install;
 
 /// The chart and release of the hub.
@@ -66,7 +66,7 @@ impl Helm {
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = std::env::split_paths(&path).map(|folder| folder.join("helm")).find(|file| file.is_file());
-        found.ok_or_else(|| anyhow!(explain::NO_HELM))
+        found.ok_or_else(|| anyhow!(cures::NO_HELM))
     }
 
     /// Finds helm and unpacks the charts into a private folder.
@@ -90,7 +90,7 @@ impl Helm {
         let chart = self.folder.path.join(install.chart);
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
         let said = self.run(on, &arguments).await;
-        let said = said.map_err(|said| anyhow!(explain::helm(&said, install.chart, &on.place)))?;
+        let said = said.map_err(|said| anyhow!(cures::helm(&said, install.chart, &on.place)))?;
         let answer: Value = serde_json::from_str(&said).unwrap_or_default();
         Ok(answer.pointer("/info/notes").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
     }

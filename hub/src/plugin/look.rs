@@ -6,8 +6,8 @@ use runnel_proto::tls::{ConnectError, Connector, join_config};
 use serde_json::Value;
 
 use super::access::Cluster;
+use super::cures::whole;
 use super::diagnose::{Reach, Workload, reach_of};
-use super::explain::whole;
 use super::seen::{list, text};
 
 /// The path of our API group.

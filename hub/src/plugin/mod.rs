@@ -1,17 +1,20 @@
 //! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `explain`, `limit`, `rights`, `rules`, `seen`, `table`,
-//! `values`. The others talk to clusters, to helm and to the person.
+//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `rights`, `rules`, `seen`,
+//! `table`, `values`. The others talk to clusters, to helm and to the person.
 mod access;
 pub mod args;
 mod ask;
 mod checks;
 mod complete;
+mod cures;
 mod detail;
 mod diagnose;
 mod doctor;
 mod explain;
+mod explained;
 mod helm;
+mod import;
 mod install;
 mod join;
 mod limit;
@@ -109,6 +112,8 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Unjoin(options) => unjoin::run(&session, &options).await,
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,
+        Command::Explain(options) => explain::run(&session, &options).await,
+        Command::Import(options) => import::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
         Command::Completion(options) => say(&script(options.shell)),
         Command::Complete(options) => {

@@ -98,7 +98,7 @@ pub fn uninstall(namespace: &str) -> Vec<Right> {
 }
 
 /// What is missing, as a sentence; `None` when nothing is.
-pub fn refusal(what: &str, place: &super::explain::Place, missing: &[Right]) -> Option<String> {
+pub fn refusal(what: &str, place: &super::cures::Place, missing: &[Right]) -> Option<String> {
     if missing.is_empty() {
         return None;
     }
@@ -112,7 +112,7 @@ pub fn refusal(what: &str, place: &super::explain::Place, missing: &[Right]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::explain::Place;
+    use crate::plugin::cures::Place;
 
     #[test]
     fn what_is_missing_is_named_with_verb_resource_and_namespace() {

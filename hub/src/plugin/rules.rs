@@ -80,6 +80,9 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
         line("", "the hub has not looked at it yet: `kubectl runnel doctor` tells whether it runs");
         return said;
     }
+    if let Some(rollout) = object.pointer("/status/rollout") {
+        line("Rollout", &rollout_in_short(rollout, now));
+    }
     line("Sources", &count("sources").to_string());
     line("Clusters", &format!("{} of {} ready", count("clustersReady"), count("clusters")));
     line(
@@ -97,6 +100,21 @@ pub fn heading(object: &Value, now: Timestamp, colours: bool) -> String {
         ),
     );
     said
+}
+
+/// How far a rollout has come.
+fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
+    let phase = text(rollout, "/phase");
+    let since = |field: &str| age(time(rollout, field), now);
+    let far = format!("{} of {} clusters reached", number(rollout, "/clustersReached"), number(rollout, "/clusters"));
+    let done =
+        format!("{} applied, {} failed", number(rollout, "/clustersApplied"), number(rollout, "/clustersFailed"));
+    let times = match phase {
+        "Completed" => format!("ended {} ago", since("/endedAt")),
+        "Soaking" => format!("began {} ago, applied {} ago", since("/startedAt"), since("/appliedAt")),
+        _ => format!("began {} ago", since("/startedAt")),
+    };
+    format!("{phase}, wave {}: {far}, {done} ({times})", number(rollout, "/wave"))
 }
 
 /// The clusters that a rule's status lists.

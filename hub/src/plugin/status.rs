@@ -20,6 +20,11 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
     let now = Timestamp::now();
     if let Some(given) = &options.rule {
         let rule = seen::tidy(one(&hub, given, &namespace).await?);
+        if options.outdated {
+            let namespace = hub_namespace(options)?;
+            let question = Question { namespace, address: options.hub_url.as_deref(), rule: &rule };
+            return say(&detail::outdated(&ask::clusters(&hub, &question).await?, colours()));
+        }
         return match for_machines(options.output, &rule)? {
             Some(text) => say(&text),
             None if options.output == Some(Output::Wide) => whole(&hub, options, &rule, now).await,
@@ -46,13 +51,17 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
     Ok(())
 }
 
-/// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
-async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) -> anyhow::Result<()> {
+fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
     let namespace = options.hub_namespace.as_str();
     if !limit::is_name(namespace) {
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
-    let question = Question { namespace, address: options.hub_url.as_deref(), rule };
+    Ok(namespace)
+}
+
+/// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
+async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) -> anyhow::Result<()> {
+    let question = Question { namespace: hub_namespace(options)?, address: options.hub_url.as_deref(), rule };
     match ask::clusters(hub, &question).await {
         Ok(rows) => {
             say(&rules::heading(rule, now, colours()))?;

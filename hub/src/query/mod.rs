@@ -1,6 +1,8 @@
 //! Answers questions about rules that their statuses have no room for, out of the hub's memory; see `proto/query.proto`.
 //!
 //! Who may `get` a rule may ask about it, nobody else: the hub's API server tells both who a caller is and what he may.
+mod because;
+mod copy;
 mod review;
 
 use std::net::IpAddr;
@@ -14,7 +16,7 @@ use runnel_proto::wire;
 use runnel_proto::wire::query_server::{Query, QueryServer};
 use tonic::{Request, Response, Status};
 
-use crate::brake::Item;
+use crate::brake::{Item, Matter};
 use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
@@ -68,23 +70,23 @@ impl Questions {
             all.add(held.memory.digest, held.memory.copies);
             all.items.extend(entry.brake.held().iter().map(held_item));
         }
-        if let Some(held) = index.given_up_of(uid).filter(|held| !held.memory.released) {
+        let of = |matter| match matter {
+            Matter::GivenUp => (index.given_up_of(uid), entry.brake.given_up()),
+            Matter::Takeovers => (index.takeovers_of(uid), entry.brake.takeovers()),
+        };
+        for matter in [Matter::GivenUp, Matter::Takeovers] {
+            let (said, brake) = of(matter);
+            let Some(held) = said.filter(|held| !held.memory.released) else { continue };
             all.add(held.memory.digest, held.memory.copies);
-            all.items.extend(entry.brake.given_up().held().iter().map(|(cluster, asked)| {
-                let namespaces = ledger.namespaces_given_up(uid, cluster).join(", ");
-                wire::HeldItem {
-                    what: "GivenUp".to_owned(),
-                    cluster: cluster.as_str().to_owned(),
-                    object: format!("{} ({namespaces})", asked.objects),
-                }
-            }));
-        }
-        if let Some(held) = index.takeovers_of(uid).filter(|held| !held.memory.released) {
-            all.add(held.memory.digest, held.memory.copies);
-            all.items.extend(entry.brake.takeovers().held().iter().map(|(cluster, asked)| wire::HeldItem {
-                what: "Takeover".to_owned(),
-                cluster: cluster.as_str().to_owned(),
-                object: asked.objects.to_string(),
+            all.items.extend(brake.held().iter().map(|(cluster, asked)| {
+                let (what, object) = match matter {
+                    Matter::GivenUp => {
+                        let namespaces = ledger.namespaces_given_up(uid, cluster).join(", ");
+                        ("GivenUp", format!("{} ({namespaces})", asked.objects))
+                    }
+                    Matter::Takeovers => ("Takeover", asked.objects.to_string()),
+                };
+                wire::HeldItem { what: what.to_owned(), cluster: cluster.as_str().to_owned(), object }
             }));
         }
         Some(all)
@@ -123,6 +125,7 @@ fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
         reason: detail.reason.as_str().to_owned(),
         message: detail.message.clone(),
         failures: detail.failures.iter().map(failure).collect(),
+        newest: detail.newest,
     });
     wire::RuleClustersPage { clusters: clusters.collect() }
 }
@@ -191,6 +194,13 @@ impl Query for Questions {
         let details = self.details(&rule).ok_or_else(|| Status::not_found("the hub knows no such rule"))?;
         let pages: Vec<_> = details.chunks(PAGE).map(|clusters| Ok(page(clusters))).collect();
         Ok(Response::new(Box::pin(stream::iter(pages))))
+    }
+
+    async fn explain_copy(
+        &self,
+        request: Request<wire::CopyQuestion>,
+    ) -> Result<Response<wire::CopyExplained>, Status> {
+        self.explain(request).await
     }
 
     type RuleHeldStream = HeldPages;

@@ -39,6 +39,16 @@ pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
     Ok(token.to_owned())
 }
 
+/// A caller, as the API server knows him.
+pub(super) struct User(UserInfo);
+
+impl User {
+    /// What he is called.
+    pub(super) fn name(&self) -> &str {
+        self.0.username.as_deref().unwrap_or_default()
+    }
+}
+
 /// Asks the API server about callers.
 pub struct Reviewer {
     tokens: Api<TokenReview>,
@@ -70,6 +80,19 @@ impl Reviewer {
         namespace: &str,
         name: &str,
     ) -> Result<(), Status> {
+        let user = self.who(address, token).await?;
+        if self.allows(&user, resource, namespace, name).await? {
+            return Ok(());
+        }
+        let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
+        Err(Status::permission_denied(format!("{} may not get {resource}.runnel.dev{place}", user.name())))
+    }
+
+    /// Who a token belongs to.
+    ///
+    /// # Errors
+    /// The status that `query.proto` names, with the cure.
+    pub(super) async fn who(&self, address: Option<IpAddr>, token: &str) -> Result<User, Status> {
         if address.is_some_and(|address| !self.attempts.lock().allows(address, Instant::now())) {
             return Err(Status::resource_exhausted("too many wrong tokens from your address: wait ten minutes"));
         }
@@ -81,7 +104,22 @@ impl Reviewer {
             }
             return Err(Status::unauthenticated("the hub's API server does not know this token, or it has expired"));
         };
-        let named = user.username.clone().unwrap_or_default();
+        Ok(User(user))
+    }
+
+    /// Whether he may `get` an object of ours.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`, when the API server does not say.
+    pub(super) async fn allows(
+        &self,
+        user: &User,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<bool, Status> {
+        let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
+        let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
         let attributes = ResourceAttributes {
             verb: Some("get".to_owned()),
             group: Some("runnel.dev".to_owned()),
@@ -90,11 +128,7 @@ impl Reviewer {
             name: Some(name.to_owned()),
             ..ResourceAttributes::default()
         };
-        if self.is_allowed(user, attributes).await? {
-            return Ok(());
-        }
-        let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
-        Err(Status::permission_denied(format!("{named} may not get {resource}.runnel.dev{place}")))
+        self.is_allowed(user.0.clone(), attributes).await
     }
 
     async fn user_of(&self, token: &str) -> Result<Option<UserInfo>, Status> {

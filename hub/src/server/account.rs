@@ -61,6 +61,7 @@ impl Running {
         {
             let mut session = self.live.session.lock();
             session.speak(hello.protocol_max.min(PROTOCOL_MAX));
+            session.hold(self.hold());
             session.hello(held.clone());
             session.hello_done();
         }
@@ -68,6 +69,7 @@ impl Running {
         let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
+        self.note_hold();
         self.shared.change(|index| index.holds_only(&cluster, &with_copies));
         self.shared.mark_rules_of(&cluster);
         // What agents ask for is judged by what waits now, and said only then.

@@ -4,6 +4,7 @@
 //! only while its `MemberCluster` is there with the same uid, accepted, and with the certificate's key on record, and
 //! it is cut the moment that stops being so.
 mod account;
+mod epoch;
 mod session;
 mod stream;
 
@@ -17,6 +18,7 @@ use std::time::{Duration, SystemTime};
 use futures::Stream;
 use jiff::Timestamp;
 use kube::{Api, Client};
+use runnel_proto::REASON_METADATA;
 use runnel_proto::identity::{PeerCertificate, SpiffeId, Token};
 use runnel_proto::model::ClusterName;
 use runnel_proto::wire;
@@ -173,12 +175,16 @@ impl Runnel for Server {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
+        let witness = epoch::shown(&self.shared, request.metadata());
         self.shared.current_lead().ok_or_else(not_leading)?;
         // The registrar reads the member itself, from the API server.
         let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
         // A certificate that is too old to be renewed shows in the member's status.
-        self.shared.dirty_members.add([identity.cluster]);
-        renewed.map(Response::new)
+        self.shared.dirty_members.add([identity.cluster.clone()]);
+        renewed.map(Response::new).map_err(|status| match status.metadata().contains_key(REASON_METADATA) {
+            true => self.refused_or_forgotten(&identity, witness.as_ref(), status),
+            false => status,
+        })
     }
 
     type SessionStream = Pin<Box<dyn Stream<Item = Result<wire::HubFrame, Status>> + Send>>;
@@ -189,7 +195,10 @@ impl Runnel for Server {
     ) -> Result<Response<Self::SessionStream>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        self.admit(&identity).await?;
+        let witness = epoch::shown(&self.shared, request.metadata());
+        if let Err(status) = self.admit(&identity).await {
+            return Err(self.refused_or_forgotten(&identity, witness.as_ref(), status));
+        }
         let lead = self.shared.current_lead().ok_or_else(not_leading)?;
         if let Some(caller) = request.extensions().get::<lease::Caller>() {
             self.hold(&caller.leash, identity.clone());
@@ -200,7 +209,7 @@ impl Runnel for Server {
             self.book.clone(),
             self.metrics.clone(),
             identity,
-            (lead, number),
+            (lead, number, witness),
             request.into_inner(),
             self.shutdown.clone(),
         );

@@ -15,13 +15,14 @@ use tonic::metadata::MetadataValue;
 use tonic::{Status, Streaming};
 
 use super::{Identity, admission, not_leading};
+use crate::epoch::{Doubt, To, Witness};
 use crate::index::Effect;
 use crate::join::decide::Refusal;
 use crate::join::refused;
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
-use crate::session::{RULES_LIMIT, Session};
-use crate::shared::{LiveSession, Shared, until};
+use crate::session::{Hold, RULES_LIMIT, Session};
+use crate::shared::{Inquiries, LiveSession, Shared, until};
 use crate::writer::Book;
 
 /// How long an agent may take to say what it holds.
@@ -48,6 +49,16 @@ pub(super) struct Running {
     pub(super) hello: Option<Hello>,
     pub(super) held: Vec<RuleState>,
     pub(super) registered: bool,
+    /// What the agent remembers of the hub.
+    pub(super) witness: Option<Witness>,
+    /// Whom the agent is to remember that it was told to.
+    pub(super) to: To,
+    /// What speaks against letting it follow this hub.
+    pub(super) doubt: Option<Doubt>,
+    /// Whether removals of a cluster that joined anew have been kept back.
+    pub(super) kept_back: bool,
+    /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.
+    pub(super) gives_witness: bool,
     /// The index version up to which claims were taken in.
     version: u64,
     out: VecDeque<HubFrame>,
@@ -69,11 +80,16 @@ impl Running {
         book: Arc<Book>,
         metrics: Arc<HubMetrics>,
         identity: Identity,
-        (lead, number): (Lead, u64),
+        (lead, number, witness): (Lead, u64, Option<Witness>),
         inbound: Streaming<wire::AgentFrame>,
         shutdown: CancellationToken,
     ) -> Self {
-        let live = LiveSession { number, session: Mutex::new(Session::default()), wake: Notify::new() };
+        let live = LiveSession {
+            number,
+            session: Mutex::new(Session::default()),
+            inquiries: Inquiries::default(),
+            wake: Notify::new(),
+        };
         let lead_changes = shared.lead.subscribe();
         let authorities = shared.authorities.subscribe();
         let limit = HELLO_LIMIT.min(life_left(&identity));
@@ -91,6 +107,11 @@ impl Running {
             hello: None,
             held: Vec::new(),
             registered: false,
+            witness,
+            to: To::new("", ""),
+            doubt: None,
+            kept_back: false,
+            gives_witness: false,
             version: 0,
             out: VecDeque::new(),
             limit: Box::pin(tokio::time::sleep(limit)),
@@ -117,6 +138,7 @@ impl Running {
         let mut wire = convert::hub_frame_to_wire(frame);
         wire.epoch.clone_from(&self.lead.epoch);
         wire.term = self.lead.term;
+        wire.witness = self.remembered(frame);
         self.metrics.frame_sent(frame, &wire);
         wire
     }
@@ -124,6 +146,7 @@ impl Running {
     async fn next(&mut self) -> Option<Result<HubFrame, Status>> {
         loop {
             self.heed();
+            self.note_kept_back();
             self.fill();
             if let Some(frame) = self.out.pop_front() {
                 return Some(Ok(frame));
@@ -187,10 +210,7 @@ impl Running {
     /// A session that has much to say looks up before each frame: a revocation, an expiry, or the end of the right to
     /// lead comes first. It looks at the clock itself, as the process may have been paused.
     fn heed(&mut self) {
-        if !self.leads() {
-            return;
-        }
-        if self.ending.is_some() {
+        if !self.leads() || self.ending.is_some() {
             return;
         }
         if self.live.wake.notified().now_or_never().is_some() {
@@ -231,6 +251,10 @@ impl Running {
             self.end(Status::aborted("another session of this cluster took over"));
         } else if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
             self.cut(&refusal);
+        } else if self.is_confirmed() {
+            self.out.clear();
+            self.out.push_back(HubFrame::Drain(0));
+            self.ending = Some(Status::ok(""));
         } else {
             self.update();
         }
@@ -273,6 +297,9 @@ impl Running {
         if !self.registered || !self.out.is_empty() || self.ending.is_some() || self.handed_over.is_some() {
             return;
         }
+        if let Some(inspect) = self.live.inquiries.next() {
+            return self.out.push_back(HubFrame::Inspect(inspect));
+        }
         let mut session = self.live.session.lock();
         let questions = session.take_questions();
         if !questions.is_empty() {
@@ -280,6 +307,8 @@ impl Running {
         } else if let Some(batch) = session.next_batch() {
             self.out.push_back(HubFrame::Batch(batch));
         } else if let Some(end) = session.take_snapshot_end() {
+            drop(session);
+            self.end_hold_of_nothing();
             self.out.push_back(HubFrame::SnapshotEnd(end));
         }
     }
@@ -313,6 +342,7 @@ impl Running {
             }
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
             (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
+            (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
             (AgentFrame::Handover, _, true) => self.hand_over(),
             _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
         }
@@ -334,10 +364,15 @@ impl Running {
             );
             return self.end(Status::failed_precondition(message));
         }
+        self.weigh(&hello.cluster_uid);
+        if self.ending.is_some() {
+            return;
+        }
         self.out.push_back(HubFrame::SnapshotBegin(SnapshotBegin {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
             hub_id: self.shared.settings.hub_id.clone(),
             hub_cluster_uid: self.shared.settings.cluster_uid.clone(),
+            behind: self.hold() == Hold::Everything,
         }));
         self.hello = Some(hello);
         self.say_authorities();
@@ -346,7 +381,8 @@ impl Running {
     fn say_authorities(&mut self) {
         let all = self.authorities.borrow_and_update().clone();
         let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
-        if knows && !all.is_empty() {
+        // Of a hub that is one of two the agent takes no other authorities.
+        if knows && !all.is_empty() && self.hold() != Hold::Everything {
             self.out.push_back(HubFrame::Authorities(all));
         }
     }

@@ -1,9 +1,11 @@
 //! What an agent needs again, and how much of what one member says a session keeps: its own word must not fill the
 //! memory of the hub, which serves all the others.
+use std::collections::BTreeMap;
+
 use runnel_proto::model::{RuleUid, SourceRef};
 
+use super::Session;
 use super::held::{Held, Items};
-use super::{Change, Session};
 use crate::index::Claim;
 use crate::plan::SourceContent;
 
@@ -27,7 +29,7 @@ impl Session {
     /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|held| &held.claim) {
-            Some(Some(Claim::Wanted(share) | Claim::Cordoned(share))) => {
+            Some(Some(Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share))) => {
                 sources.retain(|source| share.content(source).is_some() || share.is_unknown(source));
             }
             // The hub has not said yet whether it wants the rule.
@@ -36,7 +38,18 @@ impl Session {
         }
         if !sources.is_empty() && self.afford(sources.iter()).is_ok() {
             self.wants.entry(uid.clone()).or_default().extend(sources);
+            self.ask_what_it_kept(uid);
             self.serve_wants(uid);
+        }
+    }
+
+    /// Of a rule for whose newest the cluster still waits, only what it holds is sent again: so that must be known.
+    fn ask_what_it_kept(&mut self, uid: &RuleUid) {
+        if let Some(held) = self.rules.get_mut(uid)
+            && matches!((&held.claim, &held.items), (Some(Claim::Awaits(_)), Items::Digest { .. } | Items::Uncertain))
+        {
+            held.items = Items::Asked(BTreeMap::new());
+            self.ask.insert(uid.clone());
         }
     }
 
@@ -44,17 +57,18 @@ impl Session {
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
         let Some(Held { items, claim, .. }) = self.rules.get(uid) else { return };
         let share = match (items, claim) {
-            (Items::Share { share, .. }, _) | (Items::Pairs(_), Some(Claim::Cordoned(share))) => share,
+            (Items::Share { share, .. }, _) => share,
+            (Items::Pairs(_), Some(Claim::Cordoned(share) | Claim::Awaits(share))) => share,
             _ => return,
         };
-        // To a cordoned cluster only what it holds is sent again.
+        // To a cluster that gets nothing new only what it holds is sent again.
         let new = |source: &SourceRef, content: &SourceContent| match items {
             Items::Pairs(pairs) => pairs.get(source) != Some(&content.revision),
             _ => false,
         };
         for source in self.wants.remove(uid).unwrap_or_default() {
             if let Some(content) = share.content(&source).filter(|content| !new(&source, content)) {
-                self.changes.insert((uid.clone(), source), Change::Upsert(content.clone()));
+                self.unsent.put(uid, source, content.clone());
             }
         }
     }

@@ -54,7 +54,7 @@ impl Held {
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
         // An agent that was told that nobody knows the rule has heard nothing else since.
-        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Braked | Claim::Cordoned(_)));
+        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Awaits(_) | Claim::Braked | Claim::Cordoned(_)));
         self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }
 }
@@ -91,6 +91,15 @@ impl Items {
         Items::Share { share, beyond: BTreeMap::new() }
     }
 
+    /// Whether these are known to be none.
+    pub(super) fn are_none(&self) -> bool {
+        match self {
+            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => false,
+            Items::Pairs(pairs) => pairs.is_empty(),
+            Items::Share { share, beyond } => share.plan.intents.is_empty() && beyond.is_empty(),
+        }
+    }
+
     /// The number of pairs and their digest.
     pub(super) fn account(&self) -> (u64, SetDigest) {
         match self {
@@ -105,7 +114,7 @@ impl Items {
         }
     }
 
-    fn revision(&self, source: &SourceRef) -> Option<Revision> {
+    pub(super) fn revision(&self, source: &SourceRef) -> Option<Revision> {
         match self {
             Items::Uncertain | Items::Digest { .. } => None,
             Items::Asked(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
@@ -164,7 +173,7 @@ impl Items {
         };
         match change {
             Some((touched, known)) => {
-                for source in known.keys().filter(|known| !touched.contains(*known)).chain(touched) {
+                for source in known.keys().filter(|known| !touched.contains(*known)).chain(touched.iter()) {
                     self.compare(source, share, &mut step, &mut beyond);
                 }
             }

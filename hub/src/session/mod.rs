@@ -10,14 +10,16 @@
 //! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
 //! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
 //!   new session with a new account of what is held.
-//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source. What it keeps of what
-//!   the agent says has one bound for all of it.
+//! - Memory: a session that is up to date refers to the shared plans and holds nothing per source; one that has a whole rule
+//!   to send shares what waits with the plan. What it keeps of what the agent says has one bound for all of it.
 mod account;
 mod budget;
 mod held;
+mod hold;
 mod rest;
 #[cfg(test)]
 mod tests;
+mod unsent;
 mod weight;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,24 +37,20 @@ use crate::plan::{Share, SourceContent};
 use budget::Budget;
 pub use budget::TooMuch;
 use held::{Held, Items};
+pub use hold::Hold;
+use unsent::Unsent;
 use weight::weight;
 
 /// Batches that may be under way without an ack.
 const WINDOW: usize = 8;
 /// A batch is closed when its payloads reach this many bytes; a single larger one travels alone. Each connection holds one
 /// batch until the agent has room for it, so this bounds what a delivery to very many agents at once takes of memory.
-const BATCH_BYTES: usize = 128 * 1024;
+const BATCH_BYTES: usize = 32 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
 /// The most rules that an agent may say it holds.
 pub const RULES_LIMIT: usize = 20_000;
-
-/// A change of one source that the agent has not been sent.
-enum Change {
-    Upsert(Arc<SourceContent>),
-    Tombstone(DeletionPolicy),
-}
 
 /// What is to be said about a rule itself.
 #[derive(Default)]
@@ -86,7 +84,8 @@ pub struct Session {
     rules: BTreeMap<RuleUid, Held>,
     headings: BTreeMap<RuleUid, Heading>,
     removals: BTreeMap<RuleUid, DeletionPolicy>,
-    changes: BTreeMap<(RuleUid, SourceRef), Change>,
+    /// What the agent has not been sent about sources.
+    unsent: Unsent,
     /// Sources whose content the agent needs again.
     wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     /// Rules whose pairs are needed and have not been asked for.
@@ -100,6 +99,10 @@ pub struct Session {
     /// What is kept of what the agent said.
     budget: Budget,
     hello_done: bool,
+    /// What is not said.
+    hold: Hold,
+    /// Something was not said that would have removed a copy.
+    kept_back: bool,
     /// The last batch before the end of the snapshot, once that was said.
     snapshot_ended: Option<u64>,
     /// The agent has taken in something that came after the end of the snapshot, and so that end.
@@ -191,7 +194,8 @@ impl Session {
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let said = self.changes.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let said = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let said = said && self.hold != Hold::Everything;
         if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
         }
@@ -236,38 +240,39 @@ impl Session {
 
     /// Returns whether upserts are left for another batch.
     fn take_upserts(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, mut bytes: usize) -> bool {
-        let mut taken = Vec::new();
-        let first = bytes == 0;
-        let upserts = self.changes.iter().filter_map(|(key, change)| match change {
-            Change::Upsert(content) => Some((key, content)),
-            Change::Tombstone(_) => None,
-        });
-        let mut more = false;
-        for (key, content) in upserts {
-            let size = content.payload.bytes().len();
-            let alone = first && taken.is_empty();
-            if taken.len() >= BATCH_ITEMS || (!alone && bytes + size > BATCH_BYTES) {
-                more = true;
-                break;
+        let (first, mut items) = (bytes == 0, 0);
+        while let Some((uid, upserts)) = self.unsent.first() {
+            let mut count = 0;
+            for (_, content) in upserts.iter() {
+                let size = content.payload.bytes().len();
+                let alone = first && items + count == 0;
+                if items + count >= BATCH_ITEMS || (!alone && bytes + size > BATCH_BYTES) {
+                    break;
+                }
+                bytes += size;
+                count += 1;
             }
-            bytes += size;
-            taken.push(key.clone());
-        }
-        for key in taken {
-            if let Some(Change::Upsert(content)) = self.changes.remove(&key) {
-                let (revision, payload) = (content.revision, content.payload.clone());
-                delta_of(deltas, &key.0).upserts.push(Intent { source: key.1, revision, payload });
+            let (uid, is_whole) = (uid.clone(), count == upserts.len());
+            if count > 0 {
+                let intent = |(source, content): (SourceRef, Arc<SourceContent>)| Intent {
+                    source,
+                    revision: content.revision,
+                    payload: content.payload.clone(),
+                };
+                let taken = self.unsent.take(&uid, count).into_iter().map(intent);
+                delta_of(deltas, &uid).upserts.extend(taken);
             }
+            if !is_whole {
+                return true;
+            }
+            items += count;
         }
-        more
+        false
     }
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
-        let keys: Vec<_> = self.changes.keys().take(BATCH_ITEMS).cloned().collect();
-        for key in keys {
-            if let Some(Change::Tombstone(deletion_policy)) = self.changes.remove(&key) {
-                delta_of(deltas, &key.0).tombstones.push(Tombstone { source: key.1, deletion_policy });
-            }
+        for (uid, source, deletion_policy) in self.unsent.take_tombstones(BATCH_ITEMS) {
+            delta_of(deltas, &uid).tombstones.push(Tombstone { source, deletion_policy });
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
             if let Some(held) = self.rules.get_mut(&uid) {
@@ -280,13 +285,14 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         let claim = match claim {
             // An agent that could not keep to the terms is not told of them.
-            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Held(share)
+            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Held(share) | Claim::Awaits(share)
                 if share.protocol() > self.protocol.0 =>
             {
                 Claim::Unknown
             }
             other => other,
         };
+        let claim = self.withheld(uid, claim);
         match &claim {
             Claim::Wanted(share) => self.wanted(uid, share),
             Claim::Held(share) if self.rules.contains_key(uid) => {
@@ -301,14 +307,18 @@ impl Session {
             Claim::Held(_) | Claim::Braked => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Cordoned(share) => self.cordoned(uid, share),
-            Claim::Unknown => self.rest(uid),
+            Claim::Unknown | Claim::Awaits(_) => self.rest(uid),
             Claim::Unclaimed => self.unclaimed(uid),
         }
-        if !matches!(claim, Claim::Wanted(_)) {
+        if !matches!(claim, Claim::Wanted(_) | Claim::Awaits(_)) {
             self.wants.remove(uid);
         }
+        let awaits = matches!(claim, Claim::Awaits(_));
         if let Some(held) = self.rules.get_mut(uid) {
             held.claim = Some(claim);
+        }
+        if awaits {
+            self.serve_wants(uid);
         }
     }
 
@@ -319,7 +329,7 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        self.say_permits(uid, share.permit(), share.let_go());
+        self.say_permits(uid, share.permit(), self.may_let_go(share.let_go()));
         if self.knows_items(uid, share) {
             self.follow(uid, share);
         }
@@ -331,7 +341,15 @@ impl Session {
             return self.take_back(uid);
         }
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let step = held.items.step_to(share);
+        if held.items.are_none() && share.sends_all() && !self.unsent.has(uid) {
+            held.items = Items::exactly(share.clone());
+            self.unsent.put_all(uid, &share.plan.intents);
+            return self.serve_wants(uid);
+        }
+        let mut step = held.items.step_to(share);
+        if self.hold == Hold::Removals {
+            self.kept_back |= held.items.keep(&mut step);
+        }
         held.items = step.items;
         let strays = held.items.unjudged(share);
         if !strays.is_empty() {
@@ -339,19 +357,17 @@ impl Session {
         }
         let policy = share.terms.deletion_policy;
         for (source, content) in step.upserts {
-            self.changes.insert((uid.clone(), source), Change::Upsert(content));
+            self.unsent.put(uid, source, content);
         }
         for source in step.tombstones {
-            self.changes.insert((uid.clone(), source), Change::Tombstone(policy));
+            self.unsent.remove(uid, source, policy);
         }
         self.serve_wants(uid);
     }
 
     /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
     fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
-        let from = (uid.clone(), SourceRef::new("", "", ""));
-        let mut own = self.changes.range(from..).take_while(|((rule, _), _)| rule == uid);
-        own.any(|((_, source), change)| matches!(change, Change::Tombstone(_)) && share.must_stay(source))
+        self.unsent.tombstones(uid).any(|source| share.must_stay(source))
     }
 
     fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
@@ -379,7 +395,7 @@ impl Session {
         held.terms = None;
         self.ask.remove(uid);
         self.headings.remove(uid);
-        self.drop_changes(uid);
+        self.unsent.drop_of(uid);
         self.removals.insert(uid.clone(), policy);
     }
 }

@@ -1,11 +1,11 @@
 //! What is not said: to a cluster that is cordoned, about rules of which the hub cannot tell, and about those that it does
 //! not know. And how what was not sent yet is taken back.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{AskedDigest, RuleUid, SourceRef};
+use runnel_proto::model::{AskedDigest, RuleUid};
 
 use super::held::Items;
-use super::{Change, Heading, Session};
+use super::{Heading, Hold, Session};
 use crate::plan::Share;
 
 impl Session {
@@ -26,7 +26,7 @@ impl Session {
 
     /// The agent gets nothing new of a rule: only what it should not have any more goes.
     pub(super) fn cordoned(&mut self, uid: &RuleUid, share: &Share) {
-        if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.has_unsent(uid) {
+        if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.unsent.has(uid) {
             self.rest(uid);
         }
         if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || share.terms.suspend {
@@ -34,26 +34,24 @@ impl Session {
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
         let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(share.terms.digest));
-        self.say_permits(uid, None, share.let_go().filter(|_| has_terms));
+        self.say_permits(uid, None, self.may_let_go(share.let_go().filter(|_| has_terms)));
         if !self.knows_items(uid, share) {
             return;
         }
         let Some(held) = self.rules.get_mut(uid) else { return };
         let (kept, gone) = held.items.without_surplus(share);
+        if self.hold == Hold::Removals && !gone.is_empty() {
+            self.kept_back = true;
+            return;
+        }
         held.items = Items::Pairs(kept);
         let strays = held.items.unjudged(share);
         if !strays.is_empty() {
             self.strays.entry(uid.clone()).or_default().extend(strays);
         }
         for source in gone {
-            self.changes.insert((uid.clone(), source), Change::Tombstone(share.terms.deletion_policy));
+            self.unsent.remove(uid, source, share.terms.deletion_policy);
         }
-    }
-
-    /// Whether anything about the sources of a rule waits to be sent.
-    fn has_unsent(&self, uid: &RuleUid) -> bool {
-        let from = (uid.clone(), SourceRef::new("", "", ""));
-        self.changes.range(from..).next().is_some_and(|((rule, _), _)| rule == uid)
     }
 
     pub(super) fn unclaimed(&mut self, uid: &RuleUid) {
@@ -69,7 +67,7 @@ impl Session {
         let told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
-        self.drop_changes(uid);
+        self.unsent.drop_of(uid);
         if told {
             return;
         }
@@ -79,7 +77,7 @@ impl Session {
     /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
     /// only by asking.
     pub(super) fn take_back(&mut self, uid: &RuleUid) {
-        if self.drop_changes(uid)
+        if self.unsent.drop_of(uid)
             && let Some(held) = self.rules.get_mut(uid)
         {
             held.items = Items::Asked(BTreeMap::new());
@@ -131,30 +129,29 @@ impl Session {
     /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,
     /// or does not keep to it any more. It is told of nothing until that is judged anew.
     pub fn has_used_up(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
-        let Some(held) = self.rules.get_mut(uid) else { return false };
-        let is_taken_in = held.permit_sent.is_some_and(|nonce| !self.unacked.contains(&nonce));
-        let is_used_up = held.permit == Some(asked) && is_taken_in;
-        if is_used_up {
-            (held.permit, held.permit_sent) = (None, None);
-        }
-        is_used_up
+        let held = self.rules.get_mut(uid);
+        held.is_some_and(|held| is_used_up(&mut held.permit, &mut held.permit_sent, asked, &self.unacked))
     }
 
     /// The same of what may go of what is in namespaces given up. Before the end of the snapshot an agent may only keep in
     /// mind what is named.
     pub fn has_used_up_let_go(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
-        let Some(held) = self.rules.get_mut(uid) else { return false };
-        let is_taken_in = self.knows_end && held.let_go_sent.is_some_and(|nonce| !self.unacked.contains(&nonce));
-        let is_used_up = held.let_go == Some(asked) && is_taken_in;
-        if is_used_up {
-            (held.let_go, held.let_go_sent) = (None, None);
-        }
-        is_used_up
+        let held = self.rules.get_mut(uid).filter(|_| self.knows_end);
+        held.is_some_and(|held| is_used_up(&mut held.let_go, &mut held.let_go_sent, asked, &self.unacked))
     }
+}
 
-    pub(super) fn drop_changes(&mut self, uid: &RuleUid) -> bool {
-        let before = self.changes.len();
-        self.changes.retain(|(rule, _), _| rule != uid);
-        self.changes.len() != before
+/// Whether just this was said, in a batch that the agent has taken in. If so, nothing counts as said any more.
+fn is_used_up(
+    said: &mut Option<AskedDigest>,
+    sent: &mut Option<u64>,
+    asked: AskedDigest,
+    unacked: &BTreeSet<u64>,
+) -> bool {
+    let is_taken_in = sent.is_some_and(|nonce| !unacked.contains(&nonce));
+    let is_used_up = *said == Some(asked) && is_taken_in;
+    if is_used_up {
+        (*said, *sent) = (None, None);
     }
+    is_used_up
 }

@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 use serde_json::json;
 
-use super::Session;
+use super::{Hold, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Claim;
@@ -127,7 +127,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
     for (name, body) in items {
         plan.set(&source(*name), Some(body));
     }
-    plan.change = None;
+    plan.edits = Default::default();
     // What the brake holds is another matter.
     let judged = Judged::passing((0..=99).map(|name| Item::Source(source(name))));
     Share { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged }
@@ -244,6 +244,56 @@ fn what_is_not_wanted_any_more_waits_for_what_is_being_read_to_take_its_place() 
     agent.drain(&mut session);
     assert_eq!(agent.removed, [("r".into(), source(1))]);
     assert!(agent.rules[&"r".into()].contains_key(&source(2)));
+}
+
+#[test]
+fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
+    let mut agent = Agent::default();
+    let before = [wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])];
+    let mut session = agent.connect();
+    session.update(before);
+    agent.drain(&mut session);
+    let held = agent.rules.clone();
+    let mut session = agent.connect();
+    session.hold(Hold::Everything);
+    let policy = DeletionPolicy::Delete;
+    session.update([
+        wanted("r1", &[(1, content(9))]),
+        ("r2".into(), Claim::Unwanted(policy)),
+        wanted("r3", &[(4, content(4))]),
+    ]);
+    session.want(&"r1".into(), vec![source(1)]);
+    session.update([("r2".into(), Claim::Unclaimed)]);
+    agent.drain(&mut session);
+    assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_strays().is_empty());
+}
+
+#[test]
+fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
+    agent.drain(&mut session);
+    let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Claim::Unwanted(DeletionPolicy::Delete))];
+    for (hold, removed) in [(Hold::Removals, 0), (Hold::Nothing, 2)] {
+        let mut session = agent.connect();
+        session.hold(hold);
+        // Told twice, it is kept twice.
+        session.update(after());
+        agent.drain(&mut session);
+        session.update(after());
+        agent.drain(&mut session);
+        assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
+        assert_eq!(session.has_kept_back(), hold == Hold::Removals);
+        assert_eq!(session.holds_nothing_else(), hold == Hold::Nothing);
+        assert!(session.take_snapshot_end().is_some());
+    }
+    // One that holds what is wanted and nothing else is asked nothing.
+    let mut session = agent.connect();
+    session.hold(Hold::Removals);
+    session.update(after());
+    agent.drain(&mut session);
+    assert!(!session.has_kept_back() && session.holds_nothing_else());
 }
 
 #[test]
@@ -593,6 +643,8 @@ enum Step {
     Cordoned(u8, BTreeMap<u8, u8>),
     /// The hub cannot tell what is granted to the rule.
     Unknown(u8),
+    /// The cluster's turn in a rollout has not come.
+    Awaits(u8, BTreeMap<u8, u8>),
     /// Send this many batches.
     Send(u8),
     Answer,
@@ -607,6 +659,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3u8).prop_map(Step::Unclaimed),
         1 => (0..3u8).prop_map(Step::Held),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
+        2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Awaits(rule, items)),
         1 => (0..3u8).prop_map(Step::Unknown),
         3 => (1..3u8).prop_map(Step::Send),
         2 => Just(Step::Answer),
@@ -641,11 +694,47 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        Some(Claim::Unknown | Claim::Braked) => {
+        Some(Claim::Unknown | Claim::Awaits(_) | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
         Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
     })
+}
+
+#[test]
+fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let awaits = |items: &[(u8, Body)]| [("r".into(), Claim::Awaits(share_of("r", false, items)))];
+    session.update(awaits(&[(1, content(1))]));
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 0, "what is new waits, too");
+    session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
+    agent.drain(&mut session);
+    assert_eq!(agent.upserts, 2);
+    // One is edited, one is gone, one is new.
+    let next = [(1, content(9)), (3, content(3))];
+    session.update(awaits(&next));
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
+    // What was on its way is not sent any more, either.
+    session.update([wanted("r", &next)]);
+    session.update(awaits(&next));
+    agent.drain(&mut session);
+    assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
+
+    // After a restart of the hub: what it holds and is still wanted so is sent again when it asks for it.
+    let mut again = agent.connect();
+    let edited = [(1, content(9)), (2, content(2))];
+    again.update(awaits(&edited));
+    again.want(&"r".into(), vec![source(1), source(2)]);
+    agent.drain(&mut again);
+    assert_eq!((agent.upserts, agent.removed.len()), (3, 0));
+    assert!(again.take_snapshot_end().is_some());
+    // Its turn comes.
+    again.update([wanted("r", &edited)]);
+    agent.drain(&mut again);
+    assert_eq!(agent.upserts, 4);
 }
 
 #[test]
@@ -729,6 +818,12 @@ proptest! {
                 Step::Cordoned(rule, items) => {
                     let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
                     let claim = Claim::Cordoned(share);
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
+                }
+                Step::Awaits(rule, items) => {
+                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
+                    let claim = Claim::Awaits(share);
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }

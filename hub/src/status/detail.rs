@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
 
-use super::standing::standing;
+use super::standing::{is_newest, standing};
 use super::{Ledger, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;
@@ -27,6 +27,8 @@ pub struct ClusterDetail {
     pub message: String,
     /// What the agent said of copies that failed, the worst first.
     pub failures: Vec<Failure>,
+    /// Whether it holds the newest revision of every source, as far as it is known.
+    pub newest: bool,
 }
 
 /// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
@@ -43,6 +45,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             reason: standing.reason,
             message: standing.message,
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
+            newest: account.is_some_and(|account| is_newest(view, cluster, account)),
         }
     };
     let mut all: Vec<_> = view.goes.clusters.keys().map(one).collect();

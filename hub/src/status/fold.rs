@@ -7,6 +7,7 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::held::{said_of_held, said_of_takeovers};
+use super::rolling::{Rolling, rolling_out, rollout_stopped};
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
@@ -40,6 +41,8 @@ pub struct View<'a> {
     pub given_up: Option<HeldNamed>,
     /// Some of those namespaces, of the clusters that are named there.
     pub given_up_in: Vec<String>,
+    /// The rollout of its newest change, where it wants one.
+    pub rolling: Option<Rolling<'a>>,
     /// The status that is there.
     pub previous: &'a RuleStatus,
     /// When the hub started.
@@ -74,10 +77,13 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> =
         view.goes.clusters.keys().map(|cluster| (cluster, standing(view, ledger, cluster, now.instant))).collect();
     let summary = summarize(view, &standings);
-    if must_stand(view, ledger, &summary, now.instant) {
-        return None;
-    }
     let mut status = view.previous.clone();
+    let progress = view.rolling.as_ref().and_then(|rolling| rolling.progress.as_ref());
+    status.rollout = progress.map(Into::into);
+    if must_stand(view, ledger, &summary, now.instant) {
+        // Without it no other process knows how far it has come.
+        return (status != *view.previous).then_some(status);
+    }
     status.observed_generation = Some(view.rule.generation);
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
@@ -151,12 +157,13 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 6] = [
+    let said: [(ConditionType, Option<Verdict>); 7] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
         (ConditionType::DeletionHeld, deletion_held(view)),
         (ConditionType::TakeoverHeld, takeover_held(view)),
+        (ConditionType::RolloutStopped, rollout_stopped(view)),
         (ConditionType::Suspended, suspended(view)),
     ];
     for (condition_type, verdict) in said {
@@ -197,7 +204,8 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
-        return withheld(view).or_else(|| deletion_held(view)).or_else(|| takeover_held(view));
+        let held = || deletion_held(view).or_else(|| takeover_held(view));
+        return withheld(view).or_else(held).or_else(|| rollout_stopped(view));
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
@@ -263,6 +271,9 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         let message = format!("{what} {place}: {}", worst.message);
         return Verdict::new(False, worst.reason, message);
     }
+    if let Some(under_way) = rolling_out(view) {
+        return under_way;
+    }
     if count(ClusterState::Progressing) > 0 {
         let message =
             format!("copies are on their way to {}", counted(count(ClusterState::Progressing), "cluster", "clusters"));
@@ -277,6 +288,13 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         };
         let message = format!("{copies} drifted {place}: {}", worst.message);
         return Verdict::new(False, model::Reason::Drifted, message);
+    }
+    if let Some((first, waits)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Unconfirmed) {
+        let message = match in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Unconfirmed).count() {
+            1 => format!("{first} keeps what it has: {}", waits.message),
+            more => format!("{more} clusters keep what they have, among them {first}: {}", waits.message),
+        };
+        return Verdict::new(False, Reason::Unconfirmed, message);
     }
     if let Some((first, behind)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Cordoned) {
         let clusters = in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Cordoned).count();

@@ -55,6 +55,8 @@ struct Presence {
     accounts: BTreeMap<RuleUid, Account>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
+    /// Something is not said to it before an administrator confirms.
+    unconfirmed: bool,
 }
 
 /// What the agents last said, by cluster.
@@ -66,6 +68,18 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Whether something is not said to a connected cluster before an administrator confirms.
+    pub fn waits_for_confirmation(&mut self, cluster: &ClusterName, waits: bool) {
+        if let Some(presence) = self.clusters.get_mut(cluster) {
+            presence.unconfirmed = waits;
+        }
+    }
+
+    /// The same.
+    pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
+        self.clusters.get(cluster).is_some_and(|presence| presence.unconfirmed)
+    }
+
     /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
     /// later ones.
     pub fn connected(&mut self, cluster: &ClusterName, number: u64, facts: SessionFacts, states: Vec<RuleState>) {
@@ -76,6 +90,7 @@ impl Ledger {
         presence.names.clear();
         presence.lost_at = None;
         presence.silence_told = false;
+        presence.unconfirmed = false;
         for state in states {
             let (uid, digests) = (state.uid.clone(), (state.intents_digest, state.terms_digest));
             self.report(cluster, number, state);

@@ -1,12 +1,13 @@
 //! What a member's status should say.
 use jiff::Timestamp;
-use runnel_proto::model::RuleName;
+use runnel_proto::model::{ClusterName, RuleName};
 
 use super::{Now, SessionFacts};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
 };
 use crate::crd::{Certificate, MemberClusterStatus};
+use crate::epoch::Doubt;
 
 /// Names of unclaimed rules that one message lists.
 const NAMES_SHOWN: usize = 5;
@@ -33,6 +34,8 @@ pub struct MemberView<'a> {
     pub awaited: bool,
     /// Until when its agent can still renew the newest certificate that it has.
     pub renewable_until: Option<Timestamp>,
+    /// What speaks against letting it follow this hub, or who else comes in its name; with the member's name.
+    pub doubt: Option<(&'a ClusterName, &'a Doubt)>,
     /// The status that is there.
     pub previous: &'a MemberClusterStatus,
 }
@@ -45,7 +48,10 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     if let Some(session) = view.session {
         status.agent_version = Some(session.agent_version.clone());
         status.kubernetes_version = Some(session.kubernetes_version.clone());
-        status.cluster_uid = Some(session.cluster_uid.clone());
+        // Whoever joins anew may be in another cluster; the session that was may not have ended yet.
+        if has_key(view.previous, &session.key) {
+            status.cluster_uid = Some(session.cluster_uid.clone());
+        }
         status.certificate = Some(Certificate { expires_at: whole_seconds(session.certificate_expires) });
     }
     let generation = Some(view.generation);
@@ -74,6 +80,22 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
         None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
         None => {}
+    }
+    for (condition_type, message) in doubts(view) {
+        match message {
+            Some((reason, message)) => set_condition(
+                &mut status.conditions,
+                condition_type,
+                ConditionStatus::True,
+                reason,
+                &message,
+                generation,
+                now.wall,
+            ),
+            // Who does not come says nothing new.
+            None if view.session.is_some() => remove_condition(&mut status.conditions, condition_type),
+            None => {}
+        }
     }
     if !view.cordoned {
         remove_condition(&mut status.conditions, ConditionType::Cordoned);
@@ -188,6 +210,20 @@ fn stolen(view: &MemberView<'_>) -> Option<String> {
     ))
 }
 
+/// Whether the hub knows the agent by this key.
+fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
+    previous.identity.as_ref().is_none_or(|identity| identity.keys.iter().any(|known| known.fingerprint == key))
+}
+
+/// What there is of each kind of doubt.
+fn doubts(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
+    [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::Rejoined].map(|kind| {
+        let said = view.doubt.map(|(member, doubt)| (doubt.condition(), doubt.message(member.as_str())));
+        let said = said.filter(|((told, _), _)| *told == kind);
+        (kind, said.map(|((_, reason), message)| (reason, message)))
+    })
+}
+
 fn unclaimed(view: &MemberView<'_>) -> Option<String> {
     let count = view.unclaimed.len();
     let names: Vec<_> = view.unclaimed.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
@@ -218,6 +254,7 @@ mod tests {
             unclaimed: vec![],
             awaited: false,
             renewable_until: None,
+            doubt: None,
             previous,
         }
     }

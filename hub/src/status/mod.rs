@@ -12,6 +12,7 @@ mod ledger;
 mod member;
 mod notices;
 mod pace;
+mod rolling;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ pub use ledger::{Ledger, SessionFacts};
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
 pub use pace::Pace;
+pub use rolling::Rolling;
 pub use standing::is_settled;
 
 /// How long a lost session may be away before its cluster counts as unreachable. A half-open connection is noticed by

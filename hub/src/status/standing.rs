@@ -52,7 +52,9 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     }
     let Some(account) = ledger.account(cluster, &view.rule.uid) else {
         return match () {
+            () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
             () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
+            () if ledger.is_unconfirmed(cluster) => ClusterState::Waiting,
             () if view.goes.cordoned.contains(cluster) && !is_reading(view) => ClusterState::Waiting,
             () => ClusterState::Progressing,
         };
@@ -62,9 +64,11 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         () if failed_copies(view, account) > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
+        () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
         () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
         () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
+        () if is_unconfirmed(view, ledger, cluster, account) => ClusterState::Waiting,
         () if is_reading(view)
             || is_given_up(view, account)
             || !holds_the_plan(view, cluster, account)
@@ -93,6 +97,18 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
             worst(account).or_else(|| from_cluster(view, cluster)).unwrap_or_else(failed)
         }
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
+        ClusterState::Waiting if view.awaits(cluster) => {
+            (Reason::RollingOut, "its turn in the rollout has not come: it keeps what it has".to_owned())
+        }
+        ClusterState::Waiting
+            if account
+                .map_or(ledger.is_unconfirmed(cluster), |account| is_unconfirmed(view, ledger, cluster, account)) =>
+        {
+            (
+                Reason::Unconfirmed,
+                format!("it waits for an administrator: see the conditions of MemberCluster {cluster}"),
+            )
+        }
         ClusterState::Waiting if account.is_none_or(|account| is_behind(view, cluster, account)) => {
             (Reason::Cordoned, "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned())
         }
@@ -136,7 +152,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
 }
 
 /// What is left as somebody changed it has not failed, and what waits to be overwritten says nothing of a removal.
-fn is_failure(failure: &Failure) -> bool {
+pub(super) fn is_failure(failure: &Failure) -> bool {
     !matches!(failure.reason, model::Reason::Drifted | model::Reason::TakeoverWaiting)
 }
 
@@ -158,7 +174,7 @@ fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
 }
 
 /// The copies that failed. What waits to be overwritten and is not held is on its way.
-fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
+pub(super) fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
     let held = view.takeovers.as_ref().is_some_and(|takeovers| !takeovers.memory.released);
     match held {
         true => account.counts.failed,
@@ -167,7 +183,7 @@ fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
 }
 
 /// Whether copies are in namespaces given up. What is held stays, and what is not is on its way.
-fn is_given_up(view: &View<'_>, account: &Account) -> bool {
+pub(super) fn is_given_up(view: &View<'_>, account: &Account) -> bool {
     let held = view.given_up.as_ref().is_some_and(|given_up| !given_up.memory.released);
     account.given_up.is_some() && !held
 }
@@ -177,7 +193,7 @@ fn failed() -> (Reason, String) {
 }
 
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
-fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
+pub(super) fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
     let terms = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
     let needed = terms.max(view.sent(cluster).protocol());
     ledger.session(cluster, now).is_some_and(|session| session.protocol < needed)
@@ -188,13 +204,35 @@ fn is_behind(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool 
     view.goes.cordoned.contains(cluster) && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
-/// Whether the account speaks of the newest plan. Where the plan cannot tell about some source, what the agent holds
-/// cannot be compared; such a rule is stalled, whatever its clusters say.
-fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
+/// Whether a cluster to which something is not said has not what the rule wants now.
+fn is_unconfirmed(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> bool {
+    ledger.is_unconfirmed(cluster) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+}
+
+/// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
+/// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
+pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
+    let plan = view.sent(cluster);
+    let Some(terms) = view.goes.clusters.get(cluster) else { return false };
+    let known = plan.unread.is_empty() && plan.unreadable.is_empty() && plan.unknown.is_empty();
+    // What is held back from removal is held besides, so that nobody can tell.
+    let same = view.held.is_none() && account.intents_digest == digest_on(plan, terms);
+    let counts = account.counts;
+    known && plan.withheld.is_empty() && same && counts.applied.saturating_add(counts.waiting) == counts.copies
+}
+
+/// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake
+/// holds one, it cannot.
+pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterName) -> bool {
+    let plan = view.sent(cluster);
+    plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty() && view.held.is_none()
+}
+
+/// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
+/// such a rule is stalled, whatever its clusters say.
+pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
     let plan = view.sent(cluster);
     let Some(terms) = view.goes.clusters.get(cluster) else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
-    let comparable =
-        plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty() && view.held.is_none();
-    same_terms && (!comparable || account.intents_digest == digest_on(plan, terms))
+    same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(plan, terms))
 }

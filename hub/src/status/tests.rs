@@ -112,6 +112,7 @@ impl World {
             takeovers: self.held_takeovers.clone(),
             given_up_in: self.given_up.iter().flat_map(|given_up| given_up.namespaces.clone()).collect(),
             given_up: self.held_given_up.clone(),
+            rolling: None,
             previous,
             hub_started: self.started,
             overdue: self.overdue,
@@ -420,6 +421,7 @@ fn the_hub_tells_of_every_cluster_the_worst_first() {
     assert_eq!((told[0].name.as_str(), told[0].state, &told[0].failures), ("c17", ClusterState::Failed, &failures));
     assert!(told[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
     assert!(told[1..].is_sorted_by_key(|detail| &detail.name));
+    assert!(!told[0].newest && told[1..].iter().all(|detail| detail.newest), "what failed is not the newest");
 }
 
 proptest! {

@@ -42,8 +42,8 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
     let into = Into { resource: "distributiongrants", one: Index::set_grant, all: Index::set_grants, without: WITHOUT };
     while first && let Err(why) = make_first_grant(&client, &shared.settings.namespace).await {
         tracing::error!(why, "cannot make the grant for everything; trying again");
-        into.unknown(&shared, *shared.rounds.subscribe().borrow());
-        wait(&mut shared.rounds.subscribe()).await;
+        into.unknown(&shared, *shared.rounds.subscribe().asked.borrow());
+        wait(&mut shared.rounds.subscribe().asked).await;
     }
     let events = Anew::new(shared.rounds.subscribe(), move || own_events::<DistributionGrant>(client.clone()).boxed());
     into.follow(events, &shared, |grant| RuleGrant::read(&grant)).await;
@@ -90,7 +90,7 @@ impl<T: Clone + 'static> Into<T> {
                 continue;
             };
             if self.take_in(event, &mut seen, shared, events.round, &read) {
-                wait(&mut events.rounds).await;
+                wait(&mut events.rounds.asked).await;
                 events.again();
                 seen.clear();
             }

@@ -72,6 +72,7 @@ pub fn take_in_member(mut object: MemberCluster, shared: &Shared, book: &Book) {
     let reborn = shared.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
     if reborn {
         shared.ledger.lock().forget(&name);
+        shared.doubts.lock().forget(&name);
     }
     // Before anything of it is seen to.
     note_leaving(&name, cluster.leaving, shared);
@@ -130,6 +131,7 @@ fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
     }
     ledger.forget(name);
     drop(ledger);
+    shared.doubts.lock().forget(name);
     shared.change(|index| index.remove_cluster(name));
 }
 

@@ -10,7 +10,7 @@ mod reader;
 mod rules;
 mod sources;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
@@ -22,13 +22,13 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
+use crate::rounds::Follower;
 pub use definitions::watch_definition;
 pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
 pub use reader::{bury_sources, read_sources};
 pub use rules::{RuleKind, watch_rules};
 pub use sources::watch_sources;
-use tokio::sync::watch;
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -60,39 +60,74 @@ where
 
 /// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
 struct Anew<K> {
-    rounds: watch::Receiver<u64>,
+    rounds: Follower,
     begin: Box<dyn Fn() -> BoxStream<'static, Heard<K>> + Send>,
     events: BoxStream<'static, Heard<K>>,
     /// The round that the events belong to.
     round: u64,
+    /// Whether this watch has had a list in this round.
+    listed: bool,
+    /// It lists by itself: what comes waits for a renewal of the right to lead.
+    doubtful: bool,
+    /// What waits.
+    waiting: Option<(Instant, Heard<K>)>,
 }
 
 impl<K> Anew<K> {
-    fn new(
-        mut rounds: watch::Receiver<u64>,
-        begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static,
-    ) -> Self {
-        let round = *rounds.borrow_and_update();
-        Self { rounds, events: begin(), begin: Box::new(begin), round }
+    fn new(mut rounds: Follower, begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static) -> Self {
+        let round = *rounds.asked.borrow_and_update();
+        let events = begin();
+        Self { rounds, events, begin: Box::new(begin), round, listed: false, doubtful: false, waiting: None }
     }
 
     /// Begins anew, with a new list.
     fn again(&mut self) {
-        self.round = *self.rounds.borrow_and_update();
+        self.round = *self.rounds.asked.borrow_and_update();
         self.events = (self.begin)();
+        (self.listed, self.doubtful, self.waiting) = (false, false, None);
     }
 
     /// The next event; `None`, if the watch was begun anew instead.
     async fn next(&mut self) -> Option<Heard<K>> {
-        let event = tokio::select! {
+        if self.waiting.is_none() {
+            let event = tokio::select! {
+                biased;
+                Ok(()) = self.rounds.asked.changed() => None,
+                event = self.events.next() => event,
+            };
+            match event {
+                Some(event) if self.is_doubtful(&event) => self.waiting = Some((Instant::now(), event)),
+                Some(event) => return Some(event),
+                None => {
+                    self.again();
+                    return None;
+                }
+            }
+        }
+        let read_at = self.waiting.as_ref().map_or_else(Instant::now, |(at, _)| *at);
+        let mut renewed = self.rounds.renewed.clone();
+        let begins = tokio::select! {
             biased;
-            Ok(()) = self.rounds.changed() => None,
-            event = self.events.next() => event,
+            Ok(()) = self.rounds.asked.changed() => true,
+            // An error is the end of the process.
+            _ = renewed.wait_for(|sent| sent.is_none_or(|sent| sent > read_at)) => false,
         };
-        if event.is_none() {
+        if begins {
             self.again();
         }
-        event
+        self.waiting.take().map(|(_, event)| event)
+    }
+
+    /// Whether an event is the first word of a list for which nobody has asked.
+    fn is_doubtful(&mut self, event: &Heard<K>) -> bool {
+        match event {
+            Ok(Event::Init) => {
+                self.doubtful = std::mem::replace(&mut self.listed, true);
+                false
+            }
+            Ok(Event::InitApply(_) | Event::InitDone) => std::mem::take(&mut self.doubtful),
+            Ok(Event::Apply(_) | Event::Delete(_)) | Err(_) => false,
+        }
     }
 }
 
@@ -153,5 +188,52 @@ pub async fn cluster_uid(client: &Client) -> Result<String, String> {
         Ok(Ok(namespace)) => Ok(namespace.metadata.uid.unwrap_or_default()),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err("the API server did not answer in time".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rounds::Rounds;
+    use futures::FutureExt;
+    use futures::channel::mpsc;
+    use parking_lot::Mutex;
+
+    #[test]
+    fn a_list_for_which_nobody_asked_waits_for_a_renewal_of_the_lead() {
+        let (rounds, before) = (Rounds::default(), Instant::now());
+        rounds.renewed(Some(before));
+        let (say, said) = mpsc::unbounded::<Heard<&str>>();
+        let said = Mutex::new(Some(said));
+        let begin = move || said.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
+        let mut events = Anew::new(rounds.subscribe(), begin);
+        let list = |name| {
+            for event in [Event::Init, Event::InitApply(name), Event::InitDone, Event::Apply(name)] {
+                say.unbounded_send(Ok(event)).unwrap();
+            }
+        };
+        let mut next = || match events.next().now_or_never() {
+            Some(Some(Ok(event))) => format!("{event:?}"),
+            Some(_) => "anew".to_owned(),
+            None => "waits".to_owned(),
+        };
+        list("a");
+        assert_eq!([next(), next(), next(), next()], ["Init", "InitApply(\"a\")", "InitDone", "Apply(\"a\")"]);
+        list("b");
+        assert_eq!([next(), next(), next()], ["Init", "waits", "waits"]);
+        rounds.renewed(Some(before));
+        assert_eq!(next(), "waits");
+        rounds.renewed(Some(Instant::now()));
+        assert_eq!([next(), next(), next()], ["InitApply(\"b\")", "InitDone", "Apply(\"b\")"]);
+        // Without the lead nobody is told anything; with a new one all is listed anew.
+        list("c");
+        assert_eq!([next(), next()], ["Init", "waits"]);
+        rounds.renewed(None);
+        assert_eq!([next(), next(), next()], ["InitApply(\"c\")", "InitDone", "Apply(\"c\")"]);
+        rounds.renewed(Some(before));
+        list("d");
+        assert_eq!([next(), next()], ["Init", "waits"]);
+        rounds.begin();
+        assert_eq!([next(), next()], ["anew", "waits"]);
     }
 }

@@ -46,7 +46,7 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
         if watch.take_in(event) == Heard::Refusal {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_REFUSAL) => {}
-                _ = events.rounds.changed() => {}
+                _ = events.rounds.asked.changed() => {}
             }
             events.again();
             watch.anew(events.round);

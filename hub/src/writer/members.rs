@@ -12,6 +12,14 @@ use crate::join::keys::used;
 use crate::status::{MemberView, Notice, Now, SETTLING, fold_member};
 use crate::watch::take_in_member;
 
+/// The conditions of a member that mean nothing good.
+const ALARMS: [ConditionType; 4] = [
+    ConditionType::PossibleKeyTheft,
+    ConditionType::RestoredFromBackup,
+    ConditionType::Duplicate,
+    ConditionType::Rejoined,
+];
+
 impl Writer {
     pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.book.member(name) else {
@@ -39,7 +47,7 @@ impl Writer {
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
-            self.tell_theft(&member, &written);
+            self.tell_alarms(&member, &written);
             self.book.set_member(name.clone(), written);
         }
         Ok(())
@@ -68,16 +76,14 @@ impl Writer {
         Ok(())
     }
 
-    /// An Event, once, when the condition appears.
-    fn tell_theft(&self, before: &MemberCluster, after: &MemberCluster) {
-        let theft = |member: &MemberCluster| {
-            let status = member.status.as_ref()?;
-            condition(&status.conditions, ConditionType::PossibleKeyTheft).cloned()
-        };
-        if let (None, Some(theft)) = (theft(before), theft(after)) {
-            let notice =
-                Notice { warning: true, reason: ConditionType::PossibleKeyTheft.into(), message: theft.message };
-            let _ = self.events.try_send((after.object_ref(&()), notice));
+    /// An Event, once, when a condition appears that a person must see to.
+    fn tell_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
+        for alarm in ALARMS {
+            let said = |member: &MemberCluster| condition(&member.status.as_ref()?.conditions, alarm).cloned();
+            if let (None, Some(said)) = (said(before), said(after)) {
+                let notice = Notice { warning: true, reason: alarm.into(), message: said.message };
+                let _ = self.events.try_send((after.object_ref(&()), notice));
+            }
         }
     }
 
@@ -89,6 +95,7 @@ impl Writer {
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let unclaimed: Vec<&RuleName> =
             ledger.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
+        let doubts = self.shared.doubts.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
@@ -102,6 +109,7 @@ impl Writer {
             unclaimed,
             awaited: young && !ledger.has_connected(name),
             renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),
+            doubt: doubts.of(name).map(|doubt| (name, doubt)),
             previous: &previous,
         };
         fold_member(&view, now)

@@ -150,6 +150,10 @@ impl Writer {
             // A certificate ends without anybody saying so.
             self.shared.dirty_members.add(self.book.members());
         }
+        let expired = self.shared.doubts.lock().expire(now);
+        self.shared.dirty_members.add(expired);
+        let rolling = self.shared.index.read().rolling();
+        self.shared.dirty_rules.add(rolling);
         let deleting = self.book.deleting();
         self.shared.dirty_rules.add(deleting);
         self.paces.retain(|_, pace| pace.is_dirty() || pace.is_recent(now));

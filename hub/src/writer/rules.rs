@@ -1,4 +1,5 @@
 //! Writes about one rule.
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -10,7 +11,8 @@ use serde_json::json;
 use super::{RuleObject, WriteError, Writer};
 use crate::crd::{FINALIZER, RuleStatus};
 use crate::index::{Cluster, HeldNamed, Index};
-use crate::status::{Ledger, Now, SETTLING, View, fold, notices};
+use crate::rollout::Gate;
+use crate::status::{Ledger, Now, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(
@@ -35,6 +37,13 @@ pub(crate) fn view<'a>(
         deal: &entry.deal,
         goes: &entry.goes,
         unreadable: index.unreadable_places(&entry.rule),
+        rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
+            rollout,
+            target: entry.target(),
+            gate: entry.gate.as_ref().map(Cow::Borrowed),
+            progress: previous.rollout.as_ref().map(Into::into),
+            failing: None,
+        }),
         previous,
         hub_started,
         overdue,
@@ -123,13 +132,18 @@ impl Writer {
         overdue: bool,
         now: Now,
     ) -> Result<bool, WriteError> {
-        let next = {
+        let (next, gate) = {
             let started = self.shared.serving_since().unwrap_or(now.instant);
             let index = self.shared.index.read();
             let ledger = self.shared.ledger.lock();
-            view(&index, uid, &object.status, started, overdue, &ledger).and_then(|view| fold(&view, &ledger, now))
+            let Some(mut view) = view(&index, uid, &object.status, started, overdue, &ledger) else { return Ok(false) };
+            let gate = view.take_step(index.turns(uid), &ledger, now);
+            (fold(&view, &ledger, now), gate)
         };
-        let Some(status) = next else { return Ok(false) };
+        let Some(status) = next else {
+            self.let_in(uid, gate);
+            return Ok(false);
+        };
         // The version makes it a conflict when somebody has written since, such as a replica that took the lead.
         let patch: json_patch::Patch = serde_json::from_value(json!([
             {"op": "test", "path": "/metadata/uid", "value": uid.as_str()},
@@ -144,8 +158,17 @@ impl Writer {
         if let Some(written) = written {
             self.book.wrote_rule(uid, status.clone(), written.metadata.resource_version);
             self.tell(object, &status);
+            self.let_in(uid, gate);
         }
         Ok(true)
+    }
+
+    /// How far the rollout has come is written down: whoever takes the lead goes on from there. Only now may the next wave
+    /// hear of it.
+    fn let_in(&self, uid: &RuleUid, gate: Option<Gate>) {
+        if let Some(gate) = gate {
+            self.shared.change(|index| index.let_in(uid, gate));
+        }
     }
 
     /// Hands on what the change of status is worth as Events. They are best effort: what does not fit is dropped, and

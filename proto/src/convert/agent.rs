@@ -1,4 +1,5 @@
 //! Frames of an agent, read by the hub.
+use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
     Unreadable, bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
     rule_uid, source, source_to_wire,
@@ -29,6 +30,7 @@ fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
         Frame::Report(wire) => AgentFrame::Report(all(wire.rules, rule_state)?),
         Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
         Frame::Handover(_) => AgentFrame::Handover,
+        Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
     })
 }
 
@@ -144,6 +146,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             Frame::Want(wire::Want { rule_uid: uid.to_string(), sources: sources.iter().map(source_to_wire).collect() })
         }
         AgentFrame::Handover => Frame::Handover(wire::Handover {}),
+        AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
     };
     wire::AgentFrame { frame: Some(frame) }
 }

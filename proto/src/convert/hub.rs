@@ -1,4 +1,5 @@
 //! Frames of the hub, read by an agent.
+use super::inspect::{inspect, inspect_to_wire};
 use super::parts::{
     Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision,
     rule_uid, source, source_to_wire, terms, terms_to_wire,
@@ -45,6 +46,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
             return Err(malformed("certificates"));
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
+        Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
         Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
     Ok((frame, refused))
@@ -55,6 +57,7 @@ fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable
         protocol: wire.protocol,
         hub_id: bounded(wire.hub_id, NAME_LIMIT, "hub_id")?,
         hub_cluster_uid: bounded(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
+        behind: wire.behind,
     })
 }
 
@@ -182,13 +185,14 @@ fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
     Ok(Tombstone { source: source(wire.source)?, deletion_policy: deletion_policy(wire.deletion_policy)? })
 }
 
-/// Writes a frame of the hub. Payload bytes are shared, not copied. Epoch and term are for the sender to fill in.
+/// Writes a frame of the hub. Payload bytes are shared, not copied. Epoch, term and witness are for the sender to fill in.
 pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
     let frame = match frame {
         HubFrame::SnapshotBegin(begin) => Frame::SnapshotBegin(wire::SnapshotBegin {
             protocol: begin.protocol,
             hub_id: begin.hub_id.clone(),
             hub_cluster_uid: begin.hub_cluster_uid.clone(),
+            behind: begin.behind,
         }),
         HubFrame::WantDetail(uids) => {
             Frame::WantDetail(wire::WantDetail { rule_uids: uids.iter().map(RuleUid::to_string).collect() })
@@ -206,6 +210,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         }
         HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
         HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
+        HubFrame::Inspect(question) => Frame::Inspect(inspect_to_wire(question)),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }

@@ -5,6 +5,7 @@
 //! text.
 mod agent;
 mod hub;
+mod inspect;
 mod parts;
 mod split;
 #[cfg(test)]

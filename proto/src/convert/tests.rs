@@ -404,7 +404,7 @@ proptest! {
     #[test]
     fn the_other_frames_of_the_hub_read_back(uids in vec(uid(), 0..9), n: u32, digest: [u8; 16], text in name()) {
         let digest = SetDigest::from_bytes(&digest).unwrap();
-        let begin = SnapshotBegin { protocol: n, hub_id: text.clone(), hub_cluster_uid: text };
+        let begin = SnapshotBegin { protocol: n, hub_id: text.clone(), hub_cluster_uid: text, behind: n % 2 == 1 };
         let end = SnapshotEnd { intents: n.into(), digest };
         let read = |frame| hub_frame(hub_frame_to_wire(&frame)).ok().unwrap().0;
         prop_assert!(matches!(read(HubFrame::SnapshotBegin(begin.clone())), HubFrame::SnapshotBegin(b) if b == begin));
@@ -412,6 +412,51 @@ proptest! {
         prop_assert!(matches!(read(HubFrame::SnapshotEnd(end)), HubFrame::SnapshotEnd(e) if e == end));
         prop_assert!(matches!(read(HubFrame::Drain(n)), HubFrame::Drain(m) if m == n));
         prop_assert!(matches!(read(HubFrame::HandedOver), HubFrame::HandedOver));
+    }
+}
+
+fn inspected() -> impl Strategy<Value = Inspected> {
+    let outcome = prop::sample::select(vec![
+        CopyOutcome::UnderWay,
+        CopyOutcome::Applied,
+        CopyOutcome::Failed,
+        CopyOutcome::Waiting,
+        CopyOutcome::Drifted,
+        CopyOutcome::Removing,
+        CopyOutcome::GivenUp,
+    ]);
+    let namespace = prop::sample::select(vec![
+        NamespaceState::Unknown,
+        NamespaceState::Ready,
+        NamespaceState::Missing,
+        NamespaceState::Terminating,
+        NamespaceState::Closed,
+    ]);
+    let trouble = prop::option::of((reason(), "[ a-zö]{0,300}"));
+    let state = (uid(), outcome, trouble).prop_map(|(rule, outcome, trouble)| CopyState { rule, outcome, trouble });
+    let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
+    let stands = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
+    let stands = stands.prop_map(|([ours, intact], sealed, applied_at, uid)| StandingObject {
+        ours,
+        intact,
+        sealed,
+        applied_at,
+        uid,
+    });
+    (any::<u64>(), namespace, vec(state, 0..=STATES_LIMIT), prop::option::of(stands))
+        .prop_map(|(question, namespace, states, stands)| Inspected { question, namespace, states, stands })
+}
+
+proptest! {
+    #[test]
+    fn a_question_about_a_copy_and_its_answer_read_back(question: u64, copy in source(), answer in inspected()) {
+        let inspect = Inspect { question, copy: copy.plain() };
+        let read = hub_frame(hub_frame_to_wire(&HubFrame::Inspect(inspect.clone()))).ok().unwrap().0;
+        prop_assert!(matches!(read, HubFrame::Inspect(read) if read == inspect));
+        let frame = AgentFrame::Inspected(Box::new(answer));
+        let wire = agent_frame_to_wire(&frame);
+        prop_assert!(wire.encoded_len() <= AGENT_FRAME_LIMIT);
+        prop_assert_eq!(agent_frame(wire).ok().unwrap(), frame);
     }
 }
 

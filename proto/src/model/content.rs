@@ -142,6 +142,9 @@ impl Payload {
 /// The version of the revision's input format; part of the digest, so that a new format never equals an old one.
 const REVISION_FORMAT: &[u8] = b"runnel revision 1\0";
 
+/// The same of what the hub seals; no revision's input begins with it.
+const SEAL_FORMAT: &[u8] = b"runnel seal 1\0";
+
 /// The hub's key for revisions. It lies in the hub's identity Secret, so revisions survive a restart.
 #[derive(Clone)]
 pub struct RevisionKey(hmac::Key);
@@ -160,11 +163,22 @@ impl RevisionKey {
         context.update(resource.as_bytes());
         context.update(b"\0");
         context.update(canonical);
-        let tag = context.sign();
-        let mut short = [0; 16];
-        short.copy_from_slice(&tag.as_ref()[..16]);
-        Revision(short)
+        short(context)
     }
+
+    /// By what the hub knows its own words again, which others keep for it: the first 16 bytes of HMAC-SHA-256.
+    pub fn seal(&self, words: &[u8]) -> [u8; 16] {
+        let mut context = hmac::Context::with_key(&self.0);
+        context.update(SEAL_FORMAT);
+        context.update(words);
+        short(context).0
+    }
+}
+
+fn short(context: hmac::Context) -> Revision {
+    let mut short = [0; 16];
+    short.copy_from_slice(&context.sign().as_ref()[..16]);
+    Revision(short)
 }
 
 /// Opaque keyed digest of an intent's content: equal revision, nothing to send.

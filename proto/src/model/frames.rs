@@ -2,8 +2,8 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Payload, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms,
-    TermsDigest,
+    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, Reason, Revision, RuleState, RuleUid, SetDigest,
+    SourceRef, Terms, TermsDigest,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -67,6 +67,8 @@ pub enum AgentFrame {
     Want(RuleUid, Vec<SourceRef>),
     /// The next stream is at hand: say no more on this one.
     Handover,
+    /// How a copy is, as the hub asked.
+    Inspected(Box<Inspected>),
 }
 
 /// One source as a cluster should have it.
@@ -144,6 +146,8 @@ pub struct SnapshotBegin {
     pub hub_id: String,
     /// Uid of the hub cluster's `kube-system` namespace.
     pub hub_cluster_uid: String,
+    /// The hub knows less than the agent's witness says.
+    pub behind: bool,
 }
 
 /// Hub and agent are equal for every rule that the hub can compute.
@@ -174,4 +178,6 @@ pub enum HubFrame {
     Revoked(String),
     /// The hub's authorities from now on, DER; the one that signs now is first.
     Authorities(Vec<Bytes>),
+    /// How is this copy?
+    Inspect(Inspect),
 }

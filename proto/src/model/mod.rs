@@ -4,6 +4,7 @@ mod digest;
 mod fields;
 mod frames;
 mod grants;
+mod inspect;
 mod kinds;
 mod names;
 mod report;
@@ -18,6 +19,7 @@ pub use frames::{
     SnapshotEnd, Tombstone,
 };
 pub use grants::{Allowance, Grant};
+pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
 pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleState};

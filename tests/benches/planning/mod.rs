@@ -1,12 +1,13 @@
 //! What the benches plan: rules, sources and clusters by number.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
 use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
 use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
+use runnel_tests::speed::text::noise;
 use serde_json::json;
 
 /// Where the rules and sources are.
@@ -44,14 +45,24 @@ pub fn revision(number: usize) -> Revision {
     Revision((number as u128 + 1).to_be_bytes())
 }
 
-/// The content of this number.
+/// The content of this number: 1 KiB of text that hardly shrinks.
 pub fn payload(number: usize) -> Payload {
-    Payload::encode(format!("{{\"data\":{{\"n\":\"{number}\"}}}}").into_bytes())
+    Payload::encode(format!("{{\"data\":{{\"n\":\"{}\"}}}}", noise(number as u64, 1024)).into_bytes())
 }
 
-/// A source's content, as the hub has read it.
+/// A source's content, as the hub has read it. What is planned does not look into it: it is one for all.
 pub fn body(number: usize) -> Body {
-    Body::Read(Arc::new(SourceContent::new(revision(number), payload(number))))
+    static CONTENT: LazyLock<Payload> = LazyLock::new(|| payload(0));
+    Body::Read(Arc::new(SourceContent::new(revision(number), CONTENT.clone())))
+}
+
+/// One after another, edits of the source 7 that a rule of this number selects.
+pub fn edits(rule: usize) -> impl FnMut() -> (SourceRef, Labels, Body) {
+    let mut number = 1_000_000;
+    move || {
+        number += 1;
+        (source(7), labels(rule), body(number))
+    }
 }
 
 /// The name of the cluster of this number.
@@ -69,20 +80,42 @@ fn everything() -> RuleGrant {
     RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
 }
 
+/// What an index is made of, as the watches show it.
+#[derive(Clone)]
+pub struct Shown {
+    clusters: Vec<(ClusterName, Cluster)>,
+    rules: Vec<Rule>,
+    sources: Vec<(SourceRef, Labels, Body)>,
+}
+
 /// So many sources, clusters and rules; each source is selected by one rule.
+pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
+    let named = |number| (cluster(number), Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() });
+    Shown {
+        clusters: (0..clusters).map(named).collect(),
+        rules: (0..rules).map(rule).collect(),
+        sources: (0..sources).map(|number| (source(number), labels(number % rules), body(number))).collect(),
+    }
+}
+
+/// An index that has been shown all that.
 pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
+    planned(shown(sources, clusters, rules))
+}
+
+/// An index that is shown all this.
+pub fn planned(shown: Shown) -> Index {
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
     index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
-    for number in 0..clusters {
-        let known = Cluster { uid: format!("c{number}"), accepted: true, ..Cluster::default() };
-        index.set_cluster(cluster(number), known);
+    for (name, cluster) in shown.clusters {
+        index.set_cluster(name, cluster);
     }
-    for number in 0..rules {
-        index.set_rule(rule(number));
+    for rule in shown.rules {
+        index.set_rule(rule);
     }
-    for number in 0..sources {
-        index.set_source(source(number), labels(number % rules), Some(body(number)));
+    for (source, labels, body) in shown.sources {
+        index.set_source(source, labels, Some(body));
     }
     index
 }

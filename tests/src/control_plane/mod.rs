@@ -1,9 +1,12 @@
 //! A real Kubernetes control plane: etcd, the API server and the controllers that end namespaces,
 //! collect garbage, make service accounts and fill aggregated roles. There are no nodes.
 
+mod backup;
 mod credentials;
 mod parts;
+mod stored;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,6 +23,7 @@ use crate::audit::{self, Mark, Write};
 use crate::restartable::Restartable;
 use crate::scratch::Scratch;
 use crate::wait::eventually;
+pub use backup::Backup;
 use credentials::Credentials;
 pub(crate) use credentials::write_private;
 use parts::{Parts, Ports};
@@ -242,6 +246,14 @@ impl ControlPlane {
     /// When the audit log cannot be read.
     pub fn writes_since(&self, mark: Mark) -> Result<Vec<Write>> {
         audit::since(&self.parts.audit_log, mark)
+    }
+
+    /// What etcd holds: the bytes of each key with its value. Leases are left out.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn stored(&self) -> Result<BTreeMap<String, usize>> {
+        stored::stored(&self.parts.etcd_url).await
     }
 
     /// Ends the control plane in order. Dropping it does the same, less politely.

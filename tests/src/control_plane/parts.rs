@@ -35,6 +35,7 @@ pub(super) struct Parts {
     pub api_server: Restartable,
     pub controller_manager: Restartable,
     pub etcd: Restartable,
+    pub etcd_url: String,
     pub audit_log: PathBuf,
 }
 
@@ -67,6 +68,7 @@ impl Parts {
                 controller_manager_arguments(credentials),
             ),
             audit_log,
+            etcd_url: etcd_url(ports),
         })
     }
 

@@ -181,6 +181,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         | HubFrame::Drain(_)
         | HubFrame::HandedOver
         | HubFrame::Revoked(_)
+        | HubFrame::Inspect(_)
         | HubFrame::Authorities(_) => Vec::new(),
     }
 }

@@ -169,7 +169,7 @@ pub(crate) fn hello(cluster: &str) -> Hello {
         agent_version: "simulated".to_owned(),
         kubernetes_version: "v1.36.0".to_owned(),
         boot_id: format!("boot of {cluster}"),
-        cluster_uid: format!("uid of {cluster}"),
+        cluster_uid: format!("uid-of-{cluster}"),
     }
 }
 

@@ -116,6 +116,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::Drain(within) => format!("Drain {within}"),
         HubFrame::HandedOver => "HandedOver".to_owned(),
         HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
+        HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
         HubFrame::Revoked(reason) => format!("Revoked {reason}"),
     }
 }

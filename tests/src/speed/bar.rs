@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+/// Steps of a wait.
+const STEPS: usize = 100;
+
 /// A bar that goes when it is dropped; a line where standard error is no terminal.
 #[derive(Debug)]
 pub struct Bar(ProgressBar);
@@ -31,6 +34,15 @@ impl Bar {
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
+    }
+
+    /// Waits for so long, and shows how far that is.
+    pub async fn wait(time: Duration, what: &str) {
+        let bar = Self::of(STEPS, what);
+        for _ in 0..STEPS {
+            tokio::time::sleep(time / STEPS as u32).await;
+            bar.step();
+        }
     }
 
     /// One of the equal steps is done.

@@ -8,18 +8,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use runnel_proto::convert::split;
-use runnel_proto::model::{
-    AgentFrame, Batch, HubFrame, Payload, RuleName, RuleState, SetDigest, SnapshotEnd, TermsDigest,
-};
+use runnel_proto::model::{AgentFrame, Batch, HubFrame, Payload, SnapshotEnd};
 use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 
 use super::counted::{self, Bytes};
+use super::states::{fail, made_up};
 use crate::scratch::keep_everything;
 use crate::simulated::{Credentials, Holdings, Line, hello};
 
 /// Handshakes at once: each end has its own work with one, and they share the machine.
 const OPENING: usize = 64;
+/// The number of a report that tells of failures.
+pub const FAILING: u32 = u32::MAX;
 const AGAIN: Duration = Duration::from_millis(100);
 /// Complaints that an error shows: ten thousand agents may have the same one.
 const COMPLAINTS: usize = 5;
@@ -194,7 +195,8 @@ impl Crowd {
         at.context("not reached")
     }
 
-    /// Each agent reports once what it holds: all well with an even number, one copy less with an odd one.
+    /// Each agent reports once what it holds: all well with an even number, one copy less with an odd one, and with
+    /// [`FAILING`] as many and as long failures as a report may have.
     ///
     /// # Errors
     /// When nobody is there.
@@ -351,6 +353,9 @@ impl Agent {
         }
         for state in &mut states {
             state.counts.applied = state.counts.copies.saturating_sub(number % 2);
+            if number == FAILING {
+                fail(state, &self.credentials.cluster);
+            }
         }
         send(line, AgentFrame::Report(states));
         self.seen.reports.fetch_add(1, Ordering::AcqRel);
@@ -381,21 +386,6 @@ impl Goal {
         }
         self.done += 1;
         self.done == self.agents
-    }
-}
-
-fn made_up() -> RuleState {
-    RuleState {
-        uid: "00000000-0000-4000-8000-000000000000".to_owned().into(),
-        rule: RuleName { kind: "DistributionRule".into(), namespace: "speed".into(), name: "reported".into() },
-        intents_digest: SetDigest::from_bytes(&[7; 16]).unwrap_or_default(),
-        intents: 1,
-        terms_digest: Some(TermsDigest([7; 16])),
-        takeovers: None,
-        given_up: None,
-        counts: runnel_proto::model::Counts { copies: 1, applied: 1, ..Default::default() },
-        failures: Vec::new(),
-        gone: false,
     }
 }
 

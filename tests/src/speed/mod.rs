@@ -14,6 +14,7 @@ pub mod lab;
 pub mod process;
 pub mod rows;
 pub mod seen;
+mod states;
 pub mod table;
 pub mod text;
 pub mod verdict;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+/// In which the system accounts for time.
+const TICK: Duration = Duration::from_millis(10);
 /// Between two looks at what a process computes.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -31,8 +33,16 @@ fn memory(pid: u32, which: &str) -> Result<f64> {
     Ok(kibibytes * 1024.0)
 }
 
-/// The time for which a process has computed, all its threads together, in nanoseconds' resolution. Threads that have
-/// ended are not counted: those of a runtime stay.
+/// Forgets the most resident memory that a process had: from now on [`peak`] begins with what it has.
+///
+/// # Errors
+/// When the system refuses.
+pub fn forget_peak(pid: u32) -> Result<()> {
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").with_context(|| format!("cannot reset the peak of {pid}"))
+}
+
+/// The time for which a process has computed, all its threads together, in nanoseconds' resolution. What threads have
+/// computed that ended is known in hundredths of a second only: those of a runtime stay.
 ///
 /// # Errors
 /// When there is no such process.
@@ -44,7 +54,18 @@ pub fn computed(pid: u32) -> Result<Duration> {
         let first = text.split_whitespace().next().context("an empty schedstat")?;
         nanoseconds += first.parse::<u64>().with_context(|| format!("an odd schedstat: {text}"))?;
     }
-    Ok(Duration::from_nanos(nanoseconds))
+    Ok(Duration::from_nanos(nanoseconds).max(accounted(pid)?))
+}
+
+/// The same as the system accounts for it, threads that have ended included.
+fn accounted(pid: u32) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name of the program stands in parentheses, and may have any character in it.
+    let (_, rest) = text.rsplit_once(')').context("an odd stat in /proc")?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+    let (user, system) = ticks(11).zip(ticks(12)).context("a stat without times in /proc")?;
+    Ok(TICK * u32::try_from(user + system)?)
 }
 
 /// Waits until a process rests, and returns what it has computed by then. Very many connections keep it busy for ever, a
@@ -88,6 +109,21 @@ mod tests {
         assert!(rests(&[0.9, 0.01, 0.01]) && !rests(&[0.01]) && !rests(&[0.9, 0.01]));
         assert!(rests(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
         assert!(!rests(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !rests(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
+    }
+
+    #[test]
+    fn what_a_thread_computed_counts_when_it_has_ended_too() {
+        let own = std::process::id();
+        let before = computed(own).unwrap_or_default();
+        let busy = std::thread::spawn(|| {
+            let begin = std::time::Instant::now();
+            while begin.elapsed() < Duration::from_millis(200) {
+                std::hint::spin_loop();
+            }
+        });
+        assert!(busy.join().is_ok());
+        let after = computed(own).unwrap_or_default();
+        assert!(after >= before + Duration::from_millis(50), "{before:?}, then {after:?}");
     }
 
     #[test]

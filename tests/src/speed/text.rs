@@ -1,6 +1,14 @@
-//! Texts that do not compress: what is sent of them is their length. Pure.
+//! The texts of objects: those that do not compress, and those that people write.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
 use data_encoding::BASE64;
+
+/// Where people's texts are taken from, what reads most like configuration first.
+const CORPUS: [&str; 5] = ["deploy", "proto", "tests", "hub/src", "agent/src"];
+/// Files with these endings are text.
+const TEXTS: [&str; 6] = ["yaml", "md", "json", "proto", "toml", "rs"];
 
 /// So many characters of base64 that look random, other ones for each seed, the same in every run. They shrink to three
 /// quarters at best: each stands for six bits.
@@ -24,12 +32,52 @@ fn next(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
+/// So many texts of one length, cut from the files of this repository, no place twice, each with its number.
+///
+/// # Errors
+/// When there is not so much text here.
+pub fn corpus(count: usize, length: usize) -> Result<Vec<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let number = |number: usize| format!("{number:05}\n");
+    let each = length - number(0).len();
+    let mut whole: Vec<u8> = Vec::new();
+    for folder in CORPUS {
+        for file in files(&root.join(folder))? {
+            if whole.len() >= count * each {
+                break;
+            }
+            let text = std::fs::read_to_string(&file).with_context(|| format!("no {}", file.display()))?;
+            whole.extend(text.bytes().filter(u8::is_ascii));
+        }
+    }
+    ensure!(whole.len() >= count * each, "the corpus has {} bytes", whole.len());
+    let cuts = whole.chunks_exact(each).take(count).enumerate();
+    Ok(cuts.map(|(place, cut)| number(place) + &String::from_utf8_lossy(cut)).collect())
+}
+
+/// The texts in a folder; the charts' copies of other files are left out.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))?;
+    let mut entries: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    entries.sort();
+    let mut all = Vec::new();
+    for path in entries {
+        let is_text = path.extension().is_some_and(|end| TEXTS.iter().any(|text| end == *text));
+        match path.is_dir() {
+            true if path.ends_with("files") => {}
+            true => all.extend(files(&path)?),
+            false if is_text => all.push(path),
+            false => {}
+        }
+    }
+    Ok(all)
+}
+
 /// A seed for a text that is another one in every run.
 ///
 /// # Errors
 /// When the system has no random numbers.
-pub fn any_seed() -> anyhow::Result<u64> {
-    use anyhow::Context;
+pub fn any_seed() -> Result<u64> {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut seed = [0; 8];
     SystemRandom::new().fill(&mut seed).ok().context("no random numbers")?;
@@ -41,6 +89,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn people_write_as_many_texts_as_are_needed_and_no_two_are_equal() {
+        let texts = corpus(1000, 1024).unwrap_or_default();
+        assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), 1000);
+        assert!(texts.iter().all(|text| text.len() == 1024));
+    }
 
     #[test]
     fn texts_are_of_their_length_differ_and_hardly_shrink() {

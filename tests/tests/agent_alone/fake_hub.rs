@@ -321,7 +321,7 @@ impl Service {
             }
         }
         let (hub_id, hub_cluster_uid) = (shared.hub_id.clone(), "hub-cluster".to_owned());
-        send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid })).await?;
+        send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false })).await?;
         let mut unlike: Vec<_> = held
             .iter()
             .filter(|state| {

@@ -130,6 +130,12 @@ pub fn targets() -> Vec<Case> {
         ("a mark among ignored fields", json!({"ignoreFields": ["/metadata/labels/runnel.dev~1hub"]}), &["ignoreFields", "Runnel's own"]),
         ("a removalLimit below nothing", json!({"removalLimit": {"count": -1}}), &["spec.removalLimit.count"]),
         ("a removalLimit above everything", json!({"removalLimit": {"percent": 101}}), &["spec.removalLimit.percent"]),
+        ("a rollout to nobody", json!({"rollout": {"maxConcurrency": 0}}), &["spec.rollout.maxConcurrency", "write a number of clusters from 1 on", "1% to 100%"]),
+        ("a part of more than all", json!({"rollout": {"maxConcurrency": "101%"}}), &["spec.rollout.maxConcurrency", "1% to 100%"]),
+        ("a part without a sign", json!({"rollout": {"maxConcurrency": "25"}}), &["spec.rollout.maxConcurrency", "1% to 100%"]),
+        ("a label key that is none", json!({"rollout": {"orderByLabel": "a b"}}), &["spec.rollout.orderByLabel", "a label key is"]),
+        ("a soak of more than a week", json!({"rollout": {"soakSeconds": 604_801}}), &["spec.rollout.soakSeconds", "604800"]),
+        ("less failures than none", json!({"rollout": {"maxFailures": -1}}), &["spec.rollout.maxFailures", "0"]),
         ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),
     ]

@@ -8,8 +8,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use runnel_hub::crd::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
 use runnel_hub::crd::{
     Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display, DistributionRule,
-    DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus, PendingRemoval, RuleStatus, RuleTerms,
-    Source, Summary,
+    DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus, PendingRemoval, RolloutStatus, RuleStatus,
+    RuleTerms, Source, Summary,
 };
 use serde_json::{Value, json};
 
@@ -50,6 +50,7 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         removal: None,
         takeovers: None,
         given_up: None,
+        rollout: Some(RolloutStatus { revision: "r2".to_owned(), wave: 3, ..RolloutStatus::default() }),
         conditions: Vec::new(),
         clusters: vec![ClusterStatus {
             name: "eu-3".to_owned(),

@@ -120,15 +120,15 @@ impl Stage {
         Ok(all)
     }
 
-    /// Waits until Runnel has written nothing anywhere for longer than its pace of a write a second; returns since
-    /// when.
+    /// Waits until Runnel has written nothing anywhere for longer than its pace of a write a second, and than an agent takes
+    /// to store what it remembers of its hub, which it begins a second after it heard it; returns since when.
     pub async fn calm(&self) -> Result<Vec<Mark>> {
         let (mut marks, mut since) = (self.marks(), Instant::now());
-        eventually("more than a second without a write", SOON, async || {
+        eventually("three seconds without a write", SOON, async || {
             if !self.writes(&marks)?.is_empty() {
                 (marks, since) = (self.marks(), Instant::now());
             }
-            Ok((since.elapsed() > Duration::from_millis(1500)).then(|| marks.clone()))
+            Ok((since.elapsed() > Duration::from_secs(3)).then(|| marks.clone()))
         })
         .await
     }

@@ -61,6 +61,11 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
         ensure!(out.contains("member-2: configmaps/asked/taken: Conflict: "), "{out}");
     }
 
+    // The copy that failed is not the newest; nor is one that its agent cannot have got.
+    let outdated = ["status", "rule", "-n", home, "--outdated", "--hub-url", &fleet.hub_address()];
+    let said = String::from_utf8(runnel(&fleet, fleet.hub().kubeconfig(), &outdated).await?.stdout)?;
+    ensure!(said.starts_with("1 of 2 clusters does not hold the newest") && !said.contains("member-1"), "{said}");
+
     // A ServiceAccount is let in when it may read the rule.
     let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &fleet.hub_address()];
     let account = |verb: &'static [&'static str]| fleet.hub().kubectl(verb);
@@ -88,6 +93,9 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
         Ok((said.status.success() && out.contains("member-2: configmaps/asked/taken: Conflict: ")).then_some(()))
     })
     .await?;
+    // Where a copy comes from, or why it is not there: through either replica, and for that account too.
+    explained(&fleet, &scene, &reader).await?;
+
     // Nor does that right hold elsewhere, and no token gets no answer.
     for (token, namespace, name, code) in [
         (Some(token.as_str()), home, "no-such-rule", Code::NotFound),
@@ -100,6 +108,58 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
     }
     let clusters = asked.by(Some(&token), home, "rule").await?;
     ensure!(clusters.iter().map(|cluster| cluster.name.as_str()).eq(["member-2", "member-1"]), "{clusters:?}");
+    Ok(())
+}
+
+/// `kubectl runnel explain`, of the copies of the rule `asked/rule`.
+async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
+    let admin = fleet.hub().kubeconfig().to_owned();
+    for (copy, who, expected) in [
+        (
+            "member-1/asked/configmap/free",
+            &*admin,
+            vec![
+                "a copy, as it should be",
+                "source     configmaps/asked/free",
+                "what its source holds now",
+                "asked/rule (DistributionRule)",
+                "Applied",
+            ],
+        ),
+        (
+            "member-2/asked/cm/taken",
+            reader,
+            vec!["not as it should be", "Failed:", "Conflict: an object that is not Runnel's"],
+        ),
+        ("member-1/default/cm/free", &*admin, vec!["no copy", "No rule has a source whose copies are called free."]),
+        ("member-1/asked/secret/free", &*admin, vec!["no copy", "No rule has a source"]),
+    ] {
+        for replica in 1..=2 {
+            let address = fleet.hub_replica(replica).address().to_owned();
+            let said = runnel(fleet, who, &["explain", copy, "--hub-url", &address]).await?;
+            let out = String::from_utf8(said.stdout)?;
+            ensure!(said.status.success(), "{copy}: {out}");
+            for words in &expected {
+                ensure!(out.contains(words), "{copy}: it does not say `{words}`: {out}");
+            }
+        }
+    }
+    // The account may read the rules of its namespace, and no MemberCluster: of others it hears nothing.
+    let address = fleet.hub_address();
+    for (copy, word) in [("member-1/default/cm/other", "may get no rule"), ("no-such/asked/cm/free", "may get no rule")]
+    {
+        let said = runnel(fleet, reader, &["explain", copy, "--hub-url", &address]).await?;
+        let err = String::from_utf8_lossy(&said.stderr).into_owned();
+        ensure!(!said.status.success() && err.contains(word), "{copy}: {err}");
+    }
+    let said = runnel(fleet, &admin, &["explain", "no-such/asked/cm/free", "--hub-url", &address]).await?;
+    ensure!(String::from_utf8_lossy(&said.stderr).contains("there is no member no-such"), "it is answered");
+    // On the member, the copy itself says hub, rule and source.
+    let copy = scene.member(1).get(&Id::config_map("asked", "free")).await?;
+    let said =
+        (&copy["metadata"]["annotations"]["runnel.dev/rule"], &copy["metadata"]["annotations"]["runnel.dev/source"]);
+    ensure!(said == (&"asked/rule".into(), &"configmaps/asked/free".into()), "{}", copy["metadata"]);
+    ensure!(copy["metadata"]["labels"]["runnel.dev/hub"].is_string(), "{}", copy["metadata"]);
     Ok(())
 }
 

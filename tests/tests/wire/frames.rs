@@ -19,7 +19,7 @@ use super::stage::{Stage, shared, value};
 /// By then a refusal has come.
 const REFUSED: Duration = Duration::from_secs(10);
 
-fn hello() -> AgentFrame {
+fn hello(cluster: &str) -> AgentFrame {
     let text = || "test".to_owned();
     AgentFrame::Hello(Hello {
         protocol_min: 1,
@@ -27,7 +27,7 @@ fn hello() -> AgentFrame {
         agent_version: text(),
         kubernetes_version: text(),
         boot_id: text(),
-        cluster_uid: text(),
+        cluster_uid: format!("uid-of-{cluster}"),
     })
 }
 
@@ -77,6 +77,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     let stage = shared("order").await?;
     let bystander = Bystander::new(&stage).await?;
     let credentials = stage.join("order-a").await?;
+    let hello = || hello(&credentials.cluster);
     let uid = || RuleUid::from("a");
     let source = || SourceRef::new("configmaps", "a", "b");
     let begin = [hello(), AgentFrame::HeldRules(Vec::new(), true)];
@@ -104,8 +105,8 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
 
     // Not a range of protocols that this hub speaks.
     let mut line = Line::open(&credentials).await?;
-    let AgentFrame::Hello(hello) = hello() else { anyhow::bail!("a Hello") };
-    line.send(&AgentFrame::Hello(Hello { protocol_min: 900, protocol_max: 901, ..hello }));
+    let AgentFrame::Hello(first) = hello() else { anyhow::bail!("a Hello") };
+    line.send(&AgentFrame::Hello(Hello { protocol_min: 900, protocol_max: 901, ..first }));
     let end = line.end(REFUSED).await?;
     ensure!(end.code() == Code::FailedPrecondition && end.message().contains("upgrade the older one"), "{end:?}");
 
@@ -149,7 +150,7 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
         ensure!(end.code() != Code::Ok && !end.message().is_empty(), "{what}: {end:?}");
     }
     let mut line = Line::open(&credentials).await?;
-    line.send(&hello());
+    line.send(&hello(&credentials.cluster));
     line.send(&AgentFrame::HeldRules(vec![long_name], true));
     let end = line.end(REFUSED).await?;
     ensure!(end.code() == Code::InvalidArgument && end.message().contains("rule_uid"), "{end:?}");

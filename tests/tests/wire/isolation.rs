@@ -101,7 +101,7 @@ impl Scene {
             agent_version: "foreign".to_owned(),
             kubernetes_version: format!("{}-theirs", self.stage.namespace),
             boot_id: format!("boot of {}-theirs", self.stage.namespace),
-            cluster_uid: format!("uid of {}-theirs", self.stage.namespace),
+            cluster_uid: format!("uid-of-{}-theirs", self.stage.namespace),
         }));
         line.send(&AgentFrame::HeldRules(held, true));
         line.must().await?;
@@ -156,7 +156,7 @@ async fn a_member_gets_not_one_byte_of_anothers_intents_whatever_it_claims() -> 
     ensure!(rule.status.and_then(|status| status.summary).is_some_and(|summary| summary.copies_applied == 2));
     let member = scene.stage.members().get("isolation-theirs").await?;
     let status = member.status.context("a status")?;
-    ensure!(status.cluster_uid.as_deref() == Some("uid of isolation-theirs"), "{:?}", status.cluster_uid);
+    ensure!(status.cluster_uid.as_deref() == Some("uid-of-isolation-theirs"), "{:?}", status.cluster_uid);
     ensure!(status.agent_version.as_deref() == Some("simulated"), "{:?}", status.agent_version);
     Ok(())
 }

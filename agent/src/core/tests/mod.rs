@@ -1,5 +1,6 @@
 mod given_up;
 mod histories;
+mod inspected;
 mod keeping;
 mod policy;
 mod renames;
@@ -323,7 +324,7 @@ fn unreadable_and_unknown_items_are_refused_and_count_as_held() {
 fn the_hubs_own_cluster_never_touches_a_source() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
-    let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "member".into() };
+    let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "member".into(), behind: false };
     world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["team", "a"])) }]);
     world.settle_now();

@@ -222,7 +222,7 @@ impl World {
 
     pub fn connect(&mut self) {
         self.hear(Event::HubConnected);
-        let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into() };
+        let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into(), behind: false };
         self.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 

@@ -170,6 +170,36 @@ fn a_restored_lease_does_not_bring_old_terms_back() {
 }
 
 #[test]
+fn who_lives_through_a_restore_takes_the_lead_anew_and_the_line_says_how_far_the_backup_went() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    let taken = stored(replaced(next(&mut a, start)), "e1", 6);
+    a.wrote(taken.clone(), start, start);
+    let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
+    a.wrote(renewed, start + at(2), start + at(2));
+    assert_eq!(a.standing(start + at(3)).map(|standing| standing.version), Some(9));
+    // What it wrote itself, by its own term, but earlier than what it has seen.
+    a.saw(Some(taken), start + at(3));
+    assert_eq!((a.lead(start + at(3)), a.standing(start + at(3))), (None, None));
+    let again = replaced(next(&mut a, start + at(4)));
+    assert_eq!(term(&again), 9);
+    assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 e1/9/0/");
+}
+
+#[test]
+fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    a.saw(None, start);
+    let made = stored(replaced(next(&mut a, start)), "e1", 1);
+    a.wrote(made, start, start);
+    a.saw(None, start + at(1));
+    let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
+    a.wrote(made, start + at(3), start + at(3));
+    let renewed = replaced(next(&mut a, start + at(5)));
+    assert_eq!(renewed.metadata.annotations.unwrap()[LINE], format!("e1/1/0/{} e2/1/0/", u64::MAX));
+}
+
+#[test]
 fn rubbish_bricks_nobody() {
     let start = Instant::now();
     for seconds in [None, Some(0), Some(-5), Some(i32::MAX)] {

@@ -103,7 +103,12 @@ impl Shape {
 
     /// Whether a value of a Secret of this name goes into some copies.
     pub fn takes_from(&self, name: &str) -> bool {
-        self.overrides.iter().flat_map(Override::takes_from).any(|taken| taken == name)
+        self.lenders().any(|lender| lender == name)
+    }
+
+    /// The Secrets from which values go into some copies, by name.
+    pub fn lenders(&self) -> impl Iterator<Item = &str> {
+        self.overrides.iter().flat_map(Override::takes_from)
     }
 
     /// Whether only the name of copies may be another one.

@@ -109,7 +109,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, opened: mpsc::Sender<st
 }
 
 fn frame(frame: Frame) -> HubFrame {
-    HubFrame { frame: Some(frame), epoch: "bare".to_owned(), term: 1 }
+    HubFrame { frame: Some(frame), epoch: "bare".to_owned(), term: 1, ..HubFrame::default() }
 }
 
 /// The service, and each of its streams.

@@ -9,12 +9,13 @@ use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 use parking_lot::Mutex;
 use runnel_hub::crd::DistributionRule;
+use runnel_proto::model::Payload;
 use runnel_proto::wire::runnel_client::RunnelClient;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::{fits, gather_at_bare, milliseconds, reading};
+use super::{GAP, fits, gather_at_bare, milliseconds, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
@@ -28,8 +29,6 @@ const RULE: &str = "edited";
 const SOURCE: &str = "edited";
 /// Bytes of text in the source.
 const TEXT: usize = 1024;
-/// Longer than the least time between two writes of one status, so that no edit shares its write with another.
-const GAP: Duration = Duration::from_millis(1200);
 
 /// What a series of edits cost.
 #[derive(Default)]
@@ -153,12 +152,14 @@ fn read(size: usize, edits: usize, runnel: &Series, bare: &Series) -> Vec<Readin
     let at = (size, "agents");
     let copies = (size * edits) as f64;
     let each = |duration: Duration| duration.as_secs_f64() * 1e6 / copies;
-    let payload = content(&"x".repeat(TEXT)).len() as f64;
+    let text = content(&noise(0, TEXT));
+    let (payload, packed) = (text.len() as f64, Payload::encode(text.into_bytes()).bytes().len() as f64);
     vec![
         reading(1, "hub writes per edit", at, runnel.writes as f64 / edits as f64, None),
         reading(4, "edit to last ack, p50", at, 0.0, None).median_of(&runnel.to_last_ack, &bare.to_last_ack),
         reading(6, "last ack to status, p50", at, 0.0, None).median_of(&runnel.to_status, &[]),
         reading(17, "bytes per edit", at, runnel.received as f64 / copies, Some(payload)),
+        reading(17, "bytes per edit, beside it packed", at, runnel.received as f64 / copies, Some(packed)),
         reading(18, "hub CPU per copy", at, each(runnel.processor), Some(each(bare.processor))),
     ]
 }

@@ -32,6 +32,9 @@ const fn bounded(what: &'static str, unit: &'static str, bounds: (Option<Bound>,
     line(what, unit, bounds.0, bounds.1)
 }
 
+/// What grows linearly or better, as far as that can be measured.
+const LINEAR: (Option<Bound>, Option<Bound>) = ratio(1.5, 1.1);
+
 /// What an agent with 1,000 copies may read when it starts: the pages of 100 of its lists and a watch for either kind, and a
 /// dozen more that do not grow with the copies.
 const READS_OF_A_START: f64 = 10.0 + 1.0 + 2.0 + 12.0;
@@ -51,6 +54,7 @@ pub const ROWS: &[Row] = &[
         lines: &[
             bounded("status of a rule", "B", most(65_536.0, 16_384.0)),
             bounded("hub writes beside the status", "writes", most(0.0, 0.0)),
+            bounded("etcd's growth", "B", most(65_536.0, 16_384.0)),
         ],
     },
     Row {
@@ -87,19 +91,26 @@ pub const ROWS: &[Row] = &[
         number: 7,
         name: "idle-memory",
         meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
-        lines: &[bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)), line("memory in all", "MiB", None, None)],
+        lines: &[
+            bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)),
+            bounded("the last of them beside the first", "KiB", LINEAR),
+            line("memory in all", "MiB", None, None),
+        ],
     },
     Row {
         number: 8,
         name: "pair-memory",
         meaning: "the hub's resident memory per object and cluster that it keeps count of",
-        lines: &[bounded("memory per pair", "B", most(128.0, 24.0))],
+        lines: &[bounded("memory per pair", "B", most(128.0, 24.0)), line("memory in all", "MiB", None, None)],
     },
     Row {
         number: 9,
         name: "agent-memory",
         meaning: "a real agent's resident memory with copies of 1 KiB, its payload cache included, beside a bare watch of names",
-        lines: &[line("agent memory", "MiB", Some(Bound::AtMost(20.0)), Some(Bound::AtMost(14.0)))],
+        lines: &[
+            bounded("agent memory", "MiB", most(20.0, 14.0)),
+            line("agent memory, very many", "MiB", None, Some(Bound::AtMost(18.0))),
+        ],
     },
     Row {
         number: 10,
@@ -167,7 +178,9 @@ pub const ROWS: &[Row] = &[
         meaning: "bytes from the hub to one agent, after TLS, beside the content's own bytes",
         lines: &[
             line("bytes per edit", "B", Some(Bound::RatioAtMost(1.15)), None),
+            line("bytes per edit, beside it packed", "B", None, None),
             bounded("bytes of a first delivery", "B", ratio(1.15, 0.4)),
+            line("bytes beside contents packed one by one", "B", None, None),
         ],
     },
     Row {
@@ -198,7 +211,21 @@ pub const ROWS: &[Row] = &[
         number: 21,
         name: "heavy",
         meaning: "the hub's memory at its peak while objects of 500 KiB travel to 20 members, beside their contents",
-        lines: &[bounded("hub memory at its peak", "MiB", ratio(1.5, 1.0))],
+        lines: &[
+            bounded("hub memory at its peak", "MiB", ratio(1.5, 1.0)),
+            bounded("of it for all members but one", "MiB", most(64.0, 32.0)),
+        ],
+    },
+    Row {
+        number: 22,
+        name: "slopes",
+        meaning: "what one more object and one more rule cost the hub: the last of them (Runnel) beside the first (bare)",
+        lines: &[
+            bounded("memory per object", "KiB", LINEAR),
+            bounded("hub CPU per object", "ms", LINEAR),
+            bounded("memory per rule", "KiB", LINEAR),
+            bounded("hub CPU per rule", "ms", LINEAR),
+        ],
     },
 ];
 
@@ -221,7 +248,7 @@ mod tests {
         assert!(ROWS.iter().is_sorted_by_key(|row| row.number));
         assert_eq!(find("4").map(|row| row.name), Some("fan-out"));
         assert_eq!(find("fan-out").map(|row| row.number), Some(4));
-        assert!(find("22").is_none());
+        assert!(find("23").is_none());
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! Row 21: the most memory that the hub takes while large objects travel to several members.
+//! Row 21: the most memory that the hub takes while large objects travel to several members, some of which read nothing.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use runnel_proto::model::{AgentFrame, HubFrame};
 use serde_json::json;
 
 use super::{MIB, reading};
+use crate::simulated::{Credentials, Line, hello};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
-use crate::speed::process::peak;
+use crate::speed::process::{at_rest, forget_peak, peak, resident};
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 
@@ -16,6 +18,8 @@ const RULE: &str = "heavy";
 /// Bytes of text in each object; they do not shrink below three quarters.
 const TEXT: usize = 500 * 1024;
 const AGENTS: usize = 20;
+/// Members besides, who read nothing for as long as the others are served.
+const STALLED: usize = 4;
 /// Objects that are made at a time: this process does not keep them all.
 const AT_ONCE: usize = 16;
 
@@ -29,15 +33,46 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         (0..AT_ONCE).for_each(|_| bar.step());
     }
     drop(bar);
+    let mut members = lab.members(AGENTS + STALLED).await?;
+    let others = members.split_off(AGENTS);
     let mut crowd = Crowd::new(false);
-    crowd.add(lab.members(AGENTS).await?);
+    crowd.add(members);
     crowd.up_to_date(PATIENCE).await?;
-    let _bar = Bar::spinner("they travel to all members");
-    crowd.expect(objects, AGENTS);
+    let _bar = Bar::spinner("they travel to one member, then to all");
+    crowd.expect(objects, 1);
+    lab.rule(RULE, &[&format!("{RULE}-*")], json!({"names": ["simulated-00000"]})).await?;
+    crowd.reached(PATIENCE).await?;
+    lab.ready(RULE, 1).await?;
+    at_rest(lab.pid()?).await?;
+    let (first, known) = (peak(lab.pid()?)?, resident(lab.pid()?)?);
+    forget_peak(lab.pid()?)?;
+    let mut slow = stalled(&others).await?;
+    crowd.expect(objects, AGENTS - 1);
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
     crowd.reached(PATIENCE).await?;
-    lab.ready(RULE, AGENTS).await?;
-    let most = peak(lab.pid()?)?;
-    let contents = (objects * TEXT) as f64;
-    Ok(vec![reading(21, "hub memory at its peak", (objects, "objects of 500 KiB"), most / MIB, Some(contents / MIB))])
+    // Something was there for them all along, and the others did not wait for them.
+    for line in &mut slow {
+        ensure!(matches!(line.must().await?, HubFrame::SnapshotBegin(_)), "the first frame is another one");
+    }
+    drop(slow);
+    crowd.add(others);
+    crowd.up_to_date(PATIENCE).await?;
+    lab.ready(RULE, AGENTS + STALLED).await?;
+    let then = peak(lab.pid()?)?;
+    let (at, contents) = ((objects, "objects of 500 KiB"), (objects * TEXT) as f64);
+    Ok(vec![
+        reading(21, "hub memory at its peak", at, first.max(then) / MIB, Some(contents / MIB)),
+        reading(21, "of it for all members but one", at, (then - known) / MIB, None),
+    ])
+}
+
+/// Members who ask for everything and read nothing.
+async fn stalled(members: &[Credentials]) -> Result<Vec<Line>> {
+    let open = members.iter().map(|member| async move {
+        let line = Line::open(member).await?;
+        line.send(&AgentFrame::Hello(hello(&member.cluster)));
+        line.send(&AgentFrame::HeldRules(Vec::new(), true));
+        anyhow::Ok(line)
+    });
+    futures::future::try_join_all(open).await
 }

@@ -21,20 +21,23 @@ const KIB: f64 = 1024.0;
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let sizes: &[usize] = if quick { &[100, 500] } else { &[1000, 4000, 10_000] };
+    let sizes: &[usize] = if quick { &[100, 300, 500] } else { &[1000, 4000, 10_000] };
     let mut lab = Lab::start().await?;
-    let mut runnel = Vec::new();
+    let (mut runnel, mut quiets) = (Vec::new(), Vec::new());
     let mut crowd = Crowd::new(false);
     for &size in sizes {
         let members = lab.members(size).await?;
-        let _bar = Bar::spinner("agents connect to the hub");
+        let bar = Bar::spinner("agents connect to the hub");
         crowd.add(members.into_iter().skip(crowd.len()));
         crowd.up_to_date(PATIENCE).await?;
         at_rest(lab.pid()?).await?;
+        drop(bar);
         runnel.push(resident(lab.pid()?)?);
+        if runnel.len() == 1 {
+            quiets.extend(quiet(&lab, crowd.len(), if quick { 0.25 } else { 3.0 }).await?);
+        }
     }
-    let minutes = if quick { 0.5 } else { 10.0 };
-    let quiet = quiet(&lab, crowd.len(), minutes).await?;
+    quiets.extend(quiet(&lab, crowd.len(), if quick { 0.5 } else { 10.0 }).await?);
     // Their sockets are needed for the other ones.
     drop(crowd);
     let bare = BareHub::start().await?;
@@ -48,13 +51,12 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         bares.push(resident(bare.pid()?)?);
     }
     let mut readings = readings(sizes, &runnel, &bares);
-    readings.extend(quiet);
+    readings.extend(quiets);
     Ok(readings)
 }
 
 /// Row 16. Leases are not in the audit log: a watch counts how often the hub's own changes.
 async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
-    let _bar = Bar::spinner("nothing happens");
     let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
     let mut events = std::pin::pin!(watcher(leases, watcher::Config::default()).default_backoff());
     let (mark, mut renewals) = (lab.fleet.hub().mark(), 0);
@@ -63,7 +65,10 @@ async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
             renewals += usize::from(matches!(event, Ok(watcher::Event::Apply(_))));
         }
     };
-    let _ = tokio::time::timeout(Duration::from_secs_f64(60.0 * minutes), counting).await;
+    tokio::select! {
+        () = Bar::wait(Duration::from_secs_f64(60.0 * minutes), "nothing happens") => {}
+        () = counting => {}
+    }
     let writes = lab.hub_writes(mark)?;
     lab.shows_hub_writes()?;
     let at = (agents, "agents");
@@ -85,6 +90,14 @@ fn readings(sizes: &[usize], runnel: &[f64], bare: &[f64]) -> Vec<Reading> {
         _ => 0.0,
     };
     readings.push(reading(7, "memory per idle agent", (*last, "agents"), slope(runnel), Some(slope(bare))));
+    // Whether the last agents need more than the first ones.
+    let step = |at: usize| match (sizes.get(at..at + 2), runnel.get(at..at + 2)) {
+        (Some([few, many]), Some([before, after])) => Some((after - before) / (many - few) as f64 / KIB),
+        _ => None,
+    };
+    if let Some((of_last, of_first)) = sizes.len().checked_sub(2).and_then(step).zip(step(0)) {
+        readings.push(reading(7, "the last of them beside the first", (*last, "agents"), of_last, Some(of_first)));
+    }
     readings
 }
 
@@ -97,8 +110,9 @@ mod tests {
         let kib = |value: f64| value * KIB;
         let all =
             readings(&[10, 20, 30], &[kib(1500.0), kib(2000.0), kib(2500.0)], &[kib(400.0), kib(800.0), kib(1200.0)]);
-        let slope = all.last().cloned();
-        assert_eq!(slope.map(|slope| (slope.runnel, slope.bare)), Some((50.0, Some(40.0))));
-        assert_eq!(all.len(), 4);
+        let of = |what: &str| all.iter().find(|reading| reading.what == what).map(|it| (it.runnel, it.bare));
+        assert_eq!(of("memory per idle agent"), Some((50.0, Some(40.0))));
+        assert_eq!(of("the last of them beside the first"), Some((50.0, Some(50.0))));
+        assert_eq!(all.len(), 5);
     }
 }

@@ -3,11 +3,13 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use runnel_proto::model::FAILURES_LIMIT;
 use serde_json::json;
 
+use super::pairs::{failing, size_of};
 use super::{MIB, milliseconds, reading};
 use crate::speed::bar::Bar;
-use crate::speed::crowd::Crowd;
+use crate::speed::crowd::{Crowd, FAILING};
 use crate::speed::lab::{Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
 use crate::speed::text::noise;
@@ -51,6 +53,9 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     at_rest(lab.pid()?).await?;
     let again = crowd.intents() - intents;
     drop(bar);
+    // Row 2 at its largest.
+    crowd.report(FAILING)?;
+    let status = failing(&lab, RULE, agents * FAILURES_LIMIT).await?;
     let at = (agents * objects, "copies");
     Ok(vec![
         reading(20, "first delivery of all", at, milliseconds(first), None),
@@ -58,5 +63,6 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         reading(20, "edit of one to last ack", at, milliseconds(edit), None),
         reading(20, "hub restart to last in sync", at, milliseconds(restart), None),
         reading(20, "intents sent again", at, again as f64, None),
+        size_of(&status, agents, "all failing")?,
     ])
 }

@@ -11,6 +11,7 @@ mod pairs;
 mod real;
 mod reports;
 mod restart;
+mod slopes;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -39,6 +40,7 @@ const STEPS: &[(&[u8], Step)] = &[
     (reports::ROWS, |_, quick| Box::pin(reports::run(quick))),
     (restart::ROWS, |_, quick| Box::pin(restart::run(quick))),
     (others::ROWS, |_, quick| Box::pin(others::run(quick))),
+    (slopes::ROWS, |_, quick| Box::pin(slopes::run(quick))),
     (heavy::ROWS, |_, quick| Box::pin(heavy::run(quick))),
     (large::ROWS, |_, quick| Box::pin(large::run(quick))),
     (real::ROWS, |rows, quick| Box::pin(async move { real::run(&rows, quick).await })),
@@ -116,6 +118,9 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 const MIB: f64 = 1024.0 * 1024.0;
+
+/// Longer than the least time between two writes of one status, so that no edit shares its write with another.
+const GAP: Duration = Duration::from_millis(1200);
 
 /// So many agents, all in sync with a bare hub.
 async fn gather_at_bare(hub: &BareHub, agents: usize) -> Result<Crowd> {

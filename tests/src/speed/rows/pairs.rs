@@ -1,101 +1,185 @@
 //! Rows 2, 8 and 17: what it costs to store and to know what every cluster has of every object, and what a first delivery
 //! costs the wire.
 
-use std::path::Path;
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use runnel_hub::crd::RuleStatus;
+use runnel_proto::model::{FAILURES_LIMIT, Payload};
+use serde_json::{Value, json};
 
-use super::reading;
+use super::{MIB, reading};
 use crate::audit::Write;
 use crate::speed::bar::Bar;
-use crate::speed::crowd::Crowd;
+use crate::speed::crowd::{Crowd, FAILING};
 use crate::speed::lab::{Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
+use crate::speed::text::corpus;
 use crate::speed::verdict::Reading;
+use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[2, 8, 17];
 /// Bytes of the text in each object.
 const TEXT: usize = 1024;
 const RULE: &str = "pairs";
-/// What configuration reads like: the manual and the custom resource definitions.
-const CORPUS: &[&str] =
-    &["README.md", "runbook.md", "crds/runnel.dev_distributionrules.yaml", "crds/runnel.dev_memberclusters.yaml"];
+/// Members whose names begin alike, so that a glob leaves them out.
+const HUNDRED: usize = 100;
 
-/// First one cluster gets the objects, so that they themselves are in the hub's memory already, then every cluster.
+/// What one hub came to when so many clusters had all objects.
+struct Point {
+    pairs: usize,
+    memory: f64,
+    /// Bytes that each agent received for them.
+    received: f64,
+    statuses: usize,
+    other_writes: usize,
+    /// By how much what etcd holds has grown, since one cluster had them.
+    stored: usize,
+}
+
+/// Each number of clusters has a fresh hub, and agents that hold nothing. First one cluster gets the objects, so that they
+/// themselves are in the hub's memory already.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, objects) = if quick { (300, 300) } else { (1000, 1000) };
+    let sizes = [1, if quick { HUNDRED } else { agents / 2 }, agents];
     let mut lab = Lab::start().await?;
-    let mut crowd = Crowd::new(false);
-    crowd.add(lab.members(agents).await?);
-    let bar = Bar::spinner("objects are delivered to one cluster, then to all");
-    crowd.up_to_date(PATIENCE).await?;
-    let texts = texts(objects)?;
+    let texts = corpus(objects, TEXT)?;
     let sources = texts.iter().enumerate().map(|(number, text)| (format!("text-{number:04}"), text.clone()));
     lab.write_all(sources).await?;
+    let mut crowd = Crowd::new(false);
+    crowd.add(lab.members(agents).await?);
+    crowd.up_to_date(PATIENCE).await?;
+    let mut points = Vec::new();
+    for clusters in sizes {
+        let _bar = Bar::spinner("objects are delivered to one cluster, then to more, by a fresh hub");
+        if !points.is_empty() {
+            lab.delete_rule(RULE).await?;
+        }
+        at_rest(lab.pid()?).await?;
+        lab.fleet.stop_hub().await?;
+        crowd.cut_off(PATIENCE).await?;
+        lab.fleet.start_hub().await?;
+        crowd.up_to_date(PATIENCE).await?;
+        points.push(deliver(&lab, &crowd, objects, (clusters, agents)).await?);
+    }
+    let status = status(&lab).await?;
+    crowd.report(FAILING)?;
+    let failing = failing(&lab, RULE, agents * FAILURES_LIMIT).await?;
+    readings(agents, &texts, &points, [&status, &failing])
+}
+
+/// To one cluster, and then to so many of all.
+async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usize, usize)) -> Result<Point> {
     crowd.expect(objects, 1);
     lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]})).await?;
     crowd.reached(PATIENCE).await?;
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
-    let (few, received, mark) = (resident(lab.pid()?)?, crowd.bytes().0, lab.fleet.hub().mark());
-    crowd.expect(objects, agents - 1);
-    lab.rule(RULE, &["text-*"], json!({"all": true})).await?;
-    crowd.reached(PATIENCE).await?;
-    let bytes = crowd.bytes().0 - received;
-    lab.ready(RULE, agents).await?;
+    let (before, received, mark) = (lab.fleet.hub().stored().await?, crowd.bytes().0, lab.fleet.hub().mark());
+    if clusters > 1 {
+        crowd.expect(objects, clusters - 1);
+        lab.rule(RULE, &["text-*"], first_of(clusters, of)).await?;
+        crowd.reached(PATIENCE).await?;
+    }
+    let received = (crowd.bytes().0 - received) as f64 / clusters.saturating_sub(1) as f64;
+    lab.ready(RULE, clusters).await?;
     at_rest(lab.pid()?).await?;
-    let many = resident(lab.pid()?)?;
-    drop(bar);
-    let status = lab.rules().get(RULE).await?.status.context("no status")?;
     let all = lab.fleet.hub().writes_since(mark)?;
     let all = all.iter().filter(|write| write.user_agent.starts_with("runnel-hub"));
     let (statuses, others): (Vec<&Write>, Vec<&Write>) = all.partition(|write| is_status(write));
-    ensure!(!statuses.is_empty(), "the audit log shows no write of the rule's status");
-    let pairs = (agents - 1) * objects;
+    Ok(Point {
+        pairs: clusters * objects,
+        memory: resident(lab.pid()?)?,
+        received,
+        statuses: statuses.len(),
+        other_writes: others.len(),
+        stored: growth(&before, &lab.fleet.hub().stored().await?),
+    })
+}
+
+/// The choice of the first so many hundred clusters.
+fn first_of(clusters: usize, of: usize) -> Value {
+    let others = clusters.div_ceil(HUNDRED)..of.div_ceil(HUNDRED);
+    match others.is_empty() {
+        true => json!({"all": true}),
+        false => {
+            let globs: Vec<String> = others.map(|hundred| format!("simulated-{hundred:03}*")).collect();
+            json!({"all": true, "exclude": globs})
+        }
+    }
+}
+
+/// How many bytes there are more, of all keys that have grown.
+fn growth(before: &BTreeMap<String, usize>, after: &BTreeMap<String, usize>) -> usize {
+    after.iter().map(|(key, size)| size.saturating_sub(before.get(key).copied().unwrap_or(0))).sum()
+}
+
+async fn status(lab: &Lab) -> Result<RuleStatus> {
+    lab.rules().get(RULE).await?.status.context("no status")
+}
+
+/// A rule's status when so many copies have failed in it.
+pub(super) async fn failing(lab: &Lab, rule: &str, copies: usize) -> Result<RuleStatus> {
+    eventually("the failures in the rule's status", PATIENCE, async || {
+        let status = lab.rules().get(rule).await?.status.context("no status")?;
+        let summary = status.summary.as_ref().context("no summary")?;
+        ensure!(summary.copies_failed == copies as i64, "{summary:?}");
+        Ok(Some(status))
+    })
+    .await
+}
+
+/// The size of a rule's status as JSON, with this many clusters of which something is said.
+pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &str) -> Result<Reading> {
+    let size = serde_json::to_vec(status)?.len() as f64;
+    let one = reading(2, "status of a rule", (clusters, "clusters"), size, None);
+    Ok(Reading { at: format!("{}, {what}", one.at), ..one })
+}
+
+fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleStatus; 2]) -> Result<Vec<Reading>> {
+    let (first, last) = points.first().zip(points.last()).context("nothing was measured")?;
+    ensure!(last.statuses > 0 && last.stored > 0, "nobody has written the status of a rule that goes to more clusters");
+    let content = |text: &String| json!({"data": {"value": text}}).to_string();
     // What every agent must learn, whatever the words: the data of every object.
-    let content: usize = texts.iter().map(|text| json!({"data": {"value": text}}).to_string().len()).sum();
-    let wire = bytes as f64 / (agents - 1) as f64;
-    Ok(vec![
-        reading(2, "status of a rule", (agents, "clusters"), serde_json::to_vec(&status)?.len() as f64, None),
-        reading(2, "hub writes beside the status", (pairs, "pairs"), others.len() as f64, None),
-        reading(8, "memory per pair", (pairs, "pairs"), (many - few) / pairs as f64, None),
-        reading(17, "bytes of a first delivery", (objects, "objects of 1 KiB"), wire, Some(content as f64)),
-    ])
+    let whole: usize = texts.iter().map(|text| content(text).len()).sum();
+    let packed: usize = texts.iter().map(|text| Payload::encode(content(text).into_bytes()).bytes().len()).sum();
+    let (pairs, objects) = (last.pairs, (texts.len(), "objects of 1 KiB"));
+    let slope = (last.memory - first.memory) / last.pairs.saturating_sub(first.pairs) as f64;
+    let [well, failing] = statuses;
+    let mut readings = vec![
+        size_of(well, agents, "all well")?,
+        size_of(failing, agents, "all failing")?,
+        reading(2, "hub writes beside the status", (pairs, "pairs"), last.other_writes as f64, None),
+        reading(2, "etcd's growth", (pairs, "pairs"), last.stored as f64, None),
+        reading(8, "memory per pair", (pairs, "pairs"), slope, None),
+    ];
+    let memory = |point: &Point| reading(8, "memory in all", (point.pairs, "pairs"), point.memory / MIB, None);
+    readings.extend(points.iter().map(memory));
+    readings.extend([
+        reading(17, "bytes of a first delivery", objects, last.received, Some(whole as f64)),
+        reading(17, "bytes beside contents packed one by one", objects, last.received, Some(packed as f64)),
+    ]);
+    Ok(readings)
 }
 
 fn is_status(write: &Write) -> bool {
     write.resource == "distributionrules" && write.subresource == "status"
 }
 
-/// So many texts of 1 KiB, cut from what is in this repository, each with its number so that no two are equal.
-fn texts(count: usize) -> Result<Vec<String>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
-    let mut corpus = String::new();
-    for file in CORPUS {
-        corpus.push_str(&std::fs::read_to_string(folder.join(file)).with_context(|| format!("no {file}"))?);
-    }
-    let ascii: Vec<u8> = corpus.bytes().filter(u8::is_ascii).collect();
-    ensure!(ascii.len() > 2 * TEXT, "the corpus has {} bytes", ascii.len());
-    let text = |number: usize| {
-        // Cut at another place each time round, so that no text comes twice.
-        let from = number * 997 % (ascii.len() - TEXT);
-        let cut = String::from_utf8_lossy(&ascii[from..from + TEXT - 6]);
-        format!("{number:05}\n{cut}")
-    };
-    Ok((0..count).map(text).collect())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]
-    fn texts_are_of_one_size_and_no_two_are_equal() {
-        let texts = texts(1000).unwrap_or_default();
-        assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), 1000);
-        assert!(texts.iter().all(|text| text.len() == TEXT));
+    fn globs_leave_out_all_but_the_first_hundreds() {
+        assert_eq!(first_of(300, 300), json!({"all": true}));
+        assert_eq!(first_of(100, 300), json!({"all": true, "exclude": ["simulated-001*", "simulated-002*"]}));
+        assert_eq!(format!("simulated-{:05}", 199).get(..13), Some("simulated-001"));
+    }
+
+    #[test]
+    fn what_has_shrunk_takes_nothing_from_what_has_grown() {
+        let of = |pairs: &[(&str, usize)]| pairs.iter().map(|(key, size)| ((*key).to_owned(), *size)).collect();
+        assert_eq!(growth(&of(&[("a", 10), ("b", 10), ("c", 10)]), &of(&[("a", 4), ("b", 13), ("d", 5)])), 8);
     }
 }

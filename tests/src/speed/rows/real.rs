@@ -1,7 +1,7 @@
 //! Rows 1, 3, 5, 6 and 13 on a hub with three real members.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::reading;
+use super::{GAP, reading};
 use crate::fleet::{Fleet, FleetOptions};
 use crate::speed::bar::Bar;
 use crate::speed::bare;
@@ -27,8 +27,6 @@ const MEMBERS: usize = 3;
 const BARE: &str = "bare";
 const EDITED: &str = "edited";
 const RULE: &str = "many";
-/// Longer than the least time between two writes of one status, so that no edit shares its write with another.
-const GAP: Duration = Duration::from_millis(1200);
 /// Applies at once in one member: as many as an agent has under way.
 const AT_ONCE: usize = runnel_agent::core::PARALLEL;
 

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{gather_at_bare, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
-use crate::speed::lab::{BareHub, Lab, PATIENCE};
+use crate::speed::lab::{BareHub, Lab, PATIENCE, say};
 use crate::speed::process::{at_rest, computed};
 use crate::speed::verdict::Reading;
+use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[15];
 const RULE: &str = "reported";
@@ -44,10 +45,24 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         }
         bar.step();
     }
-    lab.ready(RULE, agents).await?;
+    prove(&lab, &crowd, &bare).await?;
     let reports = (agents * ROUNDS) as f64 * f64::from(REPORTS);
     let each = |spent: Duration| reports / spent.as_secs_f64();
     Ok(vec![reading(15, "reports per CPU second", (agents, "agents"), each(hub), Some(each(other)))])
+}
+
+/// Streams are in order: who has taken in the last word of each agent has taken in all its reports before. One more report
+/// changes the rule's status, and the bare hub is asked for an ack of each.
+async fn prove(lab: &Lab, crowd: &Crowd, bare: &BareHub) -> Result<()> {
+    lab.ready(RULE, crowd.len()).await?;
+    crowd.report(1)?;
+    eventually("the last report of each agent in the rule's status", PATIENCE, async || {
+        let summary = lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
+        ensure!(summary.copies_applied == 0, "{summary:?}");
+        Ok(Some(()))
+    })
+    .await?;
+    tokio::time::timeout(PATIENCE, say(&mut bare.voice().await?, "the end")).await.context("no acks of the bare hub")?
 }
 
 /// The processor time that a round costs a process, until it rests again.

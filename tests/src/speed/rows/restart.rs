@@ -84,7 +84,7 @@ async fn gather(lab: &mut Lab, agents: usize) -> Result<Crowd> {
 
 async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restarts) -> Result<()> {
     at_rest(lab.pid()?).await?;
-    let _bar = Bar::spinner("the hub is started again, and watched until it has said all that it has to say");
+    let bar = Bar::spinner("the hub is started again");
     let (mark, intents) = (lab.fleet.hub().mark(), crowd.intents());
     lab.fleet.stop_hub().await?;
     crowd.cut_off(PATIENCE).await?;
@@ -92,7 +92,8 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
     lab.fleet.start_hub().await?;
     crowd.up_to_date(PATIENCE).await?;
     into.to_in_sync.push(milliseconds_since(begin));
-    tokio::time::sleep(watched).await;
+    drop(bar);
+    Bar::wait(watched, "the hub is watched until it has said all that it has to say").await;
     // Nobody lost the connection meanwhile.
     crowd.up_to_date(PATIENCE).await?;
     into.writes += lab.hub_writes(mark)?;

@@ -1,0 +1,63 @@
+//! The hub's question about one copy: answered out of what is known, nothing is read for it.
+use runnel_proto::model::{
+    AgentFrame, CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, RuleUid, STATES_LIMIT, SourceRef,
+    StandingObject,
+};
+
+use super::Core;
+use crate::decide::Outcome;
+use crate::live::{Live, Ownership};
+
+impl Core {
+    pub(super) fn answer(&mut self, question: &Inspect) {
+        let answer = self.inspected(question);
+        self.send(AgentFrame::Inspected(Box::new(answer)));
+    }
+
+    fn inspected(&self, question: &Inspect) -> Inspected {
+        let copy = &question.copy;
+        let states = self.report.of_copy(copy).iter().take(STATES_LIMIT);
+        Inspected {
+            question: question.question,
+            namespace: self.namespace_of(copy),
+            states: states.map(|(rule, outcome)| state(rule, outcome)).collect(),
+            stands: self.records.live(copy).map(stands),
+        }
+    }
+
+    fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
+        let name = &*copy.namespace;
+        match () {
+            () if self.desired.closed(name).is_some() => NamespaceState::Closed,
+            () if self.desired.is_terminating(name) => NamespaceState::Terminating,
+            () if self.desired.has_namespace(name) => NamespaceState::Ready,
+            () if !self.namespaces_complete => NamespaceState::Unknown,
+            () => NamespaceState::Missing,
+        }
+    }
+}
+
+fn state(rule: &RuleUid, outcome: &Outcome) -> CopyState {
+    let (outcome, trouble) = match outcome {
+        Outcome::UnderWay => (CopyOutcome::UnderWay, None),
+        Outcome::Applied => (CopyOutcome::Applied, None),
+        Outcome::Failed(trouble) => (CopyOutcome::Failed, Some(trouble)),
+        Outcome::Waiting => (CopyOutcome::Waiting, None),
+        Outcome::Drifted(trouble) => (CopyOutcome::Drifted, Some(trouble)),
+        Outcome::Removing(trouble) => (CopyOutcome::Removing, trouble.as_ref()),
+        Outcome::GivenUp => (CopyOutcome::GivenUp, None),
+    };
+    let trouble = trouble.map(|trouble| (trouble.reason, trouble.message.to_string()));
+    CopyState { rule: rule.clone(), outcome, trouble }
+}
+
+fn stands(live: &Live) -> StandingObject {
+    let sealed = live.sealed.as_ref();
+    StandingObject {
+        ours: live.ownership == Ownership::Ours,
+        intact: live.intact,
+        sealed: sealed.map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),
+        applied_at: live.applied_at,
+        uid: live.uid.to_string(),
+    }
+}

@@ -1,0 +1,144 @@
+//! What a witness gives rise to.
+use jiff::Timestamp;
+
+use super::line::Line;
+use super::witness::{To, Witness, hex};
+use crate::crd::conditions::{ConditionType, Reason};
+use crate::session::Hold;
+
+/// The annotation of a `MemberCluster` by which an administrator confirms: its value names the doubt.
+pub const CONFIRMED: &str = "runnel.dev/confirmed";
+/// By how much the clocks of two hubs may differ, in seconds.
+const SKEW: u64 = 2;
+
+/// Why a hub says nothing to a member that could do harm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// The member has heard what this hub does not know of.
+    Restored {
+        /// Who told it: the term and the process.
+        by: String,
+        /// When.
+        told_at: Timestamp,
+    },
+    /// The same, and whoever told it lived when this hub led already.
+    Doubled {
+        /// Who told it: the term and the process.
+        by: String,
+        /// When.
+        told_at: Timestamp,
+    },
+    /// Another cluster came with this member's key.
+    Cloned {
+        /// The cluster that the hub knows under this name.
+        known: String,
+        /// The other one.
+        other: String,
+    },
+    /// What the cluster holds, it got as another member, or it is a copy of a cluster that got it.
+    Rejoined {
+        /// What it was, as digits.
+        former: String,
+        /// Whether the other `MemberCluster` is the reason, and not the other cluster.
+        other_member: bool,
+    },
+}
+
+/// What a hub knows when a member comes.
+pub struct Facts<'a> {
+    /// Who has led.
+    pub line: &'a Line,
+    /// When this process took the lead, in Unix seconds.
+    pub since: u64,
+    /// Who comes.
+    pub to: To,
+}
+
+/// Whether what a member remembers can have been told by this hub.
+pub fn judge(facts: &Facts<'_>, witness: &Witness) -> Option<Doubt> {
+    if !knows(facts.line, witness) {
+        let by = witness.by();
+        let told_at = i64::try_from(witness.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
+        let told_at = told_at.unwrap_or(Timestamp::MAX);
+        return Some(match witness.told_at > facts.since + SKEW {
+            true => Doubt::Doubled { by, told_at },
+            false => Doubt::Restored { by, told_at },
+        });
+    }
+    let other_member = witness.to.member != facts.to.member;
+    if other_member || witness.to.cluster != facts.to.cluster {
+        let former = if other_member { witness.to.member } else { witness.to.cluster };
+        return Some(Doubt::Rejoined { former: hex(&former), other_member });
+    }
+    None
+}
+
+/// Whether this line has come to what the witness says.
+fn knows(line: &Line, witness: &Witness) -> bool {
+    match line.takings().find(|taking| witness.is_of(taking)) {
+        Some(taking) => taking.last.is_none_or(|last| witness.version <= last),
+        // What is older than all that is kept may as well be of a line that was lost with a restore.
+        None => false,
+    }
+}
+
+impl Doubt {
+    /// What an administrator confirms it by.
+    pub fn name(&self) -> &str {
+        match self {
+            Doubt::Restored { by, .. } | Doubt::Doubled { by, .. } => by,
+            Doubt::Cloned { other, .. } => other,
+            Doubt::Rejoined { former, .. } => former,
+        }
+    }
+
+    /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
+    pub fn hold(&self) -> Hold {
+        match self {
+            Doubt::Restored { .. } | Doubt::Doubled { .. } | Doubt::Cloned { .. } => Hold::Everything,
+            Doubt::Rejoined { .. } => Hold::Removals,
+        }
+    }
+
+    /// Where it shows.
+    pub fn condition(&self) -> (ConditionType, Reason) {
+        match self {
+            Doubt::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::MemberKnowsMore),
+            Doubt::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
+            Doubt::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
+            Doubt::Rejoined { .. } => (ConditionType::Rejoined, Reason::FormerCopies),
+        }
+    }
+
+    /// What was seen, and what to do.
+    pub fn message(&self, member: &str) -> String {
+        let confirm = format!("kubectl annotate member {member} --overwrite {CONFIRMED}={}", self.name());
+        match self {
+            Doubt::Restored { told_at, by } => format!(
+                "this hub does not know what it told the cluster at {told_at} (term {by}): it was restored from an older \
+                 backup. Nothing is changed or removed there. See that the rules and sources here are as they should be, \
+                 then let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
+            ),
+            Doubt::Doubled { told_at, by } => format!(
+                "a second hub with this one's identity lives: it told the cluster something at {told_at} (term {by}), when \
+                 this one led already. Nothing is changed or removed there by this hub. Stop one of the two; if it was the \
+                 other one, let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
+            ),
+            Doubt::Cloned { known, other } => format!(
+                "an agent in another cluster came with this member's key: kube-system has the uid {other} there, and {known} in \
+                 the cluster that is known. It is refused. Give it a MemberCluster and a join string of its own; if it has \
+                 taken the place of the other, let it: `{confirm}`"
+            ),
+            Doubt::Rejoined { other_member, .. } => {
+                let was = match other_member {
+                    true => "under another MemberCluster",
+                    false => "as another cluster (kube-system has another uid now)",
+                };
+                format!(
+                    "the cluster got what it holds {was}, and some of it is not wanted now, or by other terms. Nothing is \
+                     removed there. If what is not wanted may go: `{confirm}`"
+                )
+            }
+        }
+    }
+}

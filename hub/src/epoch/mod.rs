@@ -1,0 +1,29 @@
+//! Whether this hub is the one that its members have heard before: pure.
+//!
+//! A hub whose etcd was restored from an older backup cannot know it: nothing in its API says that there was more. Its
+//! members can. Each time that a process takes the lead, the Lease gets an entry for it (its [`Line`]): the term, a random
+//! number, and the Lease's last version in the hands of the one before. While it leads, the hub tells its members what it
+//! has come to, as a [`Witness`]: epoch, term, random number and the version of its last renewal, sealed with the hub's
+//! key. An agent stores the newest one and shows it when it connects. All that is ever told is at most what the next to
+//! lead finds in the Lease, so a witness that says more was told by a hub whose time was lost ([`judge`]), however far the
+//! versions have come since and whoever led then. A renewal comes every two seconds by default: what was changed within the
+//! last two seconds before a backup may go unnoticed.
+//!
+//! The same tells two hubs with one identity apart: a witness that was told after this process took the lead, and not by
+//! it, was told by another hub that lives. And as a witness names the `MemberCluster` and the cluster that it was told to,
+//! it tells a cluster that joined anew under a name that was another's, and one that was made from the image of another.
+//!
+//! What follows from a [`Doubt`] is the session's and the status's affair: nothing that the hub says changes or removes a
+//! copy ([`Doubt::hold`]), the condition on the `MemberCluster` says what was seen, and an administrator confirms by the
+//! annotation [`CONFIRMED`], whose value names exactly this doubt, so that none that was left behind confirms a later one.
+mod doubt;
+mod doubts;
+mod line;
+#[cfg(test)]
+mod tests;
+mod witness;
+
+pub use doubt::{CONFIRMED, Doubt, Facts, judge};
+pub use doubts::Doubts;
+pub use line::{LINE, Line, Standing};
+pub use witness::{To, Witness};

@@ -1,0 +1,212 @@
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use proptest::prelude::*;
+use runnel_proto::model::RevisionKey;
+
+use super::*;
+use crate::session::Hold;
+
+const EPOCH: &str = "0a1b2c3d-0000-4000-8000-000000000001";
+
+fn random(process: u64) -> String {
+    format!("{process:016x}")
+}
+
+/// A hub's Lease, and who leads.
+#[derive(Clone, Default)]
+struct Hub {
+    line: Line,
+    version: u64,
+    term: u64,
+    now: u64,
+    since: u64,
+}
+
+impl Hub {
+    fn lease(&self) -> Lease {
+        let mut lease = Lease { spec: Some(LeaseSpec::default()), ..Lease::default() };
+        lease.metadata.resource_version = Some(self.version.to_string());
+        lease.metadata.uid = Some(EPOCH.to_owned());
+        lease
+    }
+
+    /// A process takes the lead, as whatever stands in the annotation is read back.
+    fn take(&mut self, process: u64) {
+        self.term += 1;
+        let taken = self.line.clone().taken(Some(&self.lease()), (EPOCH, self.term), &random(process));
+        self.line = Line::parse(&taken.to_string());
+        self.renew();
+        self.since = self.now;
+    }
+
+    fn renew(&mut self) {
+        (self.version, self.now) = (self.version + 3, self.now + 2);
+    }
+
+    fn tell(&self, to: To) -> Witness {
+        Witness::of(self.line.newest().unwrap(), (self.version, self.now), to)
+    }
+
+    fn judge(&self, witness: &Witness, to: To) -> Option<Doubt> {
+        judge(&Facts { line: &self.line, since: self.since, to }, witness)
+    }
+}
+
+fn to() -> To {
+    To::new("member", "cluster")
+}
+
+#[test]
+fn a_witness_reads_back_and_only_with_the_key_that_sealed_it() {
+    let mut hub = Hub::default();
+    hub.take(7);
+    let (key, witness) = (RevisionKey::new(b"one"), hub.tell(to()));
+    let sealed = witness.seal(&key);
+    assert!(sealed.len() <= runnel_proto::WITNESS_LIMIT, "{}", sealed.len());
+    assert_eq!(Witness::open(&sealed, &key), Some(witness));
+    assert_eq!(Witness::open(&sealed, &RevisionKey::new(b"two")), None);
+    for cut in 0..sealed.len() {
+        assert_eq!(Witness::open(&sealed[..cut], &key), None);
+        let mut other = sealed.to_vec();
+        other[cut] ^= 1;
+        assert_eq!(Witness::open(&other, &key), None, "byte {cut}");
+    }
+}
+
+#[test]
+fn a_hub_that_was_restored_is_noticed_however_far_its_versions_have_come_since() {
+    let mut hub = Hub::default();
+    hub.take(1);
+    hub.renew();
+    let backup = hub.clone();
+    let known = hub.tell(to());
+    hub.renew();
+    let lost = hub.tell(to());
+    assert_eq!((hub.judge(&known, to()), hub.judge(&lost, to())), (None, None));
+    let mut restored = Hub { version: backup.version, now: hub.now + 60, ..backup.clone() };
+    restored.take(2);
+    for _ in 0..1000 {
+        restored.renew();
+    }
+    assert_eq!(restored.judge(&known, to()), None);
+    let doubt = restored.judge(&lost, to()).unwrap();
+    assert!(matches!(&doubt, Doubt::Restored { .. }) && doubt.hold() == Hold::Everything);
+    // Also after others have led, and by what name it is confirmed stays the same.
+    restored.take(3);
+    assert_eq!(restored.judge(&lost, to()).unwrap().name(), doubt.name());
+    let mut later = restored.clone();
+    for process in 10..200 {
+        later.take(process);
+    }
+    assert_eq!(later.judge(&lost, to()).unwrap().name(), doubt.name());
+    // Whoever led only in the time that was lost is not known at all.
+    let mut hub = Hub { now: hub.now, ..backup };
+    hub.take(4);
+    assert!(matches!(restored.judge(&hub.tell(to()), to()), Some(Doubt::Restored { by, .. }) if by != doubt.name()));
+}
+
+#[test]
+fn a_second_hub_is_told_from_a_restored_one_by_when_the_other_spoke() {
+    let mut first = Hub::default();
+    first.take(1);
+    let mut second = first.clone();
+    second.take(2);
+    first.renew();
+    // The clocks need not agree to the second.
+    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Doubt::Restored { .. })));
+    for _ in 0..5 {
+        first.renew();
+    }
+    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Doubt::Doubled { .. })));
+    assert_eq!(first.judge(&first.tell(to()), to()), None);
+    assert!(first.judge(&second.tell(to()), to()).is_some());
+}
+
+#[test]
+fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
+    let mut hub = Hub::default();
+    hub.take(1);
+    for (other, member) in [(To::new("other", "cluster"), true), (To::new("member", "other"), false)] {
+        match hub.judge(&hub.tell(other), to()) {
+            Some(doubt @ Doubt::Rejoined { other_member, .. }) => {
+                assert_eq!((other_member, doubt.hold()), (member, Hold::Removals));
+            }
+            doubt => panic!("{doubt:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_message_says_what_was_seen_and_the_command_that_confirms_it() {
+    let told_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
+    let by = || "7-00000000000000aa".to_owned();
+    let all = [
+        Doubt::Restored { by: by(), told_at },
+        Doubt::Doubled { by: by(), told_at },
+        Doubt::Cloned { known: "one".to_owned(), other: "two".to_owned() },
+        Doubt::Rejoined { former: "00000000000000bb".to_owned(), other_member: true },
+    ];
+    for doubt in all {
+        let message = doubt.message("eu-1");
+        let command = format!("`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`", doubt.name());
+        assert!(message.contains(&command) && message.len() <= crate::crd::limits::MESSAGE, "{message}");
+    }
+}
+
+#[test]
+fn a_lease_that_is_gone_or_holds_rubbish_accuses_nobody() {
+    let mut hub = Hub::default();
+    hub.take(1);
+    let told = hub.tell(to());
+    let remade = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
+    let facts = Facts { line: &Line::parse(&remade.to_string()), since: 0, to: to() };
+    assert_eq!(judge(&facts, &told), None);
+    assert_eq!(Line::parse("rubbish a/b/c/d 1/2 //// x"), Line::default());
+    let rubbish = Line::parse("rubbish 00/1/00/ ");
+    assert_eq!(rubbish.to_string(), "00/1/00/");
+}
+
+proptest! {
+    /// Whatever a hub that was never restored has told is known to it later, and to whoever leads after it.
+    #[test]
+    fn what_an_honest_hub_told_is_never_doubted(steps in proptest::collection::vec(0..4u8, 1..120)) {
+        let mut hub = Hub::default();
+        hub.take(0);
+        let (mut told, mut process) = (vec![hub.tell(to())], 0);
+        for step in steps {
+            match step {
+                0 => { process += 1; hub.take(process); }
+                1 => told.push(hub.tell(to())),
+                // Somebody else writes to the Lease.
+                2 => hub.version += 1,
+                _ => hub.renew(),
+            }
+            for witness in &told {
+                prop_assert_eq!(hub.judge(witness, to()), None);
+            }
+        }
+    }
+
+    /// Whatever is told two renewals after a backup is doubted by a hub that was restored from it, whoever led when.
+    #[test]
+    fn what_a_restored_hub_does_not_know_is_always_doubted(
+        before in proptest::collection::vec(any::<bool>(), 0..10),
+        lost in proptest::collection::vec(any::<bool>(), 1..10),
+        since in proptest::collection::vec(any::<bool>(), 0..200),
+    ) {
+        let mut process = 0;
+        let mut run = |hub: &mut Hub, steps: Vec<bool>| for takes in steps {
+            process += 1;
+            if takes { hub.take(process) } else { hub.renew() }
+        };
+        let mut hub = Hub::default();
+        hub.take(1000);
+        run(&mut hub, before);
+        let backup = hub.clone();
+        run(&mut hub, lost);
+        let witness = hub.tell(to());
+        let mut restored = backup;
+        restored.take(2000);
+        run(&mut restored, since);
+        prop_assert!(restored.judge(&witness, to()).is_some());
+    }
+}

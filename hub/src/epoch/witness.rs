@@ -1,0 +1,107 @@
+//! What an agent remembers of its hub: sealed, and opaque to the agent.
+use bytes::Bytes;
+use ring::digest;
+use runnel_proto::model::RevisionKey;
+
+use super::line::Taking;
+
+/// The version of the form, which is sealed too.
+const FORM: u8 = 1;
+const SEAL: usize = 16;
+const WORDS: usize = 1 + 8 * 7;
+
+/// Whom a witness was told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct To {
+    /// Names the `MemberCluster`.
+    pub member: [u8; 8],
+    /// Names the cluster.
+    pub cluster: [u8; 8],
+}
+
+impl To {
+    /// A member, by the uid of its `MemberCluster`, and its cluster, by that of its `kube-system` namespace.
+    pub fn new(member: &str, cluster: &str) -> Self {
+        Self { member: named(member), cluster: named(cluster) }
+    }
+}
+
+/// The first bytes of a digest.
+fn named(uid: &str) -> [u8; 8] {
+    let mut short = [0; 8];
+    short.copy_from_slice(&digest::digest(&digest::SHA256, uid.as_bytes()).as_ref()[..8]);
+    short
+}
+
+/// What the hub had come to when it told something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// To whom.
+    pub to: To,
+    /// Names the epoch.
+    pub epoch: [u8; 8],
+    /// The term.
+    pub term: u64,
+    /// The random number of the process.
+    pub random: [u8; 8],
+    /// The Lease's version at its last renewal.
+    pub version: u64,
+    /// When that was, in Unix seconds by the hub's clock.
+    pub told_at: u64,
+}
+
+/// Sixteen digits as bytes; other text by its digest.
+fn digits(text: &str) -> [u8; 8] {
+    match u64::from_str_radix(text, 16) {
+        Ok(number) if text.len() == 16 => number.to_be_bytes(),
+        _ => named(text),
+    }
+}
+
+impl Witness {
+    /// What whoever leads by this entry tells.
+    pub fn of(taking: &Taking, (version, told_at): (u64, u64), to: To) -> Self {
+        let (epoch, random) = (digits(&taking.epoch), digits(&taking.random));
+        Self { to, epoch, term: taking.term, random, version, told_at }
+    }
+
+    /// What travels.
+    pub fn seal(&self, key: &RevisionKey) -> Bytes {
+        let mut words = Vec::with_capacity(WORDS + SEAL);
+        words.push(FORM);
+        let numbers = [self.term, self.version, self.told_at].map(u64::to_be_bytes);
+        for part in [self.to.member, self.to.cluster, self.epoch, self.random].iter().chain(&numbers) {
+            words.extend_from_slice(part);
+        }
+        words.extend_from_slice(&key.seal(&words));
+        words.into()
+    }
+
+    /// Reads what [`Witness::seal`] wrote; `None`, if that was not done with this key.
+    pub fn open(bytes: &[u8], key: &RevisionKey) -> Option<Self> {
+        let (words, seal) = bytes.split_at_checked(WORDS)?;
+        // Who guesses at seals hears how it went after a whole stream was opened: the time of this tells nothing.
+        if words.first() != Some(&FORM) || key.seal(words).as_slice() != seal {
+            return None;
+        }
+        let mut parts = words[1..].chunks_exact(8).map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
+        let mut next = || parts.next().unwrap_or_default();
+        let (to, epoch, random) = (To { member: next(), cluster: next() }, next(), next());
+        let [term, version, told_at] = [next(), next(), next()].map(u64::from_be_bytes);
+        Some(Self { to, epoch, term, random, version, told_at })
+    }
+
+    /// Whether it was told by whoever led by this entry.
+    pub fn is_of(&self, taking: &Taking) -> bool {
+        (self.epoch, self.term, self.random) == (digits(&taking.epoch), taking.term, digits(&taking.random))
+    }
+
+    /// Who told it: the term and the process.
+    pub fn by(&self) -> String {
+        format!("{}-{}", self.term, hex(&self.random))
+    }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

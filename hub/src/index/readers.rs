@@ -1,0 +1,137 @@
+//! Which rules can need an object, by where they read and what all that they select has in common.
+//!
+//! An edit asks only these, so that it costs the same whatever the number of rules beside them. Those that choose by names
+//! that are written out, or by a label that must be there, are found by that; globs and labels that must be absent are few,
+//! and asked about every object of their kind in their namespaces.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{Operator, Pattern, Requirement, RuleUid, SourceRef};
+
+use crate::plan::{LENT_KIND, Rule, SourceChoice};
+
+/// What an object has that a rule can need.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sign {
+    /// This name.
+    Name(Arc<str>),
+    /// This label.
+    Label(String, String),
+    /// A label with this key.
+    Key(String),
+    /// Nothing in particular.
+    Any,
+}
+
+/// Kind, namespace (`None`: any of several) and sign of objects.
+type Mark = (Arc<str>, Option<Arc<str>>, Sign);
+
+/// Rules by what they can need.
+#[derive(Default)]
+pub(super) struct Readers {
+    rules: BTreeMap<Mark, BTreeSet<RuleUid>>,
+    marks: BTreeMap<RuleUid, BTreeSet<Mark>>,
+}
+
+impl Readers {
+    /// Takes in a rule, in place of what was known of it.
+    pub(super) fn set(&mut self, rule: &Rule) {
+        self.remove(&rule.uid);
+        let marks: BTreeSet<Mark> = rule.sources.iter().flat_map(|entry| self.marks_of(rule, entry)).collect();
+        for mark in &marks {
+            self.rules.entry(mark.clone()).or_default().insert(rule.uid.clone());
+        }
+        self.marks.insert(rule.uid.clone(), marks);
+    }
+
+    /// Forgets a rule.
+    pub(super) fn remove(&mut self, uid: &RuleUid) {
+        for mark in self.marks.remove(uid).into_iter().flatten() {
+            if let Some(rules) = self.rules.get_mut(&mark) {
+                rules.remove(uid);
+                if rules.is_empty() {
+                    self.rules.remove(&mark);
+                }
+            }
+        }
+    }
+
+    /// Every rule that needs an object with these labels, and few others.
+    pub(super) fn of(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> BTreeSet<RuleUid> {
+        let own = [Sign::Any, Sign::Name(source.name.clone())];
+        let keys = labels.keys().map(|key| Sign::Key(key.clone()));
+        let labels = labels.iter().map(|(key, value)| Sign::Label(key.clone(), value.clone()));
+        let signs = own.into_iter().chain(keys).chain(labels);
+        let namespaces = [None, Some(source.namespace.clone())];
+        let marks = signs
+            .flat_map(|sign| namespaces.clone().map(|namespace| (source.resource.clone(), namespace, sign.clone())));
+        marks.filter_map(|mark| self.rules.get(&mark)).flatten().cloned().collect()
+    }
+
+    fn marks_of(&self, rule: &Rule, entry: &SourceChoice) -> Vec<Mark> {
+        let kinds: Vec<Arc<str>> = entry.kinds.iter().map(|kind| Arc::from(kind.resource)).collect();
+        let namespaces = namespaces(&entry.namespaces);
+        let mut all = match &entry.selector {
+            None => product(&kinds, &namespaces, &names(&entry.names)),
+            // All requirements hold, so any one of them will do: the one that fewest other rules go by.
+            Some(selector) => {
+                let by_each = selector.requirements.iter().map(|one| product(&kinds, &namespaces, &signs(one)));
+                by_each.min_by_key(|marks| self.crowd(marks)).unwrap_or_default()
+            }
+        };
+        let lenders: Vec<Sign> = rule.shape.lenders().map(|name| Sign::Name(name.into())).collect();
+        if let Some(kind) = kinds.into_iter().find(|kind| **kind == *LENT_KIND) {
+            all.extend(product(&[kind], &namespaces, &lenders));
+        }
+        all
+    }
+
+    /// How many rules are asked about objects with these marks.
+    fn crowd(&self, marks: &[Mark]) -> usize {
+        let asked = |mark: &Mark| match mark.2 {
+            Sign::Any => usize::MAX / 2,
+            // A key is on objects with whatever value.
+            Sign::Key(_) => 1 + 2 * self.rules.get(mark).map_or(0, BTreeSet::len),
+            _ => self.rules.get(mark).map_or(0, BTreeSet::len),
+        };
+        marks.iter().map(asked).fold(0, usize::saturating_add)
+    }
+}
+
+fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
+    match patterns.iter().all(Pattern::is_literal) {
+        true => patterns.iter().map(|name| Some(name.as_str().into())).collect(),
+        false => vec![None],
+    }
+}
+
+fn names(patterns: &[Pattern]) -> Vec<Sign> {
+    match patterns.iter().all(Pattern::is_literal) {
+        true => patterns.iter().map(|name| Sign::Name(name.as_str().into())).collect(),
+        false => vec![Sign::Any],
+    }
+}
+
+/// What has one of these meets a requirement, and nothing else does.
+fn signs(requirement: &Requirement) -> Vec<Sign> {
+    let key = || requirement.key.clone();
+    match requirement.operator {
+        Operator::In => requirement.values.iter().map(|value| Sign::Label(key(), value.clone())).collect(),
+        Operator::Exists => vec![Sign::Key(key())],
+        Operator::NotIn | Operator::DoesNotExist => vec![Sign::Any],
+    }
+}
+
+fn product(kinds: &[Arc<str>], namespaces: &[Option<Arc<str>>], signs: &[Sign]) -> Vec<Mark> {
+    let mut all = Vec::with_capacity(kinds.len() * namespaces.len() * signs.len());
+    for kind in kinds {
+        for namespace in namespaces {
+            all.extend(signs.iter().map(|sign| (kind.clone(), namespace.clone(), sign.clone())));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+#[path = "readers_tests.rs"]
+mod tests;

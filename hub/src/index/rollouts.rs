@@ -1,0 +1,78 @@
+//! Which clusters may have the newest of a rule now: see [`crate::rollout`].
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{ClusterName, RuleUid};
+
+use super::{Effect, Index, RuleEntry};
+use crate::brake::Item;
+use crate::rollout::{Gate, Target, Turn};
+
+impl RuleEntry {
+    /// Names what the rule brings now.
+    pub fn target(&self) -> &str {
+        self.target.get_or_init(|| Target::of(&self.rule, &self.plan)).name(self.holds_content())
+    }
+
+    /// Whether the brake holds something of what clusters have that are chosen; or did so in an earlier process, and nobody
+    /// can tell yet of what.
+    fn holds_content(&self) -> bool {
+        let held = self.brake.held();
+        let is_of_content = |item: &Item| !matches!(item, Item::Rule | Item::Cluster(_));
+        self.brake.is_holding() && (held.is_empty() || held.iter().any(is_of_content))
+    }
+
+    /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. That a rule rests is said
+    /// to all.
+    pub fn awaits(&self, cluster: &ClusterName) -> bool {
+        let is_let_in = || self.gate.as_ref().is_some_and(|gate| gate.lets_in(self.target(), cluster));
+        self.rule.rollout.is_some() && !self.rule.terms.suspend && !is_let_in()
+    }
+
+    /// Whether a rollout is under way, so that time alone may bring the next step.
+    fn is_rolling(&self) -> bool {
+        let is_open = || self.gate.as_ref().is_some_and(|gate| gate.is_open(self.target()));
+        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !is_open()
+    }
+}
+
+impl Index {
+    /// The clusters that the gate lets in may have what it names. What the status must say of it is written down.
+    pub fn let_in(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
+        let mut effect = Effect::default();
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.gate.as_ref() != Some(&gate)) else {
+            return effect;
+        };
+        let waiting = |entry: &RuleEntry| {
+            let all = entry.goes.clusters.keys();
+            all.filter(|cluster| entry.awaits(cluster)).cloned().collect::<Vec<_>>()
+        };
+        let before = waiting(entry);
+        entry.gate = Some(gate);
+        let let_in = before.into_iter().filter(|cluster| !entry.awaits(cluster));
+        effect.clusters.extend(let_in);
+        if !effect.clusters.is_empty() {
+            self.renew(uid);
+        }
+        effect.rules.insert(uid.clone());
+        effect
+    }
+
+    /// The place of each cluster of a rule in the order of its rollout.
+    pub fn turns(&self, uid: &RuleUid) -> Vec<Turn> {
+        let Some((entry, rollout)) = self.rules.get(uid).and_then(|entry| Some((entry, entry.rule.rollout.as_ref()?)))
+        else {
+            return Vec::new();
+        };
+        let none = BTreeMap::new();
+        let labels = |cluster| self.clusters.get(cluster).map_or(&none, |known| &known.labels);
+        let mut turns: Vec<_> =
+            entry.goes.clusters.keys().map(|cluster| rollout.turn(cluster, labels(cluster))).collect();
+        turns.sort();
+        turns
+    }
+
+    /// The rules whose rollout is under way.
+    pub fn rolling(&self) -> Vec<RuleUid> {
+        self.rules.iter().filter(|(_, entry)| entry.is_rolling()).map(|(uid, _)| uid.clone()).collect()
+    }
+}

@@ -1,0 +1,163 @@
+//! What went wrong between this plugin and others, and the cure.
+use std::error::Error;
+
+/// A cluster, as a person knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// `the hub` or `the member`.
+    pub role: &'static str,
+    /// The context in the kubeconfig.
+    pub context: String,
+    /// The address of its API server.
+    pub server: String,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{} (context {}, {})", self.role, self.context, self.server)
+    }
+}
+
+/// Why the API server did not do something.
+pub fn call(place: &Place, action: &str, error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else {
+        return format!("cannot {action}: {}", unreachable(place, &whole(error)));
+    };
+    let said = &status.message;
+    match status.code {
+        401 => format!(
+            "cannot {action}: {place} does not accept your credentials: log in again, or choose another context"
+        ),
+        403 => format!("cannot {action} on {place}: {said}; ask its administrator for this right"),
+        404 if said.contains("could not find the requested resource") || said.contains("page not found") => format!(
+            "cannot {action}: {place} does not know Runnel's kinds: install the hub there first with `kubectl runnel \
+             install`, or choose the hub's context"
+        ),
+        _ => format!("cannot {action} on {place}: {said}"),
+    }
+}
+
+/// Why no connection came about.
+pub fn unreachable(place: &Place, cause: &str) -> String {
+    let lower = cause.to_lowercase();
+    let cure = if lower.contains("refused") {
+        "nothing listens there: is the cluster up, and is this the right context?"
+    } else if lower.contains("dns") || lower.contains("lookup") || lower.contains("resolve") {
+        "its name is not known here: check the kubeconfig, DNS and VPN"
+    } else if lower.contains("certificate") {
+        "its certificate is not the one that the kubeconfig expects: fetch a fresh kubeconfig"
+    } else if lower.contains("timed out") || lower.contains("timeout") || lower.contains("elapsed") {
+        "no answer came in time: check VPN, firewall and the address in the kubeconfig"
+    } else {
+        "check the kubeconfig, the network and the cluster"
+    };
+    format!("the API server of {place} cannot be reached ({cause}): {cure}")
+}
+
+/// An error with its causes, in one line.
+pub fn whole(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// What helm said when it failed, and the cure.
+pub fn helm(said: &str, chart: &str, place: &Place) -> String {
+    let said = said.trim();
+    let text = said.strip_prefix("Error: ").unwrap_or(said);
+    let command = if chart == "runnel-hub" { "install" } else { "join" };
+    if text.contains("specifications of the schema") {
+        return format!(
+            "the values do not fit the chart: {text}\n`kubectl runnel {command} --show-values` prints every value with its meaning"
+        );
+    }
+    if text.contains("unknown flag: --reset-then-reuse-values") {
+        return "this helm is too old: install helm 3.14 or newer (https://helm.sh/docs/intro/install)".to_owned();
+    }
+    if text.contains("another operation (install/upgrade/rollback) is in progress") {
+        return format!(
+            "helm says that another operation on {chart} is in progress in {place}: wait for it; if it was broken off, \
+             `helm rollback {chart} -n runnel-system`, then try again"
+        );
+    }
+    if text.contains("forbidden") {
+        return format!("helm may not install {chart} in {place}: {text}\nAsk its administrator for this right");
+    }
+    if text.contains("cannot be imported into the current release") || text.contains("invalid ownership metadata") {
+        return format!(
+            "something of the chart {chart} stands in {place} already and is not helm's: {text}\nRemove it, or let helm \
+             take it over with the label and annotations named here"
+        );
+    }
+    if text.contains("timed out") || text.contains("context deadline exceeded") {
+        return format!(
+            "{chart} is installed in {place} but was not ready in time: {text}\n`kubectl runnel doctor` says what is wrong"
+        );
+    }
+    format!("helm could not install {chart} in {place}: {text}")
+}
+
+/// How to come to a helm.
+pub const NO_HELM: &str = "helm is not found in PATH, and the charts are installed by it: install helm 3.14 or newer \
+    (https://helm.sh/docs/intro/install), or set RUNNEL_HELM to its path";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    fn place() -> Place {
+        Place { role: "the hub", context: "prod".into(), server: "https://k:6443".into() }
+    }
+
+    fn api(code: u16, message: &str) -> kube::Error {
+        kube::Error::Api(Box::new(Status { code, message: message.into(), ..Status::default() }))
+    }
+
+    #[test]
+    fn each_answer_names_the_place_and_the_cure() {
+        let said = call(&place(), "list members", &api(403, "x is forbidden: User \"u\" cannot list resource \"x\""));
+        assert_eq!(
+            said,
+            "cannot list members on the hub (context prod, https://k:6443): x is forbidden: User \"u\" cannot list \
+             resource \"x\"; ask its administrator for this right"
+        );
+        assert!(call(&place(), "a", &api(401, "Unauthorized")).contains("log in again"));
+        assert!(call(&place(), "a", &api(404, "404 page not found")).contains("kubectl runnel install"));
+        assert!(call(&place(), "a", &api(409, "conflict")).ends_with(": conflict"));
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_told_apart() {
+        for (cause, cure) in [
+            ("tcp connect error: Connection refused (os error 111)", "nothing listens there"),
+            ("dns error: failed to lookup address information", "DNS and VPN"),
+            ("invalid peer certificate: UnknownIssuer", "fresh kubeconfig"),
+            ("deadline has elapsed", "firewall"),
+        ] {
+            let said = unreachable(&place(), cause);
+            assert!(said.contains(cure) && said.contains("https://k:6443"), "{said}");
+        }
+    }
+
+    #[test]
+    fn helms_words_get_a_cure() {
+        for (said, cure) in [
+            ("Error: values don't meet the specifications of the schema(s)\n- replicas: Invalid type", "--show-values"),
+            ("Error: unknown flag: --reset-then-reuse-values", "3.14 or newer"),
+            ("Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress", "helm rollback"),
+            ("Error: roles is forbidden: User \"u\" cannot create", "Ask its administrator"),
+            ("Error: boom", "helm could not install runnel-hub in the hub (context prod, https://k:6443): boom"),
+        ] {
+            let told = helm(said, "runnel-hub", &place());
+            assert!(told.contains(cure) && !told.contains("Error:"), "{told}");
+        }
+    }
+}

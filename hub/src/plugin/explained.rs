@@ -1,0 +1,265 @@
+//! What `kubectl runnel explain` says.
+use std::fmt::Write;
+
+use jiff::Timestamp;
+use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
+use serde_json::{Value, json};
+
+use super::limit;
+use super::table::{Tone, age};
+
+/// Where sentences are broken.
+const WIDTH: usize = 76;
+/// How many digits of a revision are shown.
+const DIGITS: usize = 12;
+
+/// Understands `CLUSTER/NAMESPACE/KIND/NAME`.
+///
+/// # Errors
+/// A sentence that says how to name a copy.
+pub fn question(given: &str) -> Result<CopyQuestion, String> {
+    let wrong =
+        || format!("`{given}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login");
+    let parts: Vec<&str> = given.split('/').collect();
+    let [cluster, namespace, kind, name] = parts.as_slice() else { return Err(wrong()) };
+    if ![cluster, namespace, name].iter().all(|part| limit::is_name(part)) {
+        return Err(wrong());
+    }
+    let resource = match kind.to_lowercase().as_str() {
+        "configmap" | "configmaps" | "cm" => "configmaps",
+        "secret" | "secrets" => "secrets",
+        _ => return Err(format!("`{kind}` is no kind that Runnel copies: write configmap or secret")),
+    };
+    Ok(CopyQuestion {
+        cluster: (*cluster).to_owned(),
+        resource: resource.to_owned(),
+        namespace: (*namespace).to_owned(),
+        name: (*name).to_owned(),
+    })
+}
+
+fn named(question: &CopyQuestion) -> String {
+    format!("{}/{}/{} in {}", question.resource, question.namespace, question.name, question.cluster)
+}
+
+/// What is there, in one line, and how it is meant.
+fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
+    let has = |state: &str| answer.rules.iter().any(|rule| rule.state == state);
+    match () {
+        () if has("Applied") => ("a copy, as it should be", Tone::Good),
+        () if has("Drifted") => ("a copy that somebody changed", Tone::Odd),
+        () if has("Failed") => ("not as it should be", Tone::Bad),
+        () if has("Removing") || has("GivenUp") => ("a copy that is to go", Tone::Odd),
+        () if has("UnderWay") => ("on its way", Tone::Odd),
+        () if has("Waiting") => ("waits for its namespace", Tone::Odd),
+        () if answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
+            ("a copy that no rule wants that you may get", Tone::Odd)
+        }
+        () if !answer.answered && has("NotSaid") => ("wanted; only its agent knows how it is", Tone::Odd),
+        () => ("no copy", Tone::Odd),
+    }
+}
+
+/// For a person.
+pub fn text(question: &CopyQuestion, answer: &CopyExplained, now: Timestamp, colours: bool) -> String {
+    let mut out = String::new();
+    let (headline, tone) = headline(answer);
+    let _ = writeln!(out, "{}: {}", named(question), tone.paint(headline, colours));
+    let _ = writeln!(out, "  {}", answer.cluster);
+    if matches!(answer.namespace.as_str(), "Missing" | "Terminating" | "Closed") {
+        let words = match answer.namespace.as_str() {
+            "Missing" => "does not exist there",
+            "Terminating" => "is being deleted there",
+            _ => "takes no copies there",
+        };
+        let _ = writeln!(out, "  namespace {} {words}", question.namespace);
+    }
+    stands(&mut out, answer, now);
+    if answer.rules.is_empty() {
+        let who = if answer.hidden > 0 { "of those that you may get " } else { "" };
+        wrapped(&mut out, "", &format!("No rule {who}has a source whose copies are called {}.", question.name));
+    } else {
+        out.push_str("\nRules that have a source for it:\n");
+    }
+    for rule in &answer.rules {
+        one(&mut out, rule, answer, colours);
+    }
+    if answer.hidden > 0 {
+        let rules = if answer.hidden == 1 { "rule is" } else { "rules are" };
+        let _ = writeln!(out, "\n{} more {rules} not shown, as you may not get them.", answer.hidden);
+    }
+    out
+}
+
+fn stands(out: &mut String, answer: &CopyExplained, now: Timestamp) {
+    let Some(stands) = &answer.stands else { return };
+    if !stands.source.is_empty() {
+        let _ = writeln!(out, "  source     {}", stands.source);
+        let _ = writeln!(out, "  rule       {}", stands.rule);
+    }
+    if !stands.revision.is_empty() {
+        let wanted = answer.rules.iter().find(|rule| !rule.revision.is_empty() && rule.source == stands.source);
+        let newest = match wanted {
+            Some(rule) if rule.revision == stands.revision => ", what its source holds now",
+            Some(_) => ", not the newest of its source",
+            None => "",
+        };
+        let _ = writeln!(out, "  revision   {}{newest}", short(&stands.revision));
+    }
+    if let Some(at) = Timestamp::from_second(stands.applied_at).ok().filter(|_| stands.applied_at > 0) {
+        let _ = writeln!(out, "  written    {at}, {} ago", age(Some(at), now));
+    }
+    let words = match (stands.ours, stands.intact) {
+        (true, true) => "every field is as it was written",
+        (true, false) => "somebody changed it",
+        (false, _) => "an object that is not this agent's copy stands there",
+    };
+    let _ = writeln!(out, "  now        {words}");
+}
+
+fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: bool) {
+    let name = if rule.namespace.is_empty() { rule.name.clone() } else { format!("{}/{}", rule.namespace, rule.name) };
+    let tone = match rule.state.as_str() {
+        "Applied" => Tone::Good,
+        "Failed" => Tone::Bad,
+        _ => Tone::Odd,
+    };
+    let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
+    let state = if rule.state == "NotSaid" && !answer.answered { "Unknown" } else { rule.state.as_str() };
+    let end = if rule.message.is_empty() { "" } else { ":" };
+    let _ = writeln!(out, "    {}{end}", tone.paint(state, colours));
+    if !rule.message.is_empty() {
+        wrapped(out, "      ", &rule.message);
+    }
+}
+
+fn short(revision: &str) -> &str {
+    revision.get(..DIGITS).unwrap_or(revision)
+}
+
+fn wrapped(out: &mut String, indent: &str, text: &str) {
+    let mut line = indent.to_owned();
+    for word in text.split_whitespace() {
+        if line.len() > indent.len() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            let _ = writeln!(out, "{line}");
+            line = indent.to_owned();
+        }
+        if line.len() > indent.len() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    let _ = writeln!(out, "{line}");
+}
+
+/// For machines.
+pub fn value(question: &CopyQuestion, answer: &CopyExplained) -> Value {
+    let rules = answer.rules.iter().map(|rule| {
+        json!({
+            "kind": rule.kind, "namespace": rule.namespace, "name": rule.name, "source": rule.source,
+            "state": rule.state, "message": rule.message, "revision": rule.revision,
+        })
+    });
+    let stands = answer.stands.as_ref().map(|stands| {
+        let applied = Timestamp::from_second(stands.applied_at).ok().filter(|_| stands.applied_at > 0);
+        json!({
+            "ours": stands.ours, "intact": stands.intact, "rule": stands.rule, "source": stands.source,
+            "revision": stands.revision, "appliedAt": applied.map(|at| at.to_string()), "uid": stands.uid,
+        })
+    });
+    json!({
+        "cluster": question.cluster,
+        "copy": format!("{}/{}/{}", question.resource, question.namespace, question.name),
+        "clusterState": answer.cluster,
+        "answered": answer.answered,
+        "namespaceState": answer.namespace,
+        "rules": rules.collect::<Vec<_>>(),
+        "stands": stands,
+        "hidden": answer.hidden,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_proto::wire::ExplainedObject;
+
+    use super::*;
+
+    fn rule(name: &str, state: &str, message: &str) -> ExplainedRule {
+        ExplainedRule {
+            kind: "DistributionRule".into(),
+            namespace: "team".into(),
+            name: name.into(),
+            source: "secrets/team/login".into(),
+            state: state.into(),
+            message: message.into(),
+            revision: "0123456789abcdef0123456789abcdef".into(),
+        }
+    }
+
+    fn shown(answer: &CopyExplained) -> String {
+        let asked = question("eu-1/default/secret/login").unwrap();
+        text(&asked, answer, "2026-01-01T01:00:00Z".parse().unwrap(), false)
+    }
+
+    fn answer(rules: Vec<ExplainedRule>, stands: Option<ExplainedObject>) -> CopyExplained {
+        CopyExplained {
+            cluster: "eu-1 is connected".into(),
+            answered: true,
+            namespace: "Ready".into(),
+            rules,
+            stands,
+            hidden: 0,
+        }
+    }
+
+    #[test]
+    fn copies_are_named_in_four_parts() {
+        let asked = question("eu-1/default/cm/settings").unwrap();
+        assert_eq!((asked.cluster.as_str(), asked.resource.as_str()), ("eu-1", "configmaps"));
+        assert_eq!((asked.namespace.as_str(), asked.name.as_str()), ("default", "settings"));
+        for wrong in ["", "a/b/secret", "a/b/pod/c", "a/b/secret/c/d", "A/b/secret/c", "a//secret/c"] {
+            assert!(question(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn snapshots_of_what_is_said() {
+        let object = ExplainedObject {
+            ours: true,
+            intact: true,
+            rule: "team/all".into(),
+            source: "secrets/team/login".into(),
+            revision: "0123456789abcdef0123456789abcdef".into(),
+            applied_at: 1_767_225_600,
+            uid: "u".into(),
+        };
+        let well = answer(vec![rule("all", "Applied", "")], Some(object.clone()));
+        let lost = "all wins this copy: it is older";
+        let conflict = "Conflict: an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
+        let failed = answer(vec![rule("all", "Failed", conflict), rule("late", "Failed", lost)], None);
+        let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source stands there itself";
+        let absent = CopyExplained {
+            namespace: "Missing".into(),
+            hidden: 2,
+            ..answer(vec![rule("all", "NamespaceNotChosen", why)], None)
+        };
+        let stale = ExplainedObject { revision: "ffff".into(), intact: false, ..object };
+        let away = CopyExplained {
+            cluster: "eu-1 is not connected: this is what the hub knows".into(),
+            answered: false,
+            namespace: String::new(),
+            ..answer(vec![rule("all", "NotSaid", "")], None)
+        };
+        let all = [
+            ("as it should be", well),
+            ("changed", answer(vec![rule("all", "Drifted", "Drifted: data.password differs")], Some(stale))),
+            ("failed", failed),
+            ("not chosen", absent),
+            ("away", away),
+            ("nobody wants it", answer(vec![], None)),
+        ];
+        let all: Vec<String> = all.iter().map(|(name, answer)| format!("== {name}\n{}", shown(answer))).collect();
+        insta::assert_snapshot!(all.join("\n"));
+    }
+}

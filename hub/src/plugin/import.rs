@@ -1,0 +1,234 @@
+//! `kubectl runnel import`: reads what other copiers do in a cluster, and prints rules that do the same. Nothing is changed.
+//!
+//! Those copiers work inside one cluster. So the cluster that is read is the one where the copies stand, and it is the
+//! member of the rules: the one whose `MemberCluster` carries its uid, or those that `--cluster` names. The rules' sources
+//! are read on the hub. Where hub and member are one, they stand there already; where not, the text says which are missing.
+mod choice;
+mod paper;
+mod rules;
+#[cfg(test)]
+mod tests;
+pub mod wishes;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use serde_json::{Map, Value};
+
+use self::choice::Places;
+use self::paper::Around;
+use self::rules::{Aim, Bodies};
+use self::wishes::{Copier, Id, Marked, Objects, Read};
+use super::access::Cluster;
+use super::seen::{list, text};
+use super::{Session, args, ended, join, limit, look, say, usage};
+
+/// What can be copied, and what else some copiers copy.
+const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
+const ALSO: [(&str, &str); 3] = [
+    ("roles", "/apis/rbac.authorization.k8s.io/v1"),
+    ("rolebindings", "/apis/rbac.authorization.k8s.io/v1"),
+    ("serviceaccounts", "/api/v1"),
+];
+/// How many objects are read at a time.
+const AT_A_TIME: usize = 8;
+
+/// Prints rules.
+pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow::Result<()> {
+    let label = options.label.as_deref().map(label).transpose().map_err(usage)?;
+    for name in options.clusters.iter().map(String::as_str).chain(session.namespace) {
+        if !limit::is_name(name) {
+            return Err(usage(format!("`{name}` is no name")));
+        }
+    }
+    let hub = join::hub(session, &options.member).await?;
+    let read = join::member(session, &options.member).await?.unwrap_or_else(|| hub.clone());
+    let (uid, hub_uid) = (uid(&read).await?, uid(&hub).await?);
+    let is_hub = uid == hub_uid;
+    let clusters = clusters(&hub, options, &uid, &read).await?;
+
+    let places = places(&read).await?;
+    let objects = objects(&read).await?;
+    let mut found = match &label {
+        Some((key, value)) => wishes::labelled(&objects, &places, (key, value.as_deref()), &options.to),
+        None => {
+            let of = if options.from.is_empty() { Copier::KNOWN.to_vec() } else { options.from.clone() };
+            wishes::read(&objects, &places, &of)
+        }
+    };
+    if let Some(namespace) = session.namespace {
+        found.wishes.retain(|wish| wish.source.namespace == *namespace);
+        found.notes.retain(|(id, _)| id.namespace == *namespace);
+    }
+    if found.wishes.is_empty() && found.notes.is_empty() {
+        return Err(ended(super::FAILED, nothing(&read, label.is_some())));
+    }
+    let bodies = bodies(&read, &objects, &found, &places).await?;
+    let not_on_hub = if is_hub { BTreeSet::new() } else { not_on_hub(&hub, &found, &bodies).await? };
+    let aim = Aim { clusters, is_hub, label };
+    let import = rules::made(found, &objects, &places, &bodies, &aim);
+    let around = Around {
+        read: named("kubectl --context", &read),
+        helm: named("helm --kube-context", &read),
+        hub: named("kubectl --context", &hub),
+        is_hub,
+        copiers: copiers(&read).await,
+        not_on_hub,
+    };
+    say(&paper::text(&import, &around)?)
+}
+
+/// A command that reaches the cluster; no shell takes a name or a path apart.
+fn named(command: &str, cluster: &Cluster) -> String {
+    let quoted = |text: &str| {
+        let plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c));
+        if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''").replace('\n', " ")) }
+    };
+    let file = cluster.kubeconfig.as_ref().map(|file| format!(" --kubeconfig {}", quoted(&file.display().to_string())));
+    format!("{command} {}{}", quoted(&cluster.context), file.unwrap_or_default())
+}
+
+fn nothing(read: &Cluster, by_label: bool) -> String {
+    let place = &read.place;
+    if by_label {
+        return format!("{place} has no ConfigMap and no Secret with that label outside the namespaces of --to");
+    }
+    format!(
+        "{place} has no ConfigMap and no Secret with annotations of kubernetes-replicator, kubernetes-reflector or \
+         config-syncer: choose the cluster in which they run with --context; for an operator that copies what has a \
+         label give --label KEY=VALUE and --to NAMESPACES"
+    )
+}
+
+/// `KEY=VALUE` or `KEY`.
+fn label(given: &str) -> Result<(String, Option<String>), String> {
+    let parsed = choice::selector(given).map_err(|why| format!("--label `{given}` {why}"))?;
+    let wrong = || format!("--label `{given}` is no label: write KEY=VALUE, or KEY for any value");
+    let (key, value) = given.split_once('=').map_or((given, None), |(key, value)| (key, Some(value.to_owned())));
+    let single = parsed.is_some_and(|one| one.match_labels.len() + one.match_expressions.len() == 1);
+    if !single || given.starts_with('!') || given.contains("!=") || given.contains(['(', ',']) {
+        return Err(wrong());
+    }
+    Ok((key.to_owned(), value))
+}
+
+async fn uid(cluster: &Cluster) -> anyhow::Result<String> {
+    let found = cluster.get("read the namespace kube-system", "/api/v1/namespaces/kube-system").await?;
+    Ok(found.map(|namespace| text(&namespace, "/metadata/uid").to_owned()).unwrap_or_default())
+}
+
+/// The members that the rules name.
+async fn clusters(hub: &Cluster, options: &args::Import, uid: &str, read: &Cluster) -> anyhow::Result<Vec<String>> {
+    if options.all_clusters || !options.clusters.is_empty() {
+        return Ok(options.clusters.clone());
+    }
+    let members = look::members(hub).await?;
+    let same = members.iter().filter(|member| text(member, "/status/clusterUid") == uid);
+    let names: Vec<String> = same.map(|member| text(member, "/metadata/name").to_owned()).collect();
+    if names.is_empty() {
+        return Err(usage(format!(
+            "no member of {} is {}, in which the copies stand: let it join first (`kubectl runnel join`), or name the \
+             members that get the copies: --cluster NAMES, or --all-clusters",
+            hub.place, read.place
+        )));
+    }
+    Ok(names)
+}
+
+async fn places(read: &Cluster) -> anyhow::Result<Places> {
+    let found = read.list("list namespaces", "/api/v1/namespaces").await?;
+    let place =
+        |namespace: &Value| (text(namespace, "/metadata/name").to_owned(), strings(namespace, "/metadata/labels"));
+    Ok(found.iter().map(place).collect())
+}
+
+fn strings(object: &Value, path: &str) -> BTreeMap<String, String> {
+    let found = object.pointer(path).and_then(Value::as_object).into_iter().flatten();
+    found.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+/// Metadata of everything that may matter. What other copiers copy besides is looked for where it may be read.
+async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
+    let mut all = Objects::new();
+    for (resource, api) in READ {
+        add(&mut all, resource, read.metadata(&format!("list {resource}"), &format!("{api}/{resource}")).await?);
+    }
+    for (resource, api) in ALSO {
+        if let Ok(found) = read.metadata(&format!("list {resource}"), &format!("{api}/{resource}")).await {
+            add(&mut all, resource, found);
+        }
+    }
+    Ok(all)
+}
+
+fn add(all: &mut Objects, resource: &str, found: Vec<Value>) {
+    for object in &found {
+        let marked = Marked {
+            labels: strings(object, "/metadata/labels"),
+            annotations: strings(object, "/metadata/annotations"),
+        };
+        let id = Id {
+            resource: resource.to_owned(),
+            namespace: text(object, "/metadata/namespace").to_owned(),
+            name: text(object, "/metadata/name").to_owned(),
+        };
+        all.insert(id, marked);
+    }
+}
+
+/// The content of sources, and of what stands where copies will be.
+async fn bodies(read: &Cluster, objects: &Objects, found: &Read, places: &Places) -> anyhow::Result<Bodies> {
+    let mut wanted: BTreeSet<Id> = BTreeSet::new();
+    for wish in &found.wishes {
+        wanted.insert(wish.source.clone());
+        wanted.extend(rules::copies(wish, places));
+    }
+    wanted.retain(|id| objects.contains_key(id));
+    content(read, wanted).await
+}
+
+async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<Bodies> {
+    let asked = stream::iter(wanted).map(async |id| {
+        let path = format!("/api/v1/namespaces/{}/{}/{}", id.namespace, id.resource, id.name);
+        let found = of.get(&format!("read {id}"), &path).await?;
+        anyhow::Ok(found.map(|object| (id, compared(object))))
+    });
+    let found: Vec<Option<(Id, Value)>> = asked.buffer_unordered(AT_A_TIME).try_collect().await?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Only what is compared is kept.
+fn compared(mut object: Value) -> Value {
+    let mut kept = Map::new();
+    for field in ["data", "binaryData", "type", "immutable"] {
+        if let Some(value) = object.get_mut(field) {
+            kept.insert(field.to_owned(), value.take());
+        }
+    }
+    Value::Object(kept)
+}
+
+async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Result<BTreeSet<Id>> {
+    let sources: BTreeSet<Id> = found.wishes.iter().map(|wish| wish.source.clone()).collect();
+    let there = content(hub, sources.clone()).await?;
+    Ok(sources.into_iter().filter(|id| there.get(id) != bodies.get(id)).collect())
+}
+
+/// Where the old copiers run, as far as it may be read.
+async fn copiers(read: &Cluster) -> BTreeMap<Copier, Vec<(String, String, Option<String>)>> {
+    let mut found: BTreeMap<Copier, Vec<_>> = BTreeMap::new();
+    let deployments = read.list("list Deployments", "/apis/apps/v1/deployments").await.unwrap_or_default();
+    for deployment in &deployments {
+        for container in list(deployment, "/spec/template/spec/containers") {
+            let Some(copier) = Copier::KNOWN.into_iter().find(|one| one.runs(text(container, "/image"))) else {
+                continue;
+            };
+            let release = strings(deployment, "/metadata/annotations").remove("meta.helm.sh/release-name");
+            // Whoever may write a Deployment wrote it; it becomes a part of a command.
+            let release = release.filter(|release| limit::is_name(release));
+            let of = |path| text(deployment, path).to_owned();
+            found.entry(copier).or_default().push((of("/metadata/namespace"), of("/metadata/name"), release));
+        }
+    }
+    found
+}

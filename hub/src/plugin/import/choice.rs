@@ -1,0 +1,298 @@
+//! Target namespaces: from the regular expressions and selectors of other copiers to what a rule can say.
+use std::collections::{BTreeMap, BTreeSet};
+
+use regex::Regex;
+use runnel_proto::model::{NamespaceChoice, Pattern};
+
+use crate::crd::{LabelExpression, LabelSelector, Namespaces, Operator};
+
+/// The namespaces of the cluster that is read, with their labels.
+pub type Places = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Where hub and agents live: what other copiers put there is not carried over.
+pub const OWN: &str = crate::plugin::args::SYSTEM;
+
+/// Namespaces as a rule can choose them, and what is lost by that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Names and globs.
+    pub names: BTreeSet<String>,
+    /// By labels.
+    pub selector: Option<LabelSelector>,
+    /// What could not be said, as sentences.
+    pub notes: BTreeSet<String>,
+}
+
+impl Choice {
+    /// Both.
+    pub fn and(mut self, other: Self) -> Self {
+        self.names.extend(other.names);
+        self.notes.extend(other.notes);
+        self.selector = self.selector.or(other.selector);
+        self
+    }
+
+    /// Whether nothing is chosen, now or later.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.selector.is_none()
+    }
+
+    /// As it stands in a rule.
+    pub fn written(&self) -> Namespaces {
+        Namespaces { names: self.names.iter().cloned().collect(), selector: self.selector.clone(), exclude: Vec::new() }
+    }
+
+    /// The namespaces that a rule with this choice reaches now.
+    pub fn reaches(&self, places: &Places) -> BTreeSet<String> {
+        let choice = NamespaceChoice::from(&self.written());
+        let is_open = |name: &str| !name.starts_with("kube-") && name != OWN;
+        let by_name =
+            |name: &str| choice.names.iter().any(|one| one.matches(name) && (one.is_literal() || is_open(name)));
+        let by_label = |name: &str, labels: &BTreeMap<String, String>| {
+            is_open(name) && choice.selector.as_ref().is_some_and(|selector| selector.matches(labels))
+        };
+        let chosen = places.iter().filter(|(name, labels)| by_name(name) || by_label(name, labels));
+        chosen.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Globs and selectors of a rule leave `kube-*` out: those that the copier reaches there are named.
+    fn with_hidden(mut self, places: &Places, reached: impl Fn(&str, &BTreeMap<String, String>) -> bool) -> Self {
+        for (name, labels) in places {
+            if name.starts_with("kube-") && reached(name, labels) {
+                self.names.insert(name.clone());
+            }
+        }
+        if !self.names.contains(OWN) && places.get(OWN).is_some_and(|labels| reached(OWN, labels)) {
+            self.notes.insert(format!("namespace {OWN} is Runnel's own: no rule copies there"));
+        }
+        self
+    }
+
+    fn everything(places: &Places) -> Self {
+        let names = BTreeSet::from(["*".to_owned()]);
+        Self { names, ..Self::default() }.with_hidden(places, |_, _| true)
+    }
+
+    fn of(names: BTreeSet<String>, note: String) -> Self {
+        Self { names, selector: None, notes: BTreeSet::from([note]) }
+    }
+}
+
+/// Names and selector of namespaces, as one of the copiers writes them: either is enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written<'a> {
+    /// Regular expressions, which match whole names, with commas between them.
+    pub list: &'a str,
+    /// A label selector as kubectl takes it.
+    pub selector: &'a str,
+}
+
+impl Written<'_> {
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        self.list.trim().is_empty() && self.selector.trim().is_empty()
+    }
+
+    /// Whether a namespace is meant; an empty list means every one.
+    pub fn means(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        let by_label = || selector(self.selector).ok().flatten().is_some_and(|one| matches(&one, labels));
+        self.is_empty() || expressions(self.list).0.iter().any(|one| one.is_match(name)) || by_label()
+    }
+}
+
+/// What the copier means by this, as a rule can say it; empty means every namespace.
+pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
+    if written.is_empty() {
+        return Choice::everything(places);
+    }
+    let mut choice = named(written.list, places);
+    match selector(written.selector) {
+        Ok(None) => {}
+        Ok(Some(selector)) => {
+            let hidden = selector.clone();
+            choice.selector = Some(selector);
+            choice = choice.with_hidden(places, |_, labels| matches(&hidden, labels));
+        }
+        Err(why) => {
+            choice.notes.insert(format!("selector `{}` {why}: nothing is chosen by it", written.selector));
+        }
+    }
+    choice
+}
+
+/// Namespaces that two conditions allow.
+pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places) -> Choice {
+    if allowed.is_empty() || allowed == asked {
+        return chosen(asked, places);
+    }
+    if asked.is_empty() {
+        return chosen(allowed, places);
+    }
+    let plain = BTreeMap::new();
+    let asked_names: Vec<&str> = entries(asked.list).collect();
+    if asked.selector.trim().is_empty() && asked_names.iter().all(|one| is_literal(one)) {
+        let labels = |name: &str| places.get(name).unwrap_or(&plain).clone();
+        let names = asked_names.into_iter().filter(|name| allowed.means(name, &labels(name)));
+        return Choice { names: names.map(str::to_owned).collect(), ..Choice::default() };
+    }
+    let both = places.iter().filter(|(name, labels)| allowed.means(name, labels) && asked.means(name, labels));
+    let names: BTreeSet<String> = both.map(|(name, _)| name.clone()).filter(|name| name != OWN).collect();
+    let note = format!(
+        "the allowed namespaces ({}) and the wanted ones ({}) are two conditions, a rule has one: the namespaces of now \
+         that meet both are named, later ones are not",
+        shown(allowed),
+        shown(asked)
+    );
+    Choice::of(names, note)
+}
+
+fn shown(written: Written<'_>) -> String {
+    [written.list, written.selector].into_iter().filter(|text| !text.trim().is_empty()).collect::<Vec<_>>().join(" or ")
+}
+
+fn entries(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|entry| !entry.is_empty())
+}
+
+/// The expressions of a list, and those that are none.
+fn expressions(list: &str) -> (Vec<Regex>, Vec<&str>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for entry in entries(list) {
+        match Regex::new(&format!("^(?:{entry})$")) {
+            Ok(expression) => good.push(expression),
+            Err(_) => bad.push(entry),
+        }
+    }
+    (good, bad)
+}
+
+fn named(list: &str, places: &Places) -> Choice {
+    let mut choice = Choice::default();
+    for entry in entries(list) {
+        let Ok(expression) = Regex::new(&format!("^(?:{entry})$")) else {
+            choice.notes.insert(format!("`{entry}` is no regular expression: nothing is chosen by it"));
+            continue;
+        };
+        let one = match glob(entry) {
+            Some(glob) if is_literal(&glob) => Choice { names: BTreeSet::from([glob]), ..Choice::default() },
+            Some(glob) => Choice { names: BTreeSet::from([glob]), ..Choice::default() }
+                .with_hidden(places, |name, _| expression.is_match(name)),
+            None => {
+                let matching = places.keys().filter(|name| expression.is_match(name) && *name != OWN);
+                let note = format!(
+                    "`{entry}` is more than a glob can say: the namespaces of now that it matches are named, later ones \
+                     are not; a label on them and a selector would follow"
+                );
+                Choice::of(matching.cloned().collect(), note)
+            }
+        };
+        choice = choice.and(one);
+    }
+    choice
+}
+
+fn is_literal(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+/// The glob that matches the same names of namespaces as this expression does; `None` if there is none.
+fn glob(expression: &str) -> Option<String> {
+    let inner = expression.strip_prefix('^').unwrap_or(expression);
+    let inner = inner.strip_suffix('$').unwrap_or(inner);
+    let mut rest = inner.chars().peekable();
+    let mut glob = String::new();
+    while let Some(next) = rest.next() {
+        match next {
+            'a'..='z' | '0'..='9' | '-' => glob.push(next),
+            '.' => match rest.next() {
+                Some('*') => glob.push('*'),
+                // No name is empty, and none ends with a hyphen: something follows in any case.
+                Some('+') if rest.peek().is_none() && (glob.is_empty() || glob.ends_with('-')) => glob.push('*'),
+                _ => return None,
+            },
+            _ => return None,
+        }
+        // What is said of the last character is not literal.
+        if rest.peek().is_some_and(|next| "*+?{".contains(*next)) {
+            return None;
+        }
+    }
+    (!glob.is_empty()).then_some(glob)
+}
+
+fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
+    runnel_proto::model::Selector::from(selector).matches(labels)
+}
+
+/// A label selector as kubectl takes it; `None` for an empty one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn selector(text: &str) -> Result<Option<LabelSelector>, String> {
+    let mut selector = LabelSelector::default();
+    for requirement in requirements(text) {
+        let (key, operator, values) = requirement_of(requirement)?;
+        let key = key.trim().to_owned();
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+        if key.is_empty() || !key.chars().all(good) {
+            return Err(format!("has a part `{requirement}` that is no requirement on a label"));
+        }
+        match (operator, values.as_slice()) {
+            (Operator::In, [one]) if !selector.match_labels.contains_key(&key) => {
+                selector.match_labels.insert(key, one.clone());
+            }
+            _ => selector.match_expressions.push(LabelExpression { key, operator, values }),
+        }
+    }
+    let empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
+    Ok((!empty).then_some(selector))
+}
+
+/// The parts between the commas that stand outside brackets.
+fn requirements(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut depth) = (Vec::new(), 0, 0_i32);
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[begin..]);
+    parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), String> {
+    let one = |value: &str| vec![value.trim().to_owned()];
+    if let Some((key, set)) = part.strip_suffix(')').and_then(|part| part.split_once('(')) {
+        let values = set.split(',').map(|value| value.trim().to_owned()).collect();
+        let mut words = key.split_whitespace();
+        return match (words.next(), words.next(), words.next()) {
+            (Some(key), Some("in"), None) => Ok((key, Operator::In, values)),
+            (Some(key), Some("notin"), None) => Ok((key, Operator::NotIn, values)),
+            _ => Err(format!("has a part `{part}` that is no requirement on a label")),
+        };
+    }
+    if let Some((key, value)) = part.split_once("!=") {
+        return Ok((key, Operator::NotIn, one(value)));
+    }
+    if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
+        return Ok((key, Operator::In, one(value)));
+    }
+    if part.contains(['<', '>']) {
+        return Err(format!("compares numbers (`{part}`), which a rule cannot"));
+    }
+    Ok(match part.strip_prefix('!') {
+        Some(key) => (key, Operator::DoesNotExist, Vec::new()),
+        None => (part, Operator::Exists, Vec::new()),
+    })
+}
+
+/// Whether a name fits one of the globs; `kube-*` only literally.
+pub fn fits(globs: &[String], name: &str) -> bool {
+    globs.iter().any(|glob| Pattern::new(glob.as_str()).matches(name))
+}

@@ -1,0 +1,266 @@
+//! What is printed: rules as YAML, and everything else about them as comments.
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use super::rules::{Import, Made, Standing};
+use super::wishes::{Copier, Id};
+
+/// How many names stand in one command, and how many of one thing are listed.
+const IN_A_COMMAND: usize = 20;
+const LISTED: usize = 20;
+/// Where a sentence is broken.
+const WIDTH: usize = 118;
+
+/// What the text has to say besides the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    /// `kubectl --context NAME` of the cluster that is read.
+    pub read: String,
+    /// `helm --kube-context NAME` of it.
+    pub helm: String,
+    /// The same of the hub.
+    pub hub: String,
+    /// Whether both are one.
+    pub is_hub: bool,
+    /// Deployments of the old copiers: namespace, name, and the release of helm.
+    pub copiers: BTreeMap<Copier, Vec<(String, String, Option<String>)>>,
+    /// Sources that the hub does not have, or has with other content.
+    pub not_on_hub: BTreeSet<Id>,
+}
+
+/// The whole text.
+///
+/// # Errors
+/// When a rule cannot be written.
+pub fn text(import: &Import, around: &Around) -> anyhow::Result<String> {
+    let mut out = String::new();
+    head(&mut out, import);
+    order(&mut out, import, around);
+    list(&mut out, "Not carried over:", import.left.iter().map(|(of, why)| format!("{of}: {why}")));
+    let strays =
+        import.strays.iter().map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
+    list(&mut out, "Copies that no rule takes over:", strays);
+    for made in &import.rules {
+        out.push_str("---\n");
+        about(&mut out, made);
+        out.push_str(&serde_saphyr::to_string(&made.rule)?);
+    }
+    Ok(out)
+}
+
+fn count(number: usize, one: &str, more: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { more })
+}
+
+fn standings<'a>(rules: impl IntoIterator<Item = &'a Made>) -> BTreeMap<Standing, usize> {
+    let mut counts = BTreeMap::new();
+    for standing in rules.into_iter().flat_map(|made| made.copies.values()) {
+        *counts.entry(*standing).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn head(out: &mut String, import: &Import) {
+    let copiers: BTreeSet<&str> = import.rules.iter().map(|made| made.copier.name()).collect();
+    let copiers: Vec<&str> = copiers.into_iter().collect();
+    let sources: BTreeSet<&Id> = import.rules.iter().flat_map(|made| &made.sources).collect();
+    let counts = standings(&import.rules);
+    let of = |standing| counts.get(&standing).copied().unwrap_or_default();
+    comment(
+        out,
+        &format!(
+            "What {} {}, as rules of Runnel; made by kubectl runnel import.",
+            copiers.join(" and "),
+            if copiers.len() == 1 { "does" } else { "do" }
+        ),
+    );
+    let (equal, differs, absent) = (of(Standing::Equal), of(Standing::Differs), of(Standing::Absent));
+    comment(
+        out,
+        &format!(
+            "{} with {}. Of {}, {equal} equal their source and are taken over as they are{}{}.",
+            count(import.rules.len(), "rule", "rules"),
+            count(sources.len(), "source", "sources"),
+            count(equal + differs + absent, "copy", "copies"),
+            if differs > 0 {
+                format!(", {differs} hold something else and are left alone (Conflict)")
+            } else {
+                String::new()
+            },
+            if absent > 0 { format!(", {absent} are to be created") } else { String::new() },
+        ),
+    );
+}
+
+fn order(out: &mut String, import: &Import, around: &Around) {
+    let Around { read, hub, .. } = around;
+    comment(out, "");
+    comment(out, "The safe order, in which no copy is deleted or made anew:");
+    let used: BTreeSet<Copier> = import.rules.iter().map(|made| made.copier).collect();
+    let none = Vec::new();
+    step(out, 1, "Stop the old copier, so that two do not write the same objects:");
+    for copier in &used {
+        let found = around.copiers.get(copier).unwrap_or(&none);
+        for (namespace, name, _) in found {
+            line(out, &format!("{read} -n {namespace} scale deployment/{name} --replicas=0"));
+        }
+        if found.is_empty() {
+            let text =
+                format!("(no Deployment of {} was found in this cluster: scale what runs it to 0)", copier.name());
+            line(out, &text);
+        }
+    }
+    if around.is_hub {
+        step(out, 2, "Save this text as rules.yaml, apply it on the hub, and wait until the rules are Ready:");
+    } else {
+        step(
+            out,
+            2,
+            "Rules read their sources on the hub, and from now on they are edited there. Save this text as rules.yaml, \
+             apply it on the hub, and wait until the rules are Ready:",
+        );
+        missing(out, around);
+    }
+    line(out, &format!("{hub} apply -f rules.yaml"));
+    line(out, &hub.replacen("kubectl", "kubectl runnel status -A", 1));
+    step(out, 3, "Take the old marks off:");
+    let mut by_place: BTreeMap<(&str, &str, Vec<&String>), Vec<&str>> = BTreeMap::new();
+    for (id, marks) in &import.marks {
+        let key = (id.namespace.as_str(), id.resource.as_str(), marks.iter().collect());
+        by_place.entry(key).or_default().push(&id.name);
+    }
+    for ((namespace, resource, marks), names) in &by_place {
+        let marks: Vec<String> = marks.iter().map(|mark| format!("{mark}-")).collect();
+        for names in names.chunks(IN_A_COMMAND) {
+            line(out, &format!("{read} -n {namespace} annotate {resource} {} {}", names.join(" "), marks.join(" ")));
+        }
+    }
+    if by_place.is_empty() {
+        line(out, "(there are none)");
+    }
+    step(out, 4, "Uninstall the old copier:");
+    for copier in &used {
+        for (namespace, name, release) in around.copiers.get(copier).unwrap_or(&none) {
+            line(
+                out,
+                &match release {
+                    Some(release) => format!("{} -n {namespace} uninstall {release}", around.helm),
+                    None => format!("{read} -n {namespace} delete deployment {name}"),
+                },
+            );
+        }
+    }
+}
+
+/// Sources that have to be brought to the hub first.
+fn missing(out: &mut String, around: &Around) {
+    if around.not_on_hub.is_empty() {
+        return;
+    }
+    line(
+        out,
+        "These are not on the hub, or hold something else there. A rule without its source does nothing; with another",
+    );
+    line(out, "source it would leave the copies alone (Conflict). Bring them there first, without their annotations:");
+    for id in around.not_on_hub.iter().take(LISTED) {
+        line(out, &format!("  {id}"));
+    }
+    if around.not_on_hub.len() > LISTED {
+        line(out, &format!("  ... and {} more", around.not_on_hub.len() - LISTED));
+    }
+}
+
+fn about(out: &mut String, made: &Made) {
+    let counts = standings([made]);
+    let of = |standing| counts.get(&standing).copied().unwrap_or_default();
+    comment(
+        out,
+        &format!(
+            "{}: {}; {} now: {} equal, {} different, {} missing.",
+            made.copier.name(),
+            count(made.sources.len(), "source", "sources"),
+            count(made.copies.len(), "copy", "copies"),
+            of(Standing::Equal),
+            of(Standing::Differs),
+            of(Standing::Absent)
+        ),
+    );
+    for note in &made.notes {
+        item(out, note);
+    }
+    let different = made.copies.iter().filter(|(_, standing)| **standing == Standing::Differs);
+    let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
+    for id in different.iter().take(LISTED) {
+        item(out, &format!("{id} holds something else than its source"));
+    }
+    if different.len() > LISTED {
+        item(out, &format!("... and {} more", different.len() - LISTED));
+    }
+}
+
+fn list(out: &mut String, title: &str, items: impl Iterator<Item = String>) {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        return;
+    }
+    comment(out, "");
+    comment(out, title);
+    for text in items {
+        item(out, &text);
+    }
+}
+
+fn comment(out: &mut String, text: &str) {
+    wrapped(out, "# ", "# ", text);
+}
+
+fn item(out: &mut String, text: &str) {
+    wrapped(out, "#  - ", "#    ", text);
+}
+
+fn step(out: &mut String, number: usize, text: &str) {
+    wrapped(out, &format!("#  {number}. "), "#     ", text);
+}
+
+/// A command, which is not broken.
+fn line(out: &mut String, text: &str) {
+    let _ = writeln!(out, "#     {}", on_one_line(text));
+}
+
+/// What would end the comment, or speaks to a terminal, goes: whoever applies the text applies no word of a stranger.
+fn on_one_line(text: &str) -> String {
+    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    text.chars().map(|c| if breaks(c) { ' ' } else { c }).collect()
+}
+
+fn wrapped(out: &mut String, first: &str, rest: &str, text: &str) {
+    let mut current = first.to_owned();
+    let mut empty = true;
+    for word in on_one_line(text).split_whitespace() {
+        if !empty && current.chars().count() + 1 + word.chars().count() > WIDTH {
+            let _ = writeln!(out, "{}", current.trim_end());
+            current = rest.to_owned();
+            empty = true;
+        }
+        if !empty {
+            current.push(' ');
+        }
+        current.push_str(word);
+        empty = false;
+    }
+    let _ = writeln!(out, "{}", current.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_word_of_a_stranger_ends_a_comment_or_speaks_to_a_terminal() {
+        let mut out = String::new();
+        line(&mut out, "helm uninstall r\n---\r\nkind: ClusterRoleBinding\u{85}a\u{2028}b\u{1b}[2J");
+        wrapped(&mut out, "# ", "# ", "x\u{1b}]0;y\n---");
+        assert!(out.lines().all(|line| line.starts_with('#')) && out.lines().count() == 2, "{out}");
+        assert!(!out.contains(['\r', '\u{85}', '\u{2028}', '\u{1b}']), "{out:?}");
+    }
+}

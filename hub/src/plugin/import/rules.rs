@@ -1,0 +1,272 @@
+//! From what other copiers were told to rules that do the same.
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::choice::{Choice, Places};
+use super::wishes::{Copier, Id, Objects, Read, Wish};
+use crate::crd::{GROUP, VERSION, limits};
+
+/// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
+pub type Bodies = BTreeMap<Id, Value>;
+
+/// Which clusters the rules name, and whether what is read is the hub itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aim {
+    /// Names of members; empty: all of them.
+    pub clusters: Vec<String>,
+    /// Whether the sources stand where the hub is.
+    pub is_hub: bool,
+    /// The label by which a copier by label chooses.
+    pub label: Option<(String, Option<String>)>,
+}
+
+/// How an object stands where a copy will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// It holds what its source holds.
+    Equal,
+    /// It holds something else.
+    Differs,
+    /// There is none.
+    Absent,
+}
+
+/// One rule, and what is to be said of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Made {
+    /// Whose work it takes over.
+    pub copier: Copier,
+    /// The object.
+    pub rule: Value,
+    /// The sources that it was made for.
+    pub sources: Vec<Id>,
+    /// How what stands there now compares.
+    pub copies: BTreeMap<Id, Standing>,
+    /// What it does otherwise than the copier did.
+    pub notes: BTreeSet<String>,
+}
+
+/// Everything that is printed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Import {
+    /// The rules, by namespace and name.
+    pub rules: Vec<Made>,
+    /// What no rule does: of which object, and why.
+    pub left: Vec<(Id, String)>,
+    /// Copies of the old copiers that no rule takes over.
+    pub strays: BTreeSet<Id>,
+    /// The objects that carry marks of the old copiers, with these marks.
+    pub marks: BTreeMap<Id, BTreeSet<String>>,
+}
+
+/// The copies that a wish makes in the namespaces of now.
+pub fn copies<'a>(wish: &'a Wish, places: &Places) -> impl Iterator<Item = Id> + 'a {
+    let own = wish.source.clone();
+    let reached = wish.choice.reaches(places).into_iter();
+    let copy = |namespace| Id { resource: wish.source.resource.clone(), namespace, name: wish.copy_name.clone() };
+    reached.map(copy).filter(move |copy| *copy != own)
+}
+
+/// Sources that are told alike: they share a rule.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    namespace: String,
+    copier: Copier,
+    filled: bool,
+    copy_name: Option<String>,
+    labels: bool,
+    annotations: bool,
+    names: BTreeSet<String>,
+    selector: String,
+}
+
+/// Makes the rules. What cannot be a source by its content is left out, with a note.
+pub fn made(read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
+    let mut groups: BTreeMap<Kind, Vec<Wish>> = BTreeMap::new();
+    let mut import = Import { left: read.notes, ..Import::default() };
+    for wish in read.wishes {
+        if let Some(why) = refused(&wish.source, bodies) {
+            import.left.push((wish.source, why));
+            continue;
+        }
+        if wish.choice.is_empty() {
+            let notes = wish.choice.notes.into_iter().collect::<Vec<_>>().join("; ");
+            let why = if notes.is_empty() { "no namespace is wanted and allowed".to_owned() } else { notes };
+            import.left.push((wish.source, format!("{why}: no rule is made for it")));
+            continue;
+        }
+        groups.entry(kind(&wish)).or_default().push(wish);
+    }
+    let mut taken: BTreeSet<(String, String)> = BTreeSet::new();
+    for (kind, wishes) in &groups {
+        for (wishes, places_named) in chunks(kind, wishes) {
+            import.rules.push(one(kind, wishes, &places_named, places, bodies, aim, &mut taken));
+        }
+    }
+    let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
+    let is_stray = |(id, marked): &(&Id, &super::wishes::Marked)| marked.copy_of().is_some() && !covered.contains(id);
+    let strays: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
+    import.strays = strays;
+    for (id, marked) in objects {
+        let marks: BTreeSet<String> = marked.marks().map(str::to_owned).collect();
+        let concerned = covered.contains(id) || import.rules.iter().any(|made| made.sources.contains(id));
+        if concerned && !marks.is_empty() {
+            import.marks.insert(id.clone(), marks);
+        }
+    }
+    import.left.sort();
+    import
+}
+
+fn kind(wish: &Wish) -> Kind {
+    Kind {
+        namespace: wish.source.namespace.clone(),
+        copier: wish.copier,
+        filled: wish.filled,
+        copy_name: (wish.copy_name != wish.source.name).then(|| wish.copy_name.clone()),
+        labels: wish.labels,
+        annotations: wish.annotations,
+        names: wish.choice.names.clone(),
+        selector: json!(wish.choice.selector).to_string(),
+    }
+}
+
+/// As many rules as it takes to stay within the limits of one.
+fn chunks<'a>(kind: &'a Kind, wishes: &'a [Wish]) -> Vec<(&'a [Wish], Vec<String>)> {
+    let names: Vec<String> = kind.names.iter().cloned().collect();
+    let mut of_names: Vec<Vec<String>> = names.chunks(limits::NAMESPACES).map(<[String]>::to_vec).collect();
+    if of_names.is_empty() {
+        of_names.push(Vec::new());
+    }
+    let of_sources = wishes.chunks(limits::NAMES);
+    of_sources.flat_map(|wishes| of_names.iter().map(move |names| (wishes, names.clone()))).collect()
+}
+
+fn one(
+    kind: &Kind,
+    wishes: &[Wish],
+    names: &[String],
+    places: &Places,
+    bodies: &Bodies,
+    aim: &Aim,
+    taken: &mut BTreeSet<(String, String)>,
+) -> Made {
+    let part = Choice {
+        names: names.iter().cloned().collect(),
+        selector: wishes.first().and_then(|wish| wish.choice.selector.clone()),
+        notes: BTreeSet::new(),
+    };
+    let mut copies_of = BTreeMap::new();
+    let mut notes = BTreeSet::new();
+    for wish in wishes {
+        notes.extend(wish.choice.notes.iter().cloned());
+        let wish = Wish { choice: part.clone(), ..wish.clone() };
+        for copy in copies(&wish, places) {
+            if is_own_place(kind, &copy, aim) {
+                continue;
+            }
+            let standing = standing(bodies.get(&wish.source), bodies.get(&copy));
+            copies_of.insert(copy, standing);
+        }
+    }
+    let name = free_name(kind, taken);
+    Made {
+        copier: kind.copier,
+        rule: rule(kind, wishes, &part, places, aim, &name),
+        sources: wishes.iter().map(|wish| wish.source.clone()).collect(),
+        copies: copies_of,
+        notes,
+    }
+}
+
+/// Whether a copy would stand where the source stands, in a cluster that is not the hub.
+fn is_own_place(kind: &Kind, copy: &Id, aim: &Aim) -> bool {
+    !aim.is_hub && kind.copy_name.is_none() && copy.namespace == kind.namespace
+}
+
+fn free_name(kind: &Kind, taken: &mut BTreeSet<(String, String)>) -> String {
+    let base = format!("from-{}", kind.copier.word());
+    let mut name = base.clone();
+    let mut number = 1;
+    while !taken.insert((kind.namespace.clone(), name.clone())) {
+        number += 1;
+        name = format!("{base}-{number}");
+    }
+    name
+}
+
+fn rule(kind: &Kind, wishes: &[Wish], choice: &Choice, places: &Places, aim: &Aim, name: &str) -> Value {
+    let mut spec = json!({
+        "sources": sources(kind, wishes, aim),
+        "clusters": if aim.clusters.is_empty() { json!({"all": true}) } else { json!({"names": aim.clusters}) },
+        "namespaces": choice.written(),
+        "conflictPolicy": "AdoptIfEqual",
+    });
+    let reaches_own = choice.reaches(places).contains(&kind.namespace);
+    if !aim.is_hub && kind.copy_name.is_none() && reaches_own {
+        spec["namespaces"]["exclude"] = json!([kind.namespace]);
+    }
+    if kind.filled {
+        spec["deletionPolicy"] = json!("Retain");
+    }
+    let mut transform = json!({});
+    if let Some(name) = &kind.copy_name {
+        transform["name"] = json!(name);
+    }
+    for (field, kept) in [("labels", kind.labels), ("annotations", kind.annotations)] {
+        if !kept {
+            transform[field] = json!({"drop": ["*"]});
+        }
+    }
+    if transform != json!({}) {
+        spec["transform"] = transform;
+    }
+    json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "DistributionRule",
+        "metadata": {"name": name, "namespace": kind.namespace},
+        "spec": spec,
+    })
+}
+
+fn sources(kind: &Kind, wishes: &[Wish], aim: &Aim) -> Value {
+    if let (Copier::Label, Some((key, value))) = (kind.copier, &aim.label) {
+        let selector = match value {
+            Some(value) => json!({"matchLabels": {key: value}}),
+            None => json!({"matchExpressions": [{"key": key, "operator": "Exists"}]}),
+        };
+        return json!([{"resources": ["configmaps", "secrets"], "selector": selector}]);
+    }
+    let mut by_resource: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for wish in wishes {
+        by_resource.entry(&wish.source.resource).or_default().insert(&wish.source.name);
+    }
+    let entries = by_resource.into_iter().map(|(resource, names)| json!({"resources": [resource], "names": names}));
+    Value::Array(entries.collect())
+}
+
+/// Why this is never a source.
+fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
+    let kind = runnel_proto::model::Kind::by_resource(&source.resource)?;
+    if kind.refuses_name(&source.name) {
+        return Some("every cluster makes its own of this name, Runnel never copies it".to_owned());
+    }
+    let of_type = bodies.get(source)?.get("type").and_then(Value::as_str);
+    let words = |of_type: &str| format!("is of type {of_type}, a credential of its cluster that Runnel never copies");
+    if kind.refuses_type(of_type) { of_type.map(words) } else { None }
+}
+
+/// How what stands compares with the source: data, binaryData, type and immutable, as `AdoptIfEqual` does.
+fn standing(source: Option<&Value>, copy: Option<&Value>) -> Standing {
+    let Some(copy) = copy else { return Standing::Absent };
+    let nothing = Value::Null;
+    let field = |object: Option<&Value>, name: &str| -> Value {
+        let value = object.and_then(|object| object.get(name)).unwrap_or(&nothing);
+        let empty = value.as_object().is_some_and(serde_json::Map::is_empty) || value == &Value::Bool(false);
+        if empty { Value::Null } else { value.clone() }
+    };
+    let equal =
+        ["data", "binaryData", "type", "immutable"].iter().all(|name| field(source, name) == field(Some(copy), name));
+    if equal { Standing::Equal } else { Standing::Differs }
+}

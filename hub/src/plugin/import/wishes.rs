@@ -1,0 +1,365 @@
+//! What other copiers were told: read from the annotations and labels of objects.
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::choice::{self, Choice, Places, Written};
+
+const REPLICATOR: &str = "replicator.v1.mittwald.de/";
+const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
+const SYNCER: &str = "kubed.appscode.com/";
+
+/// Who copies today.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Copier {
+    /// kubernetes-replicator (mittwald).
+    Replicator,
+    /// kubernetes-reflector (emberstack).
+    Reflector,
+    /// config-syncer, formerly kubed (appscode).
+    ConfigSyncer,
+    /// Anything that copies what has a label: see --label.
+    #[value(skip)]
+    Label,
+}
+
+impl Copier {
+    /// All that are known by their annotations.
+    pub const KNOWN: [Self; 3] = [Self::Replicator, Self::Reflector, Self::ConfigSyncer];
+
+    /// How it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Replicator => "kubernetes-replicator",
+            Self::Reflector => "kubernetes-reflector",
+            Self::ConfigSyncer => "config-syncer",
+            Self::Label => "the copier by label",
+        }
+    }
+
+    /// What its rules are called.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Replicator => "replicator",
+            Self::Reflector => "reflector",
+            Self::ConfigSyncer => "config-syncer",
+            Self::Label => "label",
+        }
+    }
+
+    /// What its annotations begin with.
+    fn prefix(self) -> Option<&'static str> {
+        match self {
+            Self::Replicator => Some(REPLICATOR),
+            Self::Reflector => Some(REFLECTOR),
+            Self::ConfigSyncer => Some(SYNCER),
+            Self::Label => None,
+        }
+    }
+
+    /// Whether an image is called as its own is, wherever it comes from.
+    pub fn runs(self, image: &str) -> bool {
+        let image = image.split('@').next().unwrap_or_default();
+        let image = image.rsplit('/').next().unwrap_or_default();
+        let image = image.split(':').next().unwrap_or_default();
+        let words: &[&str] = match self {
+            Self::Replicator => &["kubernetes-replicator"],
+            Self::Reflector => &["kubernetes-reflector"],
+            Self::ConfigSyncer => &["config-syncer", "kubed"],
+            Self::Label => &[],
+        };
+        words.contains(&image)
+    }
+}
+
+/// Which object: plural of its kind, namespace and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id {
+    /// Such as `secrets`.
+    pub resource: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{}/{}/{}", self.resource, self.namespace, self.name)
+    }
+}
+
+/// What is known of an object without its content.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marked {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Marked {
+    fn says(&self, prefix: &str, key: &str) -> Option<&str> {
+        self.annotations.get(&format!("{prefix}{key}")).map(String::as_str)
+    }
+
+    fn allows(&self, prefix: &str, key: &str) -> bool {
+        self.says(prefix, key).is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "t"))
+    }
+
+    /// The annotations by which copiers are told, or tell, something.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        self.annotations.keys().map(String::as_str).filter(|key| mark_of(key).is_some())
+    }
+
+    /// Whose copy this is, by what the copier wrote on it.
+    pub fn copy_of(&self) -> Option<Copier> {
+        let replicated = self.says(REPLICATOR, "replicated-from-version").is_some();
+        let reflected = self.says(REFLECTOR, "reflected-version").is_some();
+        let synced = self.annotations.contains_key("kubed.appscode.com/origin")
+            || self.labels.contains_key("kubed.appscode.com/origin.name");
+        match (replicated, reflected, synced) {
+            (true, ..) => Some(Copier::Replicator),
+            (_, true, _) => Some(Copier::Reflector),
+            (.., true) => Some(Copier::ConfigSyncer),
+            _ => None,
+        }
+    }
+}
+
+/// Whose annotation this is.
+pub fn mark_of(key: &str) -> Option<Copier> {
+    Copier::KNOWN.into_iter().find(|copier| copier.prefix().is_some_and(|prefix| key.starts_with(prefix)))
+}
+
+/// All objects that may matter.
+pub type Objects = BTreeMap<Id, Marked>;
+
+/// One source, and where it is copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Who copies it today.
+    pub copier: Copier,
+    /// The source.
+    pub source: Id,
+    /// Where to.
+    pub choice: Choice,
+    /// What the copies are called.
+    pub copy_name: String,
+    /// Whether the copies were there before the copier filled them: it never deletes such.
+    pub filled: bool,
+    /// Whether the copies get the source's labels.
+    pub labels: bool,
+    /// Whether the copies get the source's annotations.
+    pub annotations: bool,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// What is to be copied.
+    pub wishes: Vec<Wish>,
+    /// What cannot be carried over: of which object, and why.
+    pub notes: Vec<(Id, String)>,
+}
+
+impl Read {
+    fn note(&mut self, of: &Id, text: impl Into<String>) {
+        self.notes.push((of.clone(), text.into()));
+    }
+
+    fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut Wish {
+        self.wishes.push(Wish {
+            copier,
+            source: source.clone(),
+            choice,
+            copy_name: source.name.clone(),
+            filled: false,
+            labels: true,
+            annotations: false,
+        });
+        let last = self.wishes.len() - 1;
+        &mut self.wishes[last]
+    }
+}
+
+/// Reads what the copiers were told by annotations.
+pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
+    let mut read = Read::default();
+    for (id, marked) in objects {
+        if !matches!(id.resource.as_str(), "configmaps" | "secrets") {
+            if let Some(copier) = marked.marks().find_map(mark_of).filter(|copier| of.contains(copier)) {
+                let what = "Runnel copies ConfigMaps and Secrets";
+                read.note(id, format!("{} copies it; {what}: give it to what deploys your clusters", copier.name()));
+            }
+            continue;
+        }
+        for copier in of {
+            match copier {
+                Copier::Replicator => replicator(id, marked, objects, places, &mut read),
+                Copier::Reflector => reflector(id, marked, objects, places, &mut read),
+                Copier::ConfigSyncer => syncer(id, marked, places, &mut read),
+                Copier::Label => {}
+            }
+        }
+    }
+    once_each(&mut read, places);
+    read
+}
+
+/// Reads what a copier by label copies: what has the label, out of every namespace that is no target.
+pub fn labelled(objects: &Objects, places: &Places, label: (&str, Option<&str>), to: &[String]) -> Read {
+    let names: BTreeSet<String> = to.iter().cloned().collect();
+    let choice = Choice { names, ..Choice::default() };
+    let reached = choice.reaches(places);
+    let mut read = Read::default();
+    for (id, marked) in objects {
+        let has = marked.labels.get(label.0).is_some_and(|value| label.1.is_none_or(|wanted| wanted == value));
+        let is_target = reached.contains(&id.namespace) || choice::fits(to, &id.namespace);
+        if has && !is_target && matches!(id.resource.as_str(), "configmaps" | "secrets") {
+            read.push(Copier::Label, id, choice.clone()).annotations = true;
+        }
+    }
+    read
+}
+
+fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read: &mut Read) {
+    let says = |key: &str| marked.says(REPLICATOR, key);
+    if marked.allows(REPLICATOR, "keep-owner-references") {
+        read.note(id, "keep-owner-references: a copy in another cluster cannot have the owner, copies get no owner");
+    }
+    if let Some(from) = says("replicate-from") {
+        let allowed = |source: &Marked| {
+            let list = source.says(REPLICATOR, "replication-allowed-namespaces").unwrap_or_default();
+            let written = Written { list, selector: "" };
+            let is_named = !list.trim().is_empty() && written.means(&id.namespace, &BTreeMap::new());
+            source.allows(REPLICATOR, "replication-allowed") && is_named
+        };
+        return filled(Copier::Replicator, id, from, objects, allowed, read);
+    }
+    let (list, selector) = (says("replicate-to"), says("replicate-to-matching"));
+    if list.is_none() && selector.is_none() {
+        return;
+    }
+    if marked.allows(REPLICATOR, "replicate-once") {
+        read.note(id, "replicate-once: a rule follows every edit of its source, so no rule is made for it");
+        return;
+    }
+    let mut choice = Choice::default();
+    if let Some(list) = list.filter(|list| !list.trim().is_empty()) {
+        choice = choice.and(choice::chosen(Written { list, selector: "" }, places));
+    }
+    if let Some(selector) = selector {
+        choice = choice.and(choice::chosen(Written { list: "", selector }, places));
+    }
+    let labels = !marked.allows(REPLICATOR, "strip-labels");
+    read.push(Copier::Replicator, id, choice).labels = labels;
+}
+
+fn reflector(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read: &mut Read) {
+    let says = |key: &str| marked.says(REFLECTOR, key).unwrap_or_default();
+    if !says("reflects").is_empty() {
+        if marked.allows(REFLECTOR, "auto-reflects") {
+            return; // The source says it.
+        }
+        let labels = places.get(&id.namespace).cloned().unwrap_or_default();
+        let allowed = |source: &Marked| {
+            let says = |key: &str| source.says(REFLECTOR, key).unwrap_or_default();
+            let written = Written {
+                list: says("reflection-allowed-namespaces"),
+                selector: says("reflection-allowed-namespaces-selector"),
+            };
+            source.allows(REFLECTOR, "reflection-allowed") && written.means(&id.namespace, &labels)
+        };
+        return filled(Copier::Reflector, id, says("reflects"), objects, allowed, read);
+    }
+    if !marked.allows(REFLECTOR, "reflection-auto-enabled") {
+        return;
+    }
+    if !marked.allows(REFLECTOR, "reflection-allowed") {
+        read.note(
+            id,
+            "reflection-auto-enabled without reflection-allowed: the reflector copies nothing of it, nor does a rule",
+        );
+        return;
+    }
+    let written =
+        |list: &str, selector: &str| -> (String, String) { (says(list).to_owned(), says(selector).to_owned()) };
+    let allowed = written("reflection-allowed-namespaces", "reflection-allowed-namespaces-selector");
+    let asked = written("reflection-auto-namespaces", "reflection-auto-namespaces-selector");
+    let choice = choice::chosen_by_both(
+        Written { list: &allowed.0, selector: &allowed.1 },
+        Written { list: &asked.0, selector: &asked.1 },
+        places,
+    );
+    read.push(Copier::Reflector, id, choice).labels = false;
+}
+
+/// An object that names the one it is filled from.
+fn filled(
+    copier: Copier,
+    copy: &Id,
+    from: &str,
+    objects: &Objects,
+    allowed: impl Fn(&Marked) -> bool,
+    read: &mut Read,
+) {
+    let (namespace, name) = from.split_once('/').unwrap_or((&copy.namespace, from));
+    let source = Id { resource: copy.resource.clone(), namespace: namespace.to_owned(), name: name.to_owned() };
+    let Some(found) = objects.get(&source) else {
+        read.note(copy, format!("is filled from {from}, which is not there: no rule is made for it"));
+        return;
+    };
+    if !allowed(found) {
+        read.note(
+            copy,
+            format!("is filled from {from}, which does not allow it by its annotations: no rule is made for it"),
+        );
+        return;
+    }
+    if source.namespace == copy.namespace && source.name == copy.name {
+        read.note(copy, "is filled from itself: no rule is made for it");
+        return;
+    }
+    let choice = Choice { names: BTreeSet::from([copy.namespace.clone()]), ..Choice::default() };
+    let wish = read.push(copier, &source, choice);
+    wish.copy_name.clone_from(&copy.name);
+    wish.filled = true;
+    wish.labels = false;
+}
+
+fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
+    let Some(sync) = marked.says(SYNCER, "sync") else { return };
+    if let Some(contexts) = marked.says(SYNCER, "sync-contexts") {
+        read.note(
+            id,
+            format!("sync-contexts {contexts}: let those clusters join, and add them to the rule's clusters"),
+        );
+    }
+    let selector = if sync == "true" { "" } else { sync };
+    read.push(Copier::ConfigSyncer, id, choice::chosen(Written { list: "", selector }, places)).annotations = true;
+}
+
+/// What is filled in a namespace that its source is pushed to anyway is wanted once; copies of one name and source that
+/// are filled in several namespaces are one wish.
+fn once_each(read: &mut Read, places: &Places) {
+    let pushed: BTreeSet<(Id, String)> = (read.wishes.iter().filter(|wish| !wish.filled))
+        .flat_map(|wish| wish.choice.reaches(places).into_iter().map(|place| (wish.source.clone(), place)))
+        .collect();
+    let mut merged: BTreeMap<(Id, String), Wish> = BTreeMap::new();
+    let (mut kept, all) = (Vec::new(), std::mem::take(&mut read.wishes));
+    for mut wish in all {
+        if !wish.filled {
+            kept.push(wish);
+            continue;
+        }
+        if wish.copy_name == wish.source.name {
+            wish.choice.names.retain(|place| !pushed.contains(&(wish.source.clone(), place.clone())));
+        }
+        let key = (wish.source.clone(), wish.copy_name.clone());
+        match merged.get_mut(&key) {
+            Some(first) => first.choice.names.extend(wish.choice.names),
+            None => drop(merged.insert(key, wish)),
+        }
+    }
+    kept.extend(merged.into_values().filter(|wish| !wish.choice.is_empty()));
+    read.wishes = kept;
+}

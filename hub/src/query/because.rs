@@ -1,0 +1,303 @@
+//! Why a copy is, or is not, in a cluster, as far as the hub itself can tell: which rules want it, and what keeps them from
+//! sending it.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{
+    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, Terms,
+};
+
+use crate::index::{Index, RuleEntry};
+use crate::plan::Refused;
+
+/// The most sources of one rule of which is spoken, and the most rules.
+const SOURCES: usize = 4;
+const RULES: usize = 64;
+
+/// What one rule says of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// The rule.
+    pub uid: RuleUid,
+    /// Its name.
+    pub rule: RuleName,
+    /// The source.
+    pub source: SourceRef,
+    /// A word: what the agent says of it, or why nothing is sent; see `proto/query.proto`.
+    pub state: &'static str,
+    /// A sentence for a person.
+    pub message: String,
+    /// Names the content that it should have.
+    pub revision: Option<Revision>,
+}
+
+/// What keeps a rule from sending a copy; `None`: nothing that the hub knows of.
+type Obstacle = Option<(&'static str, String)>;
+
+impl Wish {
+    /// Whether the rule goes to the cluster at all.
+    pub fn goes_there(&self) -> bool {
+        !matches!(self.state, "ClusterNotChosen" | "ClusterNotGranted")
+    }
+
+    /// Whether the rule would have a copy in the namespace, so that how it is there is for its readers to know.
+    pub fn has_a_place(&self) -> bool {
+        self.goes_there() && !matches!(self.state, "NamespaceNotChosen" | "NotGranted" | "Deleted")
+    }
+}
+
+/// What every rule that has a source for this copy says of it.
+pub fn wishes(index: &Index, cluster: &ClusterName, copy: &SourceRef) -> Vec<Wish> {
+    let of_rule = |(uid, entry): (&RuleUid, &RuleEntry)| -> Vec<Wish> {
+        let sources = sources(entry, cluster, copy);
+        let wish = |source: SourceRef| {
+            let obstacle = obstacle(index, entry, cluster, &source, copy);
+            let content = entry.share(cluster).and_then(|share| share.content(&source).cloned());
+            let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
+            Wish {
+                uid: uid.clone(),
+                rule: entry.rule.terms.rule.clone(),
+                source: source.plain(),
+                state,
+                message,
+                revision: content.map(|content| content.revision),
+            }
+        };
+        sources.into_iter().take(SOURCES).map(wish).collect()
+    };
+    index.rules().flat_map(of_rule).take(RULES).collect()
+}
+
+/// The sources of a rule whose copies have this name; those of other namespaces only where the rule says which namespaces
+/// get copies.
+fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
+    let sent = entry.share(cluster).map(|share| share.plan);
+    let made = sent.iter().flat_map(|plan| plan.intents.keys()).filter(|intent| intent.copy_name() == &copy.name);
+    let withheld = sent.iter().flat_map(|plan| plan.withheld.keys());
+    let plain = entry.plan.selected().chain(withheld).filter(|source| source.name == copy.name);
+    // What is sent under another name is not meant by its own.
+    let renamed = |source: &SourceRef| {
+        sent.iter().flat_map(|plan| plan.intents.keys()).any(|intent| intent.is_renamed() && intent.plain() == *source)
+    };
+    let own = |source: &SourceRef| entry.rule.terms.namespaces.is_some() || source.namespace == copy.namespace;
+    let all = made.cloned().chain(plain.filter(|source| !renamed(source)).cloned());
+    all.filter(|source| source.resource == copy.resource && own(source)).collect()
+}
+
+fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &SourceRef, copy: &SourceRef) -> Obstacle {
+    let said = |state: &'static str, message: &str| Some((state, message.to_owned()));
+    let Some(terms) = entry.goes.clusters.get(cluster) else {
+        let labels = index.cluster(cluster).map(|known| known.labels.clone()).unwrap_or_default();
+        return match entry.rule.chooses(cluster, &labels) {
+            true => said("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves"),
+            false => said("ClusterNotChosen", "spec.clusters does not choose this cluster"),
+        };
+    };
+    if entry.rule.deleting {
+        return said("Deleted", "the rule is being deleted");
+    }
+    let runnel = entry.rule.runnel_namespace();
+    if let Some(obstacle) = namespace(terms, copy, runnel) {
+        return Some(obstacle);
+    }
+    if !terms.grants_kind(&copy.resource) {
+        return said("NotGranted", "no DistributionGrant lets the rule send this kind to this cluster");
+    }
+    let plans = [Some(entry.plan.clone()), entry.share(cluster).map(|share| share.plan)];
+    let plain = source.plain();
+    for plan in plans.iter().flatten() {
+        if let Some(withheld) = plan.withheld.get(&plain) {
+            return said("Withheld", &withheld.message);
+        }
+        if let Some(refused) = plan.refused.get(&plain) {
+            return said("Refused", why_refused(*refused));
+        }
+        if plan.unread.contains(&plain) || plan.unreadable.contains(&plain) {
+            return said(
+                "Unread",
+                "the hub cannot read the source now, or has not read it yet; its copies stay as they are",
+            );
+        }
+    }
+    match () {
+        () if terms.suspend => said("Suspended", "spec.suspend is true: nothing is created, corrected or removed"),
+        () if entry.goes.cordoned.contains(cluster) => {
+            said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
+        }
+        () => None,
+    }
+}
+
+/// What of the namespace speaks against it, without its labels, which only the agent knows.
+fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
+    let Some(choice) = &terms.namespaces else { return None };
+    let open = choice.selector.is_some() && !copy.namespace.starts_with("kube-") && &*copy.namespace != runnel;
+    let excluded = runnel_proto::model::matches_any(&choice.exclude, &copy.namespace);
+    let chosen = choice.takes(&copy.namespace, None, runnel) || (open && !excluded);
+    (!chosen).then(|| ("NamespaceNotChosen", "spec.namespaces does not choose this namespace".to_owned()))
+}
+
+fn why_refused(refused: Refused) -> &'static str {
+    match refused {
+        Refused::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        Refused::TooLarge => "it is larger than an agent takes",
+        Refused::Annotation => "its owner says so by an annotation",
+    }
+}
+
+/// What the agent says comes before what the hub concludes.
+pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
+    for wish in wishes {
+        let said = answer.states.iter().find(|state| state.rule == wish.uid);
+        if let Some(said) = said {
+            wish.state = word(said.outcome);
+            wish.message = match (&said.trouble, said.outcome) {
+                (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
+                (None, CopyOutcome::Waiting) => "its namespace does not exist".to_owned(),
+                (None, CopyOutcome::GivenUp) => "its namespace is no longer a target; held by removalLimit".to_owned(),
+                (None, _) => std::mem::take(&mut wish.message),
+            };
+        } else if wish.state == "NotSaid" {
+            (wish.state, wish.message) = unsaid(answer.namespace);
+        }
+    }
+}
+
+/// The agent knows nothing of a copy that the hub would send.
+fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
+    let why = match namespace {
+        NamespaceState::Missing => "the namespace does not exist there, and the rule does not name it literally",
+        NamespaceState::Terminating => "the namespace is being deleted there",
+        NamespaceState::Closed => "the member's policy, or the namespace's own annotation, takes no copies there",
+        NamespaceState::Ready | NamespaceState::Unknown => {
+            "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the \
+             source stands there itself"
+        }
+    };
+    ("NamespaceNotChosen", why.to_owned())
+}
+
+fn word(outcome: CopyOutcome) -> &'static str {
+    match outcome {
+        CopyOutcome::UnderWay => "UnderWay",
+        CopyOutcome::Applied => "Applied",
+        CopyOutcome::Failed => "Failed",
+        CopyOutcome::Waiting => "Waiting",
+        CopyOutcome::Drifted => "Drifted",
+        CopyOutcome::Removing => "Removing",
+        CopyOutcome::GivenUp => "GivenUp",
+    }
+}
+
+/// How a namespace of a member is, in a word.
+pub fn namespace_word(namespace: NamespaceState) -> &'static str {
+    match namespace {
+        NamespaceState::Unknown => "",
+        NamespaceState::Ready => "Ready",
+        NamespaceState::Missing => "Missing",
+        NamespaceState::Terminating => "Terminating",
+        NamespaceState::Closed => "Closed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use runnel_proto::model::{CopyState, Payload, Reason};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::index::{Cluster, PlaceState};
+    use crate::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+
+    fn rule(name: &str, more: Value) -> Rule {
+        let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}});
+        for (key, value) in more.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "spec": spec,
+            "metadata": {"name": name, "namespace": "home", "uid": name, "generation": 1},
+        });
+        Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
+    }
+
+    fn index(rules: Vec<Rule>, granted: Value) -> Index {
+        let mut index = Index::new();
+        let grant = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
+            "spec": {
+                "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"], "clusters": {"all": true},
+                "namespaces": granted,
+            },
+        });
+        let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
+        index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
+        index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+        let cluster = Cluster { uid: "u".into(), accepted: true, ..Cluster::default() };
+        index.set_cluster("one".into(), cluster);
+        for rule in rules {
+            index.set_rule(rule);
+        }
+        let body = Body::Read(Arc::new(SourceContent::new(Revision([7; 16]), Payload::encode(vec![]))));
+        index.set_source(SourceRef::new("configmaps", "home", "s"), BTreeMap::new(), Some(body));
+        index
+    }
+
+    fn states(index: &Index, cluster: &str, namespace: &str, name: &str) -> Vec<(String, &'static str)> {
+        let copy = SourceRef::new("configmaps", namespace, name);
+        let wishes = wishes(index, &ClusterName::from(cluster), &copy);
+        wishes.into_iter().map(|wish| (wish.rule.name, wish.state)).collect()
+    }
+
+    fn said(all: &[(&str, &'static str)]) -> Vec<(String, &'static str)> {
+        all.iter().map(|(name, state)| ((*name).to_owned(), *state)).collect()
+    }
+
+    #[test]
+    fn every_rule_with_a_source_for_the_copy_says_what_keeps_it_away() {
+        let labels = json!({"namespaces": {"selector": {"matchLabels": {"team": "a"}}}});
+        let rules = vec![
+            rule("a-named", json!({"namespaces": {"names": ["x"]}})),
+            rule("b-labels", labels),
+            rule("c-elsewhere", json!({"clusters": {"names": ["two"]}, "namespaces": {"names": ["x"]}})),
+            rule("d-own", json!({})),
+            rule("e-rests", json!({"suspend": true, "namespaces": {"names": ["x"]}})),
+            rule("f-renamed", json!({"namespaces": {"names": ["x"]}, "transform": {"name": "other"}})),
+        ];
+        let index = index(rules, json!({"all": true}));
+        let common = [("b-labels", "NotSaid"), ("c-elsewhere", "ClusterNotChosen")];
+        let mut expected = said(&[("a-named", "NotSaid")]);
+        expected.extend(said(&common));
+        expected.extend(said(&[("e-rests", "Suspended")]));
+        assert_eq!(states(&index, "one", "x", "s"), expected);
+        let own = states(&index, "one", "home", "s");
+        assert!(own.contains(&("d-own".to_owned(), "NotSaid")), "{own:?}");
+        assert!(own.contains(&("a-named".to_owned(), "NamespaceNotChosen")), "{own:?}");
+        assert_eq!(states(&index, "one", "x", "other"), said(&[("f-renamed", "NotSaid")]));
+        assert_eq!(states(&index, "one", "x", "nothing"), said(&[]));
+        // No selector finds kube-*.
+        assert!(states(&index, "one", "kube-system", "s").contains(&("b-labels".to_owned(), "NamespaceNotChosen")));
+    }
+
+    #[test]
+    fn the_agents_word_comes_first() {
+        let index = index(vec![rule("r", json!({"namespaces": {"names": ["x"]}}))], json!({"all": true}));
+        let copy = SourceRef::new("configmaps", "x", "s");
+        let of = |states: Vec<CopyState>| {
+            let mut wishes = wishes(&index, &"one".into(), &copy);
+            let namespace = NamespaceState::Missing;
+            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands: None });
+            (wishes[0].state, wishes[0].message.clone())
+        };
+        let failed = CopyState {
+            rule: "r".into(),
+            outcome: CopyOutcome::Failed,
+            trouble: Some((Reason::Conflict, "not Runnel's".to_owned())),
+        };
+        assert_eq!(of(vec![failed]), ("Failed", "Conflict: not Runnel's".to_owned()));
+        assert_eq!(of(vec![]).0, "NamespaceNotChosen");
+        assert!(of(vec![]).1.contains("does not exist"));
+    }
+}

@@ -1,0 +1,137 @@
+//! Where one copy comes from, or why it is not there: what the hub knows, and what the cluster's agent says of it.
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use data_encoding::HEXLOWER;
+use runnel_proto::INSPECT_SINCE;
+use runnel_proto::model::{ClusterName, Inspected, Kind, Revision, RuleUid, SourceRef, StandingObject};
+use runnel_proto::wire;
+use tonic::{Request, Response, Status};
+
+use super::because::{self, Wish};
+use super::review::{self, User};
+use super::{KINDS, Questions, address};
+
+/// How long an agent may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+impl Questions {
+    pub(super) async fn explain(
+        &self,
+        request: Request<wire::CopyQuestion>,
+    ) -> Result<Response<wire::CopyExplained>, Status> {
+        let (address, token) = (address(&request), review::bearer(request.metadata())?);
+        let wire::CopyQuestion { cluster, resource, namespace, name } = request.into_inner();
+        let user = self.reviewer.who(address, &token).await?;
+        if Kind::by_resource(&resource).is_none() {
+            return Err(Status::invalid_argument("the kind is unknown: ask for configmaps or secrets"));
+        }
+        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
+            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
+        }
+        let (cluster, copy) = (ClusterName::from(cluster), SourceRef::new(&resource, &namespace, &name));
+        let mut wishes = because::wishes(&self.shared.index.read(), &cluster, &copy);
+        let visible = self.visible(&user, &wishes).await?;
+        let member = self.reviewer.allows(&user, "memberclusters", "", cluster.as_str()).await?;
+        // Nobody learns here which clusters there are.
+        if !member && !wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.goes_there()) {
+            return Err(Status::permission_denied(format!(
+                "{} may get no rule that wants this copy there, nor the MemberCluster {cluster}",
+                user.name()
+            )));
+        }
+        let Some(known) = self.shared.index.read().cluster(&cluster).cloned() else {
+            return Err(Status::not_found(format!("there is no member {cluster}")));
+        };
+        let (connected, can_answer) = {
+            let ledger = self.shared.ledger.lock();
+            let session = ledger.session(&cluster, Instant::now());
+            (session.is_some(), session.is_some_and(|session| session.protocol >= INSPECT_SINCE))
+        };
+        // Nor how namespaces are where none of the caller's rules has a copy.
+        let may_look =
+            |wishes: &[Wish]| member || wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.has_a_place());
+        let asks = can_answer && may_look(&wishes);
+        let mut answer = if asks { self.inspect(&cluster, &copy).await } else { None };
+        let answered = answer.is_some();
+        if let Some(answer) = &answer {
+            because::with_answer(&mut wishes, answer);
+        }
+        answer = answer.filter(|_| may_look(&wishes));
+        let hidden = wishes.iter().map(|wish| &wish.uid).filter(|uid| !visible.contains(uid)).collect::<BTreeSet<_>>();
+        let hidden = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
+        let words = match () {
+            () if !known.accepted => "is not accepted",
+            () if !connected => "is not connected: this is what the hub knows",
+            () if !can_answer => "has an agent that is too old to be asked: upgrade it",
+            () if asks && !answered => "is connected, and its agent did not answer in time",
+            () if known.leaving => "leaves",
+            () if known.cordoned => "is connected, and cordoned",
+            () => "is connected",
+        };
+        let stands = answer.as_ref().and_then(|answer| answer.stands.as_ref());
+        Ok(Response::new(wire::CopyExplained {
+            cluster: format!("{cluster} {words}"),
+            answered,
+            namespace: answer.as_ref().map(|one| because::namespace_word(one.namespace)).unwrap_or_default().to_owned(),
+            rules: wishes.into_iter().filter(|wish| visible.contains(&wish.uid)).map(rule).collect(),
+            stands: stands.map(|stands| self.object(stands, &visible, member)),
+            hidden,
+        }))
+    }
+
+    /// The rules among these that the caller may get.
+    async fn visible(&self, user: &User, wishes: &[Wish]) -> Result<BTreeSet<RuleUid>, Status> {
+        let mut visible = BTreeSet::new();
+        for wish in wishes {
+            let resource = KINDS.iter().find(|(kind, _)| *kind == wish.rule.kind).map(|(_, resource)| *resource);
+            let Some(resource) = resource.filter(|_| !visible.contains(&wish.uid)) else { continue };
+            if self.reviewer.allows(user, resource, &wish.rule.namespace, &wish.rule.name).await? {
+                visible.insert(wish.uid.clone());
+            }
+        }
+        Ok(visible)
+    }
+
+    async fn inspect(&self, cluster: &ClusterName, copy: &SourceRef) -> Option<Inspected> {
+        let live = self.shared.sessions.get(cluster)?.clone();
+        let answered = live.inquiries.ask(copy.clone())?;
+        live.wake.notify_one();
+        drop(live);
+        tokio::time::timeout(ANSWER, answered).await.ok()?.ok()
+    }
+
+    fn object(&self, stands: &StandingObject, visible: &BTreeSet<RuleUid>, member: bool) -> wire::ExplainedObject {
+        let sealed = stands.sealed.as_ref().filter(|(uid, ..)| member || visible.contains(uid));
+        let index = self.shared.index.read();
+        let name = |uid: &RuleUid| match index.rule(uid) {
+            Some(entry) => entry.rule.terms.rule.to_string(),
+            None => format!("{uid} (not known to the hub)"),
+        };
+        wire::ExplainedObject {
+            ours: stands.ours,
+            intact: stands.intact,
+            rule: sealed.map(|(uid, ..)| name(uid)).unwrap_or_default(),
+            source: sealed.map(|(_, source, _)| source.plain().to_string()).unwrap_or_default(),
+            revision: sealed.map(|(.., revision)| hex(revision)).unwrap_or_default(),
+            applied_at: stands.applied_at,
+            uid: stands.uid.clone(),
+        }
+    }
+}
+
+fn hex(revision: &Revision) -> String {
+    HEXLOWER.encode(&revision.0)
+}
+
+fn rule(wish: Wish) -> wire::ExplainedRule {
+    wire::ExplainedRule {
+        kind: wish.rule.kind,
+        namespace: wish.rule.namespace,
+        name: wish.rule.name,
+        source: wish.source.to_string(),
+        state: wish.state.to_owned(),
+        message: wish.message,
+        revision: wish.revision.as_ref().map(hex).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,47 @@
+//! Which clusters may have a target.
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use runnel_proto::model::ClusterName;
+
+/// Which clusters may have a target now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Every cluster: the rollout has ended.
+    All,
+    /// These, and since when.
+    Only(BTreeMap<ClusterName, Instant>),
+}
+
+/// Lets clusters have one target, and no other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// The target.
+    pub revision: String,
+    /// Who may have it.
+    pub reach: Reach,
+}
+
+impl Gate {
+    /// Whether a cluster may have this target.
+    pub fn lets_in(&self, target: &str, cluster: &ClusterName) -> bool {
+        self.revision == target
+            && match &self.reach {
+                Reach::All => true,
+                Reach::Only(these) => these.contains_key(cluster),
+            }
+    }
+
+    /// Whether every cluster may have this target.
+    pub fn is_open(&self, target: &str) -> bool {
+        self.revision == target && self.reach == Reach::All
+    }
+
+    /// Who is under way to this target, and since when.
+    pub(super) fn under_way(&self, target: &str) -> BTreeMap<ClusterName, Instant> {
+        match &self.reach {
+            Reach::Only(these) if self.revision == target => these.clone(),
+            _ => BTreeMap::new(),
+        }
+    }
+}

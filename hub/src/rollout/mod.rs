@@ -1,0 +1,95 @@
+//! A change of a rule that travels in waves: which clusters may have it now, and when the next wave begins. Pure: the
+//! clock is an argument, and what the agents said is an [`Observation`].
+//!
+//! A change is another *target*: what the rule selects, how copies are made of it, and its terms (but for `suspend`, which
+//! is an emergency stop and goes everywhere at once). Which clusters are chosen, their labels and what is granted there are
+//! no part of it: who is newly chosen waits for its turn while a rollout is under way and gets the newest at once after it.
+//! What the brake holds is no part of it either; when it is released, that is another target.
+//!
+//! Clusters stand in one order ([`Turn`]): by the value of a label, in natural order, then by name. So what has been
+//! reached is one cursor, which stands in the rule's status and survives a restart and a change of leader without a list of
+//! clusters. [`step`] is the whole machine: from what stands in the status, what is under way and what is seen it makes
+//! what the status should say and which clusters may have the target ([`Gate`]).
+//!
+//! # Guarantees
+//! - Nothing of a target is sent to a cluster that its gate does not let in, and a gate is good for one target only: an
+//!   edit shuts it by itself. A process that has not read the status has no gate, and so sends nothing.
+//! - A gate lets in nobody beyond the cursor that it was made with; whoever uses it has written that cursor down before.
+//! - At no time have more than `maxConcurrency` clusters been let in without having settled. A cluster that was passed over
+//!   because it was away comes in when there is room, and not all of them at once when a network comes back; also when the
+//!   rollout has been completed without them.
+//! - Nobody is let in while more than `maxFailures` of the clusters that were reached fail: a rollout that was completed
+//!   stops when those who come back fail.
+//! - It ends, or waits for a person: who is away is passed over after [`AWAY_LIMIT`], and who does not settle counts as
+//!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
+mod gate;
+mod order;
+mod progress;
+mod step;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+pub use gate::{Gate, Reach};
+pub use order::Turn;
+pub use progress::{Phase, Progress};
+pub use step::{Health, Observation, step};
+pub use target::Target;
+
+/// How long a cluster that was let in and is not connected any more is waited for.
+pub const AWAY_LIMIT: Duration = Duration::from_secs(60);
+/// How long a cluster that is connected may take until its copies are applied or have failed for good.
+pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long a cluster that was let in must be quiet to count as having taken what cannot be compared.
+pub const QUIET_FOR: Duration = Duration::from_secs(30);
+
+/// A number of clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    /// So many.
+    Count(u64),
+    /// This part of all that the rule chooses, in percent.
+    Percent(u64),
+}
+
+impl Portion {
+    /// Of so many; at least one.
+    pub fn of(self, all: usize) -> usize {
+        let all = u64::try_from(all).unwrap_or(u64::MAX);
+        let part = match self {
+            Portion::Count(count) => count,
+            Portion::Percent(percent) => all.saturating_mul(percent).div_ceil(100),
+        };
+        usize::try_from(part).unwrap_or(usize::MAX).max(1)
+    }
+}
+
+/// How changes of a rule travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    /// How many clusters may be under way at a time.
+    pub max_concurrency: Portion,
+    /// The label of the clusters that orders them.
+    pub order_by: Option<String>,
+    /// How long a wave is watched before the next one.
+    pub soak: Duration,
+    /// How many clusters may fail.
+    pub max_failures: u64,
+    /// Whether nothing further is sent.
+    pub paused: bool,
+}
+
+impl Rollout {
+    /// The place of a cluster with these labels in the order.
+    pub fn turn(
+        &self,
+        cluster: &runnel_proto::model::ClusterName,
+        labels: &std::collections::BTreeMap<String, String>,
+    ) -> Turn {
+        let value = self.order_by.as_ref().and_then(|key| labels.get(key)).cloned();
+        Turn { value, cluster: cluster.clone() }
+    }
+}

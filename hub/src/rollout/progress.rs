@@ -1,0 +1,76 @@
+//! How far a rollout has come: what stands in the rule's status.
+use jiff::Timestamp;
+
+use super::Turn;
+
+/// What a rollout is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// A wave is under way.
+    Progressing,
+    /// It is applied and being watched.
+    Soaking,
+    /// A person holds it.
+    Paused,
+    /// Too many clusters failed.
+    Stopped,
+    /// Every cluster that could be reached has it. Who was away takes it when there is room.
+    Completed,
+}
+
+/// How far a rollout has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The target.
+    pub revision: String,
+    /// What it is doing.
+    pub phase: Phase,
+    /// The wave, from 1; 0 before the first.
+    pub wave: u64,
+    /// The label that orders.
+    pub order_by: Option<String>,
+    /// Who is not behind this has been reached.
+    pub cursor: Option<Turn>,
+    /// The clusters that the rule chooses.
+    pub clusters: u64,
+    /// Those that have been reached.
+    pub reached: u64,
+    /// Those that have the target applied.
+    pub applied: u64,
+    /// Those that were reached and fail; while it is stopped, the most that ever did.
+    pub failed: u64,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When the wave began.
+    pub wave_at: Option<Timestamp>,
+    /// When everything that was reached had settled.
+    pub applied_at: Option<Timestamp>,
+    /// When it was completed.
+    pub ended_at: Option<Timestamp>,
+}
+
+impl Progress {
+    /// A rollout that begins.
+    pub fn begin(revision: &str, order_by: Option<String>, now: Timestamp) -> Self {
+        Self {
+            revision: revision.to_owned(),
+            phase: Phase::Progressing,
+            wave: 0,
+            order_by,
+            cursor: None,
+            clusters: 0,
+            reached: 0,
+            applied: 0,
+            failed: 0,
+            started_at: now,
+            wave_at: None,
+            applied_at: None,
+            ended_at: None,
+        }
+    }
+
+    /// Whether a cluster has been reached.
+    pub fn has_reached(&self, turn: &Turn) -> bool {
+        self.cursor.as_ref().is_some_and(|cursor| turn <= cursor)
+    }
+}

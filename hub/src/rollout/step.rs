@@ -1,0 +1,207 @@
+//! The machine.
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use runnel_proto::model::ClusterName;
+
+use super::{AWAY_LIMIT, Gate, Phase, Progress, QUIET_FOR, Reach, Rollout, STUCK_LIMIT, Turn};
+use crate::status::Now;
+
+/// How a cluster is with the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It has it, and nothing is wrong.
+    Applied,
+    /// Nothing is under way and nothing is wrong, but what it has cannot be compared with the target, as where the brake
+    /// holds a removal.
+    Quiet,
+    /// It has it, and copies failed.
+    Failed,
+    /// It is connected and does not have it, or is at work on it.
+    Pending,
+    /// It is not connected, or is cordoned or waits for an administrator: it does not take it now.
+    Away,
+}
+
+/// What is seen of the clusters that the rule chooses.
+#[derive(Clone, Debug)]
+pub struct Observation<'a> {
+    /// What they should have.
+    pub target: &'a str,
+    /// How each of them is, in order.
+    pub clusters: Vec<(Turn, Health)>,
+    /// Whether the hub has just begun and some of them may still connect.
+    pub settling: bool,
+}
+
+/// The clusters that were reached, by how they are.
+#[derive(Default)]
+struct Reached {
+    /// Who may have the target.
+    let_in: BTreeMap<ClusterName, Instant>,
+    /// Who was let in and has not settled.
+    in_flight: usize,
+    /// Who has not been let in, in order.
+    waiting: Vec<ClusterName>,
+    failed: u64,
+}
+
+/// The next step of a rollout: what its status should say, and who may have the target once that is written.
+pub fn step(
+    rollout: &Rollout,
+    before: Option<&Progress>,
+    gate: Option<&Gate>,
+    seen: &Observation<'_>,
+    now: Now,
+) -> (Progress, Gate) {
+    let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
+    let fresh = || Progress::begin(seen.target, rollout.order_by.clone(), now.wall);
+    let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
+    let gate_to = |reach| Gate { revision: seen.target.to_owned(), reach };
+    let completed = progress.phase == Phase::Completed;
+    if completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
+        return (progress, gate_to(Reach::All));
+    }
+    let mut reached = look(&progress, gate, seen, now.instant);
+    progress.failed = match progress.phase {
+        Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
+        _ => reached.failed,
+    };
+    // Of a rollout that was completed only those are left who were away.
+    let is_left = !completed || !reached.waiting.is_empty();
+    let stopped = progress.failed > rollout.max_failures && is_left;
+    if !rollout.paused && !stopped {
+        let room = rollout.max_concurrency.of(seen.clusters.len());
+        reached.let_in(room, now.instant);
+    }
+    let settled = reached.in_flight == 0 && reached.waiting.is_empty() && !seen.settling;
+    if settled && progress.cursor.is_some() {
+        progress.applied_at.get_or_insert(now.wall);
+    }
+    let soaked = progress.applied_at.is_none_or(|at| since(at, now.wall) >= rollout.soak);
+    progress.phase = match () {
+        () if rollout.paused && !completed => Phase::Paused,
+        () if stopped && !rollout.paused => Phase::Stopped,
+        () if completed => Phase::Completed,
+        () if settled && soaked => advance(&mut progress, rollout, seen, &mut reached, now),
+        () if settled => Phase::Soaking,
+        () => Phase::Progressing,
+    };
+    count(&mut progress, seen);
+    let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
+    let reach = if has_everybody { Reach::All } else { Reach::Only(reached.let_in) };
+    (progress, gate_to(reach))
+}
+
+/// Looks at who was reached.
+fn look(progress: &Progress, gate: Option<&Gate>, seen: &Observation<'_>, now: Instant) -> Reached {
+    let under_way = gate.map(|gate| gate.under_way(seen.target)).unwrap_or_default();
+    let mut reached = Reached::default();
+    let has_had_a_turn = |turn: &Turn| progress.phase == Phase::Completed || progress.has_reached(turn);
+    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| has_had_a_turn(turn)) {
+        let let_in = under_way.get(&turn.cluster).copied();
+        let for_long = |limit| let_in.is_some_and(|at| now.saturating_duration_since(at) >= limit);
+        let mut keep = |at| {
+            reached.let_in.insert(turn.cluster.clone(), at);
+        };
+        match (health, let_in) {
+            (Health::Applied, _) => keep(let_in.unwrap_or(now)),
+            (Health::Failed, _) => {
+                keep(let_in.unwrap_or(now));
+                reached.failed += 1;
+            }
+            (Health::Pending, Some(at)) => {
+                keep(at);
+                match for_long(STUCK_LIMIT) {
+                    true => reached.failed += 1,
+                    false => reached.in_flight += 1,
+                }
+            }
+            (Health::Quiet, Some(at)) => {
+                keep(at);
+                reached.in_flight += usize::from(!for_long(QUIET_FOR));
+            }
+            (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
+            // Who comes back later needs room anew.
+            (Health::Away, Some(at)) if !for_long(AWAY_LIMIT) => {
+                keep(at);
+                reached.in_flight += 1;
+            }
+            (Health::Away, _) => {}
+        }
+    }
+    reached
+}
+
+impl Reached {
+    /// Whether nobody is left who could come for the target later: those would come all at once.
+    fn has_everybody(&self, seen: &Observation<'_>) -> bool {
+        let is_here = |(_, health): &(Turn, Health)| *health != Health::Away;
+        self.in_flight == 0 && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
+    }
+
+    /// Lets in who waits, as far as there is room.
+    fn let_in(&mut self, room: usize, now: Instant) {
+        let free = room.saturating_sub(self.in_flight).min(self.waiting.len());
+        for cluster in self.waiting.drain(..free) {
+            self.let_in.insert(cluster, now);
+            self.in_flight += 1;
+        }
+    }
+}
+
+/// Begins the next wave, or ends.
+fn advance(
+    progress: &mut Progress,
+    rollout: &Rollout,
+    seen: &Observation<'_>,
+    reached: &mut Reached,
+    now: Now,
+) -> Phase {
+    let all_away = seen.clusters.iter().all(|(_, health)| *health == Health::Away);
+    if all_away && !seen.clusters.is_empty() {
+        // Nobody could say how the change does.
+        return progress.cursor.as_ref().map_or(Phase::Progressing, |_| Phase::Soaking);
+    }
+    let room = rollout.max_concurrency.of(seen.clusters.len());
+    let mut wave: Vec<(&Turn, Health)> = Vec::new();
+    let mut cursor = progress.cursor.clone();
+    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| !progress.has_reached(turn)) {
+        let takes_room = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
+        let same_value = wave.first().is_none_or(|(first, _)| first.value == turn.value);
+        if !same_value || (takes_room && wave.len() >= room) {
+            break;
+        }
+        cursor = Some(turn.clone());
+        if takes_room {
+            wave.push((turn, *health));
+        }
+        if matches!(health, Health::Applied | Health::Failed) {
+            reached.let_in.insert(turn.cluster.clone(), now.instant);
+        }
+    }
+    progress.cursor = cursor;
+    if wave.is_empty() {
+        progress.ended_at = Some(now.wall);
+        return Phase::Completed;
+    }
+    (progress.wave, progress.wave_at, progress.applied_at) = (progress.wave + 1, Some(now.wall), None);
+    let pending = wave.into_iter().filter(|(_, health)| *health != Health::Failed);
+    reached.waiting.extend(pending.map(|(turn, _)| turn.cluster.clone()));
+    reached.let_in(room, now.instant);
+    Phase::Progressing
+}
+
+fn count(progress: &mut Progress, seen: &Observation<'_>) {
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    progress.clusters = number(seen.clusters.len());
+    progress.reached = number(seen.clusters.iter().filter(|(turn, _)| progress.has_reached(turn)).count());
+    let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);
+    progress.applied = number(applied.count());
+}
+
+/// How long ago this was; a clock that was set back says: just now.
+fn since(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(at)).unwrap_or_default()
+}

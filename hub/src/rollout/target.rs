@@ -1,0 +1,42 @@
+//! Names what a rollout brings.
+use ring::digest;
+
+use crate::plan::{Body, Rule, RulePlan};
+
+/// Names what a rule wants, whichever clusters it chooses: equal after a restart, as revisions are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    whole: String,
+    /// While the brake holds a part of it.
+    held: String,
+}
+
+impl Target {
+    /// What a rule brings that selects this.
+    pub fn of(rule: &Rule, plan: &RulePlan) -> Self {
+        let mut context = digest::Context::new(&digest::SHA256);
+        context.update(&plan.digest.to_bytes());
+        context.update(&rule.made_by);
+        for (secret, body) in &plan.lent {
+            if let Body::Read(content) | Body::Stale(content) = body {
+                context.update(secret.to_string().as_bytes());
+                context.update(&content.revision.0);
+            }
+        }
+        // Labels and annotations that only some rules copy are no part of the revision of their source.
+        if !rule.shape.leaves_content() {
+            for (source, denied) in plan.intents.iter().filter_map(|(source, it)| Some((source, it.denied.as_ref()?))) {
+                context.update(source.to_string().as_bytes());
+                context.update(denied.bytes());
+            }
+        }
+        let digest = context.finish();
+        let whole = data_encoding::HEXLOWER.encode(&digest.as_ref()[..8]);
+        Self { held: format!("{whole}-held"), whole }
+    }
+
+    /// Its name, while the brake holds a part of it or not.
+    pub fn name(&self, held: bool) -> &str {
+        if held { &self.held } else { &self.whole }
+    }
+}

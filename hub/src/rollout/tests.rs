@@ -1,0 +1,378 @@
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use jiff::Timestamp;
+
+use super::*;
+use crate::status::Now;
+
+mod schedules;
+
+/// A rollout in simulated time, whose status is written and whose gate is used at once.
+struct World {
+    rollout: Rollout,
+    target: String,
+    clusters: BTreeMap<Turn, Health>,
+    progress: Option<Progress>,
+    gate: Option<Gate>,
+    settling: bool,
+    start: Instant,
+    seconds: u64,
+}
+
+fn rollout() -> Rollout {
+    Rollout { max_concurrency: Portion::Count(2), order_by: None, soak: Duration::ZERO, max_failures: 0, paused: false }
+}
+
+fn turn(value: Option<&str>, cluster: &str) -> Turn {
+    Turn { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
+}
+
+impl World {
+    /// So many clusters c1, c2, and so on, all connected, none of which has the target.
+    fn new(clusters: usize, rollout: Rollout) -> Self {
+        let clusters = (1..=clusters).map(|number| (turn(None, &format!("c{number}")), Health::Pending)).collect();
+        Self {
+            rollout,
+            target: "t1".to_owned(),
+            clusters,
+            progress: None,
+            gate: None,
+            settling: false,
+            start: Instant::now(),
+            seconds: 0,
+        }
+    }
+
+    fn now(&self) -> Now {
+        let wall = Timestamp::from_second(1_800_000_000 + i64::try_from(self.seconds).unwrap()).unwrap();
+        Now { instant: self.start + Duration::from_secs(self.seconds), wall }
+    }
+
+    fn step(&mut self) -> Phase {
+        let clusters = self.clusters.iter().map(|(turn, health)| (turn.clone(), *health)).collect();
+        let seen = Observation { target: &self.target, clusters, settling: self.settling };
+        let (progress, gate) = step(&self.rollout, self.progress.as_ref(), self.gate.as_ref(), &seen, self.now());
+        let phase = progress.phase;
+        (self.progress, self.gate) = (Some(progress), Some(gate));
+        phase
+    }
+
+    fn after(&mut self, seconds: u64) -> Phase {
+        self.seconds += seconds;
+        self.step()
+    }
+
+    fn is(&mut self, cluster: &str, health: Health) {
+        let known = self.clusters.iter_mut().find(|(turn, _)| turn.cluster.as_str() == cluster).unwrap();
+        *known.1 = health;
+    }
+
+    fn all_are(&mut self, clusters: &[&str], health: Health) {
+        clusters.iter().for_each(|cluster| self.is(cluster, health));
+    }
+
+    fn edit(&mut self, target: &str) {
+        self.target = target.to_owned();
+        let connected = self.clusters.values_mut().filter(|health| **health != Health::Away);
+        connected.for_each(|health| *health = Health::Pending);
+    }
+
+    /// Who may have the target, by name.
+    fn let_in(&self) -> Vec<&str> {
+        let lets_in = |turn: &&Turn| self.gate.as_ref().is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster));
+        self.clusters.keys().filter(lets_in).map(|turn| turn.cluster.as_str()).collect()
+    }
+
+    fn told(&self) -> &Progress {
+        self.progress.as_ref().unwrap()
+    }
+
+    /// The hub is restarted: of what it knew only the status is left.
+    fn restart(&mut self) {
+        self.gate = None;
+    }
+}
+
+#[test]
+fn wave_follows_wave_as_each_is_applied_and_at_the_end_all_are_let_in() {
+    let mut world = World::new(5, rollout());
+    assert_eq!(world.step(), Phase::Progressing);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    world.is("c1", Health::Applied);
+    assert_eq!(world.step(), Phase::Progressing);
+    assert_eq!(world.let_in(), ["c1", "c2"], "the wave is not applied yet");
+    world.is("c2", Health::Applied);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    world.all_are(&["c3", "c4"], Health::Applied);
+    world.step();
+    world.is("c5", Health::Applied);
+    assert_eq!(world.step(), Phase::Completed);
+    let told = world.told();
+    assert_eq!((told.wave, told.reached, told.applied, told.clusters), (3, 5, 5, 5));
+    assert!(told.ended_at.is_some());
+    // A newcomer gets the newest at once.
+    world.clusters.insert(turn(None, "c0"), Health::Pending);
+    assert_eq!(world.step(), Phase::Completed);
+    assert!(world.let_in().contains(&"c0"));
+}
+
+#[test]
+fn a_wave_holds_clusters_of_one_value_of_the_label() {
+    let mut world = World::new(0, Rollout { order_by: Some("tier".to_owned()), ..rollout() });
+    for (value, cluster) in [(Some("2"), "a"), (Some("10"), "b"), (Some("1"), "c"), (None, "d"), (Some("10"), "e")] {
+        world.clusters.insert(turn(value, cluster), Health::Pending);
+    }
+    let mut waves = Vec::new();
+    while world.step() != Phase::Completed {
+        let wave: Vec<String> = world.let_in().iter().map(ToString::to_string).collect();
+        waves.push(wave.join(""));
+        world.all_are(&wave.iter().map(String::as_str).collect::<Vec<_>>(), Health::Applied);
+    }
+    // In the order of their turns; `c` is the first.
+    assert_eq!(waves, ["c", "ca", "cabe", "cabed"]);
+}
+
+#[test]
+fn a_wave_soaks_from_when_it_is_applied_also_across_a_restart() {
+    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    world.step();
+    world.seconds += 100;
+    world.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(world.step(), Phase::Soaking);
+    assert_eq!(world.after(200), Phase::Soaking);
+    world.restart();
+    assert_eq!(world.after(99), Phase::Soaking);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.after(1), Phase::Progressing);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+}
+
+#[test]
+fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
+    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(world.step(), Phase::Soaking);
+    world.is("c2", Health::Failed);
+    assert_eq!(world.after(10), Phase::Stopped);
+    assert_eq!(world.after(1000), Phase::Stopped);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+}
+
+#[test]
+fn over_the_budget_it_stops_and_stays_so_until_a_person_says_otherwise() {
+    let stopped = || {
+        let mut world = World::new(6, Rollout { max_failures: 1, ..rollout() });
+        world.step();
+        world.is("c1", Health::Failed);
+        world.is("c2", Health::Applied);
+        assert_eq!(world.step(), Phase::Progressing, "one may fail");
+        assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+        world.is("c3", Health::Failed);
+        assert_eq!(world.step(), Phase::Stopped);
+        assert_eq!(world.told().failed, 2);
+        // Also when what failed does so no longer, or nobody can say.
+        world.all_are(&["c1", "c3", "c4"], Health::Applied);
+        assert_eq!(world.step(), Phase::Stopped);
+        world.restart();
+        world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
+        assert_eq!(world.after(1000), Phase::Stopped);
+        assert_eq!(world.told().failed, 2);
+        world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
+        world.all_are(&["c5", "c6"], Health::Pending);
+        world
+    };
+    let mut raised = stopped();
+    raised.rollout.max_failures = 2;
+    assert_eq!(raised.step(), Phase::Progressing);
+    assert_eq!(raised.let_in().len(), 6);
+
+    let mut tried = stopped();
+    tried.rollout.paused = true;
+    assert_eq!(tried.step(), Phase::Paused);
+    assert_eq!((tried.told().failed, tried.let_in().len()), (0, 4));
+    tried.rollout.paused = false;
+    assert_eq!(tried.step(), Phase::Progressing);
+    assert_eq!(tried.let_in().len(), 6);
+
+    let mut edited = stopped();
+    edited.edit("t2");
+    assert_eq!(edited.step(), Phase::Progressing);
+    assert_eq!(edited.let_in(), ["c1", "c2"]);
+    assert_eq!(edited.told().failed, 0);
+}
+
+#[test]
+fn an_edit_shuts_the_gate_by_itself_and_begins_with_the_first_wave() {
+    let mut world = World::new(5, rollout());
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    world.edit("t2");
+    assert!(world.let_in().is_empty(), "before anybody has judged it");
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.told().wave, 1);
+}
+
+#[test]
+fn who_has_it_already_takes_no_room() {
+    let mut world = World::new(6, rollout());
+    world.all_are(&["c1", "c3", "c5"], Health::Applied);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5"]);
+    // A rule that is well and begins to want waves has nothing to roll out.
+    let mut world = World::new(4, rollout());
+    world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
+    assert_eq!(world.step(), Phase::Completed);
+}
+
+#[test]
+fn who_is_away_is_passed_over_and_comes_in_when_there_is_room() {
+    let mut world = World::new(6, rollout());
+    world.all_are(&["c1", "c2", "c3"], Health::Away);
+    world.step();
+    assert_eq!(world.let_in(), ["c4", "c5"], "who is away takes no room");
+    // A network comes back.
+    world.all_are(&["c1", "c2", "c3"], Health::Pending);
+    world.step();
+    assert_eq!(world.let_in(), ["c4", "c5"]);
+    world.is("c4", Health::Applied);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c4", "c5"]);
+    // One that goes away at work is waited for, and not for ever.
+    world.is("c5", Health::Applied);
+    world.is("c1", Health::Away);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5"]);
+    world.all_are(&["c2"], Health::Applied);
+    world.step();
+    world.is("c3", Health::Applied);
+    assert_eq!(world.after(30), Phase::Progressing);
+    assert!(!world.let_in().contains(&"c6"));
+    world.after(30);
+    assert!(world.let_in().contains(&"c6"));
+    assert!(!world.let_in().contains(&"c1"), "when it comes back it needs room anew");
+    world.is("c6", Health::Applied);
+    assert_eq!(world.step(), Phase::Completed);
+    // Who comes back after that needs room all the same.
+    assert!(!world.let_in().contains(&"c1"));
+    world.is("c1", Health::Pending);
+    assert_eq!(world.step(), Phase::Completed);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5", "c6"]);
+}
+
+#[test]
+fn who_was_away_when_a_rollout_was_completed_comes_in_by_and_by_and_stops_it_by_failing() {
+    let mut world = World::new(6, rollout());
+    world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Away);
+    world.step();
+    world.is("c1", Health::Applied);
+    assert_eq!(world.after(600), Phase::Completed);
+    assert_eq!(world.let_in(), ["c1"]);
+    world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Pending);
+    assert_eq!(world.step(), Phase::Completed);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    // Also by a hub that began in between.
+    world.restart();
+    assert_eq!(world.step(), Phase::Completed);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    world.all_are(&["c2", "c3"], Health::Failed);
+    assert_eq!(world.step(), Phase::Stopped);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_not_taken_for_applied() {
+    let mut world = World::new(4, rollout());
+    world.all_are(&["c1", "c2", "c3", "c4"], Health::Quiet);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.after(29), Phase::Progressing);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    world.after(1);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    assert_eq!(world.after(30), Phase::Completed);
+}
+
+#[test]
+fn while_nobody_is_connected_nothing_moves() {
+    let mut world = World::new(3, rollout());
+    world.all_are(&["c1", "c2", "c3"], Health::Away);
+    world.step();
+    assert_eq!(world.after(10_000), Phase::Progressing);
+    assert_eq!(world.told().reached, 0);
+    world.is("c2", Health::Pending);
+    world.step();
+    assert_eq!(world.let_in(), ["c2"]);
+    assert_eq!(World::new(0, rollout()).step(), Phase::Completed);
+}
+
+#[test]
+fn who_does_not_come_to_an_end_has_failed() {
+    let mut world = World::new(3, rollout());
+    world.step();
+    world.is("c1", Health::Applied);
+    assert_eq!(world.after(599), Phase::Progressing);
+    assert_eq!(world.after(1), Phase::Stopped);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+}
+
+#[test]
+fn a_new_leader_lets_in_nobody_new_before_all_had_time_to_connect() {
+    let mut world = World::new(6, rollout());
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    world.restart();
+    assert!(world.let_in().is_empty());
+    world.settling = true;
+    world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
+    world.step();
+    assert!(world.let_in().is_empty());
+    // It goes on with the wave that was under way.
+    world.all_are(&["c3", "c4", "c5"], Health::Pending);
+    world.step();
+    assert_eq!(world.let_in(), ["c3", "c4"]);
+    world.all_are(&["c3", "c4"], Health::Applied);
+    world.after(20);
+    assert_eq!(world.let_in(), ["c3", "c4"]);
+    assert_eq!(world.told().wave, 2);
+    world.settling = false;
+    world.step();
+    assert_eq!(world.let_in(), ["c3", "c4", "c5"]);
+    assert_eq!(world.told().wave, 3);
+}
+
+#[test]
+fn a_pause_sends_nothing_further_and_what_is_under_way_is_counted() {
+    let mut world = World::new(5, rollout());
+    world.step();
+    world.rollout.paused = true;
+    world.is("c1", Health::Applied);
+    assert_eq!(world.step(), Phase::Paused);
+    world.is("c2", Health::Failed);
+    assert_eq!(world.step(), Phase::Paused);
+    assert_eq!((world.told().applied, world.told().failed), (1, 1));
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    world.edit("t2");
+    assert_eq!(world.step(), Phase::Paused);
+    assert!(world.let_in().is_empty());
+    world.rollout.paused = false;
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+}
+
+#[test]
+fn another_order_begins_anew() {
+    let mut world = World::new(4, rollout());
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    world.rollout.order_by = Some("tier".to_owned());
+    world.all_are(&["c3", "c4"], Health::Applied);
+    assert_eq!(world.step(), Phase::Completed);
+    assert_eq!(world.told().order_by.as_deref(), Some("tier"));
+}

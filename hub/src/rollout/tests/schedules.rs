@@ -1,0 +1,268 @@
+//! Random schedules of failures, edits, pauses, outages, restarts and lost writes, in simulated time.
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const CLUSTERS: usize = 12;
+
+#[derive(Clone, Debug)]
+enum Happens {
+    /// A cluster that has been sent the target applies it.
+    Applies(usize),
+    /// Or fails to.
+    Fails(usize),
+    /// What failed is cured.
+    Recovers(usize),
+    Goes(usize),
+    /// It comes back, with what it had when it went.
+    Comes(usize),
+    /// It is new, in some place of the order.
+    Joins(usize),
+    Leaves(usize),
+    Edit,
+    Pause(bool),
+    /// The hub is killed and comes back; what was decided last was not written, or was.
+    Killed {
+        written: bool,
+    },
+    Wait(u64),
+    Budget(u64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    let cluster = || 0..CLUSTERS;
+    prop_oneof![
+        8 => cluster().prop_map(Happens::Applies),
+        2 => cluster().prop_map(Happens::Fails),
+        1 => cluster().prop_map(Happens::Recovers),
+        2 => cluster().prop_map(Happens::Goes),
+        2 => cluster().prop_map(Happens::Comes),
+        1 => cluster().prop_map(Happens::Joins),
+        1 => cluster().prop_map(Happens::Leaves),
+        1 => Just(Happens::Edit),
+        1 => any::<bool>().prop_map(Happens::Pause),
+        1 => any::<bool>().prop_map(|written| Happens::Killed { written }),
+        3 => (1u64..100).prop_map(Happens::Wait),
+        1 => (0u64..4).prop_map(Happens::Budget),
+    ]
+}
+
+/// What is true of a cluster, whatever the hub sees of it.
+#[derive(Clone, Debug, Default)]
+struct Cluster {
+    connected: bool,
+    /// The newest target that was sent to it, and how it did.
+    sent: Option<(String, Option<bool>)>,
+    there: bool,
+}
+
+/// The hub's world, and the truth beside it.
+struct Simulated {
+    hub: World,
+    clusters: Vec<Cluster>,
+    edits: u32,
+    uptime: u64,
+}
+
+impl Simulated {
+    fn new(rollout: Rollout) -> Self {
+        let there = |number| Cluster { connected: true, sent: None, there: number % 5 != 4 };
+        let mut simulated =
+            Self { hub: World::new(0, rollout), clusters: (0..CLUSTERS).map(there).collect(), edits: 0, uptime: 1000 };
+        simulated.look();
+        simulated
+    }
+
+    fn turn(number: usize) -> Turn {
+        turn(Some(&(number / 4).to_string()), &format!("c{number}"))
+    }
+
+    /// What the hub sees.
+    fn look(&mut self) {
+        let target = self.hub.target.clone();
+        let all = self.clusters.iter().enumerate().filter(|(_, cluster)| cluster.there);
+        self.hub.clusters = all
+            .map(|(number, cluster)| {
+                let health = match &cluster.sent {
+                    _ if !cluster.connected => Health::Away,
+                    Some((sent, Some(true))) if *sent == target => Health::Applied,
+                    Some((sent, Some(false))) if *sent == target => Health::Failed,
+                    _ => Health::Pending,
+                };
+                (Self::turn(number), health)
+            })
+            .collect();
+        self.hub.settling = self.uptime < 45 && self.clusters.iter().any(|one| one.there && !one.connected);
+    }
+
+    /// Takes a step and checks what follows from it.
+    fn step(&mut self, written: bool) -> Result<(), TestCaseError> {
+        self.look();
+        let (before, gate) = (self.hub.progress.clone(), self.hub.gate.clone());
+        let were_in: BTreeSet<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
+        let phase = self.hub.step();
+        if !written {
+            // The write failed: neither what it said nor who it let in counts.
+            (self.hub.progress, self.hub.gate) = (before, gate);
+            return Ok(());
+        }
+        let told = self.hub.told().clone();
+        let health = |name: &str| *self.hub.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == name).unwrap().1;
+        let new: Vec<_> = self.hub.let_in().into_iter().filter(|name| !were_in.contains(*name)).collect();
+        if phase == Phase::Completed {
+            let behind = self.hub.clusters.values().filter(|health| **health == Health::Pending).count() as u64;
+            let same = |before: &Progress| before.phase == Phase::Completed && before.revision == told.revision;
+            // Who did not come to an end is one of the failures that were allowed.
+            let allowed = before.as_ref().is_some_and(same) || behind <= told.failed;
+            prop_assert!(allowed, "completed, and {behind} are behind");
+        }
+        if self.hub.gate.as_ref().unwrap().reach == Reach::All {
+            // Whoever is let in without being counted is there already.
+            let was_open = gate.as_ref().is_some_and(|gate| gate.is_open(&self.hub.target));
+            let is_away = |health: &Health| *health == Health::Away;
+            prop_assert!(was_open || !self.hub.clusters.values().any(is_away), "open to somebody who is away");
+            return Ok(());
+        }
+        // Concurrency: who has been let in and has not settled.
+        let since = |name: &str| match &self.hub.gate.as_ref().unwrap().reach {
+            Reach::Only(these) => self.hub.now().instant - these[&runnel_proto::model::ClusterName::from(name)],
+            Reach::All => Duration::ZERO,
+        };
+        let in_flight = self.hub.let_in().into_iter().filter(|name| match health(name) {
+            Health::Pending => since(name) < STUCK_LIMIT,
+            Health::Away => true,
+            Health::Applied | Health::Quiet | Health::Failed => false,
+        });
+        let (in_flight, room) = (in_flight.count(), self.hub.rollout.max_concurrency.of(self.hub.clusters.len()));
+        let sent: Vec<_> = new.iter().filter(|name| health(name) == Health::Pending).collect();
+        prop_assert!(sent.is_empty() || in_flight <= room, "{in_flight} under way, {room} may be");
+        // The budget, and the pause.
+        let reached =
+            |name: &str| told.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap());
+        let failed = self.hub.clusters.iter().filter(|(turn, how)| **how == Health::Failed && told.has_reached(turn));
+        let failed = u64::try_from(failed.count()).unwrap();
+        prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
+        prop_assert!(sent.is_empty() || !self.hub.rollout.paused, "paused, and it went on");
+        // Nobody beyond the cursor that is written down, and the wave is of one value.
+        let completed = phase == Phase::Completed;
+        prop_assert!(completed || self.hub.let_in().into_iter().all(reached), "let in beyond the cursor");
+        let wave_began =
+            before.as_ref().is_none_or(|before| before.wave != told.wave || before.revision != told.revision);
+        let had_reached = |turn: &Turn| {
+            before.as_ref().is_some_and(|before| before.revision == told.revision && before.has_reached(turn))
+        };
+        if wave_began {
+            let wave = self.hub.clusters.iter().filter(|(turn, how)| {
+                told.has_reached(turn) && !had_reached(turn) && matches!(how, Health::Pending | Health::Failed)
+            });
+            let values: BTreeSet<_> = wave.map(|(turn, _)| turn.value.clone()).collect();
+            prop_assert!(values.len() <= 1, "a wave of {values:?}");
+        }
+        for name in self.hub.let_in() {
+            let number: usize = name[1..].parse().unwrap();
+            let cluster = &mut self.clusters[number];
+            let has_it = cluster.sent.as_ref().is_some_and(|(sent, _)| *sent == told.revision);
+            if cluster.connected && !has_it {
+                cluster.sent = Some((told.revision.clone(), None));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: &Happens) -> Result<(), TestCaseError> {
+        match event {
+            Happens::Applies(number) | Happens::Fails(number) | Happens::Recovers(number) => {
+                let applies = !matches!(event, Happens::Fails(_));
+                if let Some((_, how)) = &mut self.clusters[*number].sent
+                    && (how.is_none() || matches!(event, Happens::Recovers(_)))
+                {
+                    *how = Some(applies);
+                }
+            }
+            Happens::Goes(number) => self.clusters[*number].connected = false,
+            Happens::Comes(number) => self.clusters[*number].connected = true,
+            Happens::Joins(number) => {
+                let cluster = &mut self.clusters[*number];
+                if !cluster.there {
+                    *cluster = Cluster { connected: true, sent: None, there: true };
+                }
+            }
+            Happens::Leaves(number) => self.clusters[*number].there = false,
+            Happens::Edit => {
+                self.edits += 1;
+                self.hub.target = format!("t{}", self.edits + 1);
+                self.look();
+                prop_assert!(self.hub.let_in().is_empty(), "an edit went out before it was judged");
+            }
+            Happens::Pause(paused) => self.hub.rollout.paused = *paused,
+            Happens::Killed { written } => {
+                self.step(*written)?;
+                self.hub.restart();
+                self.uptime = 0;
+            }
+            Happens::Wait(seconds) => {
+                self.hub.seconds += seconds;
+                self.uptime += seconds;
+            }
+            Happens::Budget(budget) => self.hub.rollout.max_failures = *budget,
+        }
+        self.step(true)
+    }
+
+    /// From here on only time passes; who is connected does its work, and half of them fail.
+    fn end(&mut self) -> Result<Phase, TestCaseError> {
+        self.hub.rollout.paused = false;
+        if self.clusters.iter().all(|cluster| !cluster.connected || !cluster.there) {
+            self.clusters[0] = Cluster { connected: true, sent: self.clusters[0].sent.clone(), there: true };
+        }
+        for _ in 0..4000 {
+            self.hub.seconds += 5;
+            self.uptime += 5;
+            for (number, cluster) in self.clusters.iter_mut().enumerate() {
+                if let Some((_, how @ None)) = &mut cluster.sent {
+                    // Some never answer.
+                    *how = (number != 7).then_some(number % 3 != 0);
+                }
+            }
+            self.step(true)?;
+            let phase = self.hub.told().phase;
+            if matches!(phase, Phase::Completed | Phase::Stopped) {
+                return Ok(phase);
+            }
+        }
+        Err(TestCaseError::fail(format!("it does not end: {:?}", self.hub.told())))
+    }
+}
+
+fn rollouts() -> impl Strategy<Value = Rollout> {
+    let portion = prop_oneof![(1u64..5).prop_map(Portion::Count), (1u64..60).prop_map(Portion::Percent)];
+    (portion, 0u64..200, 0u64..4).prop_map(|(max_concurrency, soak, max_failures)| Rollout {
+        max_concurrency,
+        order_by: Some("tier".to_owned()),
+        soak: Duration::from_secs(soak),
+        max_failures,
+        paused: false,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn the_budget_and_the_concurrency_hold_and_it_always_ends(
+        rollout in rollouts(),
+        schedule in proptest::collection::vec(happens(), 0..120),
+    ) {
+        let mut simulated = Simulated::new(rollout);
+        for event in &schedule {
+            simulated.take(event)?;
+        }
+        let phase = simulated.end()?;
+        if phase == Phase::Stopped {
+            let told = simulated.hub.told();
+            prop_assert!(told.failed > simulated.hub.rollout.max_failures);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Whether an agent may follow this hub, and what it is given to remember of it; see [`crate::epoch`].
+use std::time::Instant;
+
+use bytes::Bytes;
+use kube::ResourceExt;
+use runnel_proto::model::{ClusterName, HubFrame, RuleDelta};
+use runnel_proto::{REASON_METADATA, WITNESS_METADATA};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
+
+use super::session::Running;
+use super::{Identity, Server};
+use crate::epoch::{CONFIRMED, Doubt, Facts, To, Witness, judge};
+use crate::session::Hold;
+use crate::shared::Shared;
+use crate::writer::Book;
+
+/// What an agent shows that it remembers, if this hub's key has sealed it.
+pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<Witness> {
+    let bytes = metadata.get_bin(WITNESS_METADATA)?.to_bytes().ok()?;
+    let witness = Witness::open(&bytes, &shared.settings.revision_key);
+    if witness.is_none() {
+        tracing::debug!("an agent remembers what this hub has not sealed");
+    }
+    witness
+}
+
+/// What this gives rise to; not, if an administrator has confirmed it.
+fn weigh(shared: &Shared, book: &Book, cluster: &ClusterName, to: To, witness: &Witness) -> Option<Doubt> {
+    let standing = shared.standing.read();
+    let standing = standing.as_ref()?;
+    let facts = Facts { line: &standing.line, since: standing.since, to };
+    judge(&facts, witness).filter(|doubt| !is_confirmed(book, cluster, doubt))
+}
+
+fn is_confirmed(book: &Book, cluster: &ClusterName, doubt: &Doubt) -> bool {
+    let said = |member: &crate::crd::MemberCluster| {
+        member.annotations().get(CONFIRMED).map(|said| said.trim() == doubt.name())
+    };
+    book.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
+}
+
+fn note(shared: &Shared, cluster: &ClusterName, doubt: &Doubt) {
+    if shared.doubts.lock().set(cluster, doubt.clone(), Instant::now()) {
+        tracing::error!(%cluster, "{}", doubt.message(cluster.as_str()));
+        shared.dirty_members.add([cluster.clone()]);
+    }
+}
+
+/// As one whom only a person can help: it looks for a new join string now and then.
+fn refusal(message: String) -> Status {
+    let mut status = Status::new(Code::FailedPrecondition, message);
+    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static("key-unknown"));
+    status
+}
+
+impl Server {
+    /// An agent is refused. If it knows of more than this hub, that may be because the hub has forgotten: nothing is
+    /// revoked then.
+    pub(super) fn refused_or_forgotten(
+        &self,
+        identity: &Identity,
+        witness: Option<&Witness>,
+        status: Status,
+    ) -> Status {
+        let to = witness.map_or(To::new("", ""), |witness| witness.to);
+        let doubt = witness.and_then(|witness| weigh(&self.shared, &self.book, &identity.cluster, to, witness));
+        let Some(doubt) = doubt.filter(|doubt| doubt.hold() == Hold::Everything) else { return status };
+        note(&self.shared, &identity.cluster, &doubt);
+        refusal(format!(
+            "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
+             from a backup, give the cluster a new join string",
+            status.message()
+        ))
+    }
+}
+
+impl Running {
+    /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
+    fn known_cluster(&self) -> Option<String> {
+        let (cluster, key) = (&self.identity.cluster, self.identity.certificate.key.to_string());
+        let ledger = self.shared.ledger.lock();
+        let live = ledger.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
+        let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
+        drop(ledger);
+        self.book.with_member(cluster, |member| {
+            let member = member?;
+            let confirmed = member.annotations().get(CONFIRMED).map(|said| said.trim());
+            let is_confirmed = |(uid, _): &&(String, bool)| confirmed == Some(uid.as_str());
+            let told = member.status.as_ref().and_then(|status| status.cluster_uid.clone());
+            let newest = live.as_ref().filter(is_confirmed).map(|(uid, _)| uid.clone());
+            newest.or(told).or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
+        })
+    }
+
+    /// Weighs what the agent showed, now that it has said which cluster it is in.
+    pub(super) fn weigh(&mut self, cluster_uid: &str) {
+        // It becomes a part of a command that an administrator is shown.
+        let is_plain = cluster_uid.len() <= 64 && cluster_uid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        if !is_plain {
+            return self.end(Status::invalid_argument("cluster_uid: not the uid of a namespace"));
+        }
+        let cluster = &self.identity.cluster;
+        if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
+            let doubt = Doubt::Cloned { known, other: cluster_uid.to_owned() };
+            if !is_confirmed(&self.book, cluster, &doubt) {
+                note(&self.shared, cluster, &doubt);
+                return self.end(refusal(doubt.message(cluster.as_str())));
+            }
+            self.shared.doubts.lock().forget(cluster);
+        }
+        self.to = To::new(self.identity.uid(), cluster_uid);
+        let Some(witness) = &self.witness else {
+            self.gives_witness = true;
+            return;
+        };
+        let standing = self.shared.standing.read().clone();
+        let Some(standing) = standing else { return };
+        let facts = Facts { line: &standing.line, since: standing.since, to: self.to };
+        let Some(doubt) = judge(&facts, witness) else {
+            // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
+            self.gives_witness = !standing.line.newer().any(|taking| witness.is_of(taking));
+            return;
+        };
+        // What was confirmed is to be forgotten there.
+        self.gives_witness = true;
+        if is_confirmed(&self.book, cluster, &doubt) {
+            tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
+            return;
+        }
+        if doubt.hold() == Hold::Everything {
+            note(&self.shared, cluster, &doubt);
+        }
+        self.doubt = Some(doubt);
+    }
+
+    /// What is not said.
+    pub(super) fn hold(&self) -> Hold {
+        self.doubt.as_ref().map_or(Hold::Nothing, Doubt::hold)
+    }
+
+    /// The session counts as connected.
+    pub(super) fn note_hold(&self) {
+        let cluster = &self.identity.cluster;
+        match self.hold() {
+            Hold::Everything => self.shared.ledger.lock().waits_for_confirmation(cluster, true),
+            Hold::Removals | Hold::Nothing => {
+                if self.shared.doubts.lock().settle(cluster) {
+                    self.shared.dirty_members.add([cluster.clone()]);
+                }
+            }
+        }
+    }
+
+    /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
+    pub(super) fn note_kept_back(&mut self) {
+        let Some(doubt @ Doubt::Rejoined { .. }) = &self.doubt else { return };
+        let cluster = &self.identity.cluster;
+        if !self.kept_back && self.live.session.lock().has_kept_back() {
+            note(&self.shared, cluster, doubt);
+            self.shared.ledger.lock().waits_for_confirmation(cluster, true);
+            self.shared.mark_rules_of(cluster);
+            self.kept_back = true;
+        }
+    }
+
+    /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
+    pub(super) fn end_hold_of_nothing(&mut self) {
+        let mut session = self.live.session.lock();
+        if matches!(self.doubt, Some(Doubt::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
+            self.doubt = None;
+            session.hold(Hold::Nothing);
+        }
+    }
+
+    /// Whether an administrator has confirmed meanwhile: the agent is to come again.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.doubt.as_ref().is_some_and(|doubt| is_confirmed(&self.book, &self.identity.cluster, doubt))
+    }
+
+    /// What the agent is to remember with this frame.
+    pub(super) fn remembered(&self, frame: &HubFrame) -> Bytes {
+        let tells = match frame {
+            // That nobody knows a rule is said on each stream anew, and is no news of this hub's.
+            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
+            HubFrame::SnapshotEnd(_) => self.gives_witness,
+            _ => false,
+        };
+        let standing = self.shared.standing.read();
+        let standing = standing.as_ref().filter(|_| tells && self.doubt.is_none());
+        let witness = standing.and_then(|standing| {
+            let newest = standing.line.newest()?;
+            Some(Witness::of(newest, (standing.version, standing.renewed_at), self.to))
+        });
+        witness.map(|witness| witness.seal(&self.shared.settings.revision_key)).unwrap_or_default()
+    }
+}
+
+/// Whether all that is said of a rule is that the hub does not know it.
+fn is_only_unclaimed(delta: &RuleDelta) -> bool {
+    let says_terms = delta.terms.is_some() || delta.overwrite.is_some() || delta.let_go.is_some();
+    let says_copies = !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
+    delta.unclaimed && !says_terms && !says_copies
+}

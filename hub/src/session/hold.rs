@@ -1,0 +1,75 @@
+//! What is not said to a member that has given rise to a doubt ([`crate::epoch`]).
+use runnel_proto::model::{AskedDigest, RuleUid};
+
+use super::Session;
+use super::held::{Items, Step};
+use crate::index::Claim;
+use crate::plan::Share;
+
+/// What is not said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// All is said.
+    #[default]
+    Nothing,
+    /// Nothing that removes a copy.
+    Removals,
+    /// Nothing about any rule: the agent goes on as if the hub was away.
+    Everything,
+}
+
+impl Session {
+    /// From its beginning on this session does not say this.
+    pub fn hold(&mut self, hold: Hold) {
+        self.hold = hold;
+    }
+
+    /// Whether something was not said that would have removed a copy.
+    pub fn has_kept_back(&self) -> bool {
+        self.kept_back
+    }
+
+    /// Whether the agent holds exactly what is wanted of every rule, so that nothing was kept back and nothing will be.
+    pub fn holds_nothing_else(&self) -> bool {
+        self.rules.values().all(|held| matches!(&held.items, Items::Share { beyond, .. } if beyond.is_empty()))
+    }
+
+    /// What is made of a claim while something is held.
+    pub(super) fn withheld(&mut self, uid: &RuleUid, claim: Claim) -> Claim {
+        match (self.hold, claim) {
+            (Hold::Everything, _) => Claim::Unknown,
+            (Hold::Removals, Claim::Unwanted(_)) => {
+                self.kept_back |= self.rules.contains_key(uid);
+                Claim::Unknown
+            }
+            // Other terms may give namespaces up, and take copies along.
+            (Hold::Removals, Claim::Wanted(share)) if self.has_other_terms(uid, &share) => {
+                self.kept_back = true;
+                Claim::Unknown
+            }
+            (_, claim) => claim,
+        }
+    }
+
+    fn has_other_terms(&self, uid: &RuleUid, share: &Share) -> bool {
+        let told = self.rules.get(uid).and_then(|held| held.told);
+        told.is_some_and(|told| told != share.terms.digest)
+    }
+
+    /// What may go of what is in namespaces given up.
+    pub(super) fn may_let_go(&self, let_go: Option<AskedDigest>) -> Option<AskedDigest> {
+        let_go.filter(|_| self.hold == Hold::Nothing)
+    }
+}
+
+impl Items {
+    /// Takes the removals out of a step: what they name stays. Returns whether there were any.
+    pub(super) fn keep(&self, step: &mut Step) -> bool {
+        let stay: Vec<_> = std::mem::take(&mut step.tombstones);
+        let any = !stay.is_empty();
+        if let Items::Share { beyond, .. } = &mut step.items {
+            beyond.extend(stay.into_iter().filter_map(|source| Some((source.clone(), self.revision(&source)?))));
+        }
+        any
+    }
+}

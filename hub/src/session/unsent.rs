@@ -1,0 +1,102 @@
+//! What waits to be sent about the sources of rules.
+//!
+//! When a rule goes to very many clusters for the first time, all of it waits in each of their sessions at once: they share
+//! the plan's own sheets until they send from them, so that what waits takes next to nothing.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
+
+use crate::plan::{Sheaf, SourceContent};
+
+type Upserts = Sheaf<SourceRef, Arc<SourceContent>>;
+
+/// What waits to be sent: one change of a source at most.
+#[derive(Default)]
+pub(super) struct Unsent {
+    /// None is empty.
+    upserts: BTreeMap<RuleUid, Upserts>,
+    /// None is empty.
+    tombstones: BTreeMap<RuleUid, BTreeMap<SourceRef, DeletionPolicy>>,
+}
+
+impl Unsent {
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.upserts.is_empty() && self.tombstones.is_empty()
+    }
+
+    /// Whether anything of a rule waits.
+    pub(super) fn has(&self, uid: &RuleUid) -> bool {
+        self.upserts.contains_key(uid) || self.tombstones.contains_key(uid)
+    }
+
+    /// All of these wait, of a rule of which nothing did.
+    pub(super) fn put_all(&mut self, uid: &RuleUid, upserts: &Upserts) {
+        if !upserts.is_empty() {
+            self.upserts.insert(uid.clone(), upserts.clone());
+        }
+    }
+
+    /// The content of a source is to be sent.
+    pub(super) fn put(&mut self, uid: &RuleUid, source: SourceRef, content: Arc<SourceContent>) {
+        if let Some(tombstones) = self.tombstones.get_mut(uid) {
+            tombstones.remove(&source);
+            if tombstones.is_empty() {
+                self.tombstones.remove(uid);
+            }
+        }
+        self.upserts.entry(uid.clone()).or_default().insert(source, content);
+    }
+
+    /// A source is to go.
+    pub(super) fn remove(&mut self, uid: &RuleUid, source: SourceRef, policy: DeletionPolicy) {
+        if let Some(upserts) = self.upserts.get_mut(uid) {
+            upserts.remove(&source);
+            if upserts.is_empty() {
+                self.upserts.remove(uid);
+            }
+        }
+        self.tombstones.entry(uid.clone()).or_default().insert(source, policy);
+    }
+
+    /// The sources of a rule that are to go.
+    pub(super) fn tombstones(&self, uid: &RuleUid) -> impl Iterator<Item = &SourceRef> {
+        self.tombstones.get(uid).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// Nothing of a rule waits any more. Returns whether anything did.
+    pub(super) fn drop_of(&mut self, uid: &RuleUid) -> bool {
+        self.upserts.remove(uid).is_some() | self.tombstones.remove(uid).is_some()
+    }
+
+    /// The first rule that has contents to be sent, with them.
+    pub(super) fn first(&self) -> Option<(&RuleUid, &Upserts)> {
+        self.upserts.first_key_value()
+    }
+
+    /// Takes out so many of the first contents of a rule.
+    pub(super) fn take(&mut self, uid: &RuleUid, count: usize) -> Vec<(SourceRef, Arc<SourceContent>)> {
+        let Some(upserts) = self.upserts.get_mut(uid) else { return Vec::new() };
+        let taken = upserts.take_first(count);
+        if upserts.is_empty() {
+            self.upserts.remove(uid);
+        }
+        taken
+    }
+
+    /// Takes out at most so many sources that are to go.
+    pub(super) fn take_tombstones(&mut self, count: usize) -> Vec<(RuleUid, SourceRef, DeletionPolicy)> {
+        let mut taken = Vec::new();
+        while taken.len() < count
+            && let Some(mut first) = self.tombstones.first_entry()
+        {
+            match first.get_mut().pop_first() {
+                Some((source, policy)) => taken.push((first.key().clone(), source, policy)),
+                None => drop(first.remove()),
+            }
+        }
+        self.tombstones.retain(|_, of_rule| !of_rule.is_empty());
+        taken
+    }
+}

@@ -1,0 +1,105 @@
+//! The question about one copy, and its answer.
+use super::NAME_LIMIT;
+use super::parts::{Unreadable, cut, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire};
+use crate::model::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
+use crate::wire;
+
+pub(super) fn inspect(wire: wire::Inspect) -> Result<Inspect, Unreadable> {
+    Ok(Inspect { question: wire.question, copy: source(wire.copy)?.plain() })
+}
+
+pub(super) fn inspect_to_wire(inspect: &Inspect) -> wire::Inspect {
+    wire::Inspect { question: inspect.question, copy: Some(source_to_wire(&inspect.copy)) }
+}
+
+pub(super) fn inspected(wire: wire::Inspected) -> Result<Inspected, Unreadable> {
+    use wire::NamespaceState as Wire;
+    let namespace = match Wire::try_from(wire.namespace).unwrap_or_default() {
+        Wire::Unspecified => NamespaceState::Unknown,
+        Wire::Ready => NamespaceState::Ready,
+        Wire::Missing => NamespaceState::Missing,
+        Wire::Terminating => NamespaceState::Terminating,
+        Wire::Closed => NamespaceState::Closed,
+    };
+    let states = wire.states.into_iter().take(STATES_LIMIT).map(state).collect::<Result<_, _>>()?;
+    Ok(Inspected { question: wire.question, namespace, states, stands: wire.stands.map(stands).transpose()? })
+}
+
+fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
+    use wire::CopyOutcome as Wire;
+    let outcome = match wire.outcome() {
+        Wire::Unspecified | Wire::UnderWay => CopyOutcome::UnderWay,
+        Wire::Applied => CopyOutcome::Applied,
+        Wire::Failed => CopyOutcome::Failed,
+        Wire::Waiting => CopyOutcome::Waiting,
+        Wire::Drifted => CopyOutcome::Drifted,
+        Wire::Removing => CopyOutcome::Removing,
+        Wire::GivenUp => CopyOutcome::GivenUp,
+    };
+    let trouble = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
+    Ok(CopyState { rule: rule_uid(wire.rule_uid)?, outcome, trouble })
+}
+
+fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
+    let sealed = match wire.rule_uid.is_empty() {
+        true => None,
+        false => Some((rule_uid(wire.rule_uid)?, source(wire.source)?, revision(&wire.revision)?)),
+    };
+    Ok(StandingObject {
+        ours: wire.ours,
+        intact: wire.intact,
+        sealed,
+        applied_at: wire.applied_at,
+        uid: cut(&wire.uid, NAME_LIMIT).to_owned(),
+    })
+}
+
+pub(super) fn inspected_to_wire(inspected: &Inspected) -> wire::Inspected {
+    use wire::NamespaceState as Wire;
+    let namespace = match inspected.namespace {
+        NamespaceState::Unknown => Wire::Unspecified,
+        NamespaceState::Ready => Wire::Ready,
+        NamespaceState::Missing => Wire::Missing,
+        NamespaceState::Terminating => Wire::Terminating,
+        NamespaceState::Closed => Wire::Closed,
+    };
+    wire::Inspected {
+        question: inspected.question,
+        namespace: namespace.into(),
+        states: inspected.states.iter().take(STATES_LIMIT).map(state_to_wire).collect(),
+        stands: inspected.stands.as_ref().map(stands_to_wire),
+    }
+}
+
+fn state_to_wire(state: &CopyState) -> wire::CopyState {
+    use wire::CopyOutcome as Wire;
+    let outcome = match state.outcome {
+        CopyOutcome::UnderWay => Wire::UnderWay,
+        CopyOutcome::Applied => Wire::Applied,
+        CopyOutcome::Failed => Wire::Failed,
+        CopyOutcome::Waiting => Wire::Waiting,
+        CopyOutcome::Drifted => Wire::Drifted,
+        CopyOutcome::Removing => Wire::Removing,
+        CopyOutcome::GivenUp => Wire::GivenUp,
+    };
+    let trouble = state.trouble.as_ref();
+    wire::CopyState {
+        rule_uid: state.rule.to_string(),
+        outcome: outcome.into(),
+        reason: trouble.map_or(0, |(reason, _)| reason_to_wire(*reason)),
+        message: trouble.map(|(_, text)| message(text)).unwrap_or_default(),
+    }
+}
+
+fn stands_to_wire(stands: &StandingObject) -> wire::StandingObject {
+    let sealed = stands.sealed.as_ref();
+    wire::StandingObject {
+        ours: stands.ours,
+        intact: stands.intact,
+        rule_uid: sealed.map(|(rule, ..)| rule.to_string()).unwrap_or_default(),
+        source: sealed.map(|(_, source, _)| source_to_wire(source)),
+        revision: sealed.map(|(.., revision)| revision.0.to_vec().into()).unwrap_or_default(),
+        applied_at: stands.applied_at,
+        uid: stands.uid.clone(),
+    }
+}

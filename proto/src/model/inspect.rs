@@ -1,0 +1,88 @@
+//! A question about one copy, and an agent's answer.
+use super::{Reason, Revision, RuleUid, SourceRef};
+
+/// The most rules of which one answer speaks.
+pub const STATES_LIMIT: usize = 16;
+
+/// Asks how one copy is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspect {
+    /// Comes back with the answer.
+    pub question: u64,
+    /// The copy.
+    pub copy: SourceRef,
+}
+
+/// How one copy is, as far as its agent knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    /// As asked.
+    pub question: u64,
+    /// How its namespace is.
+    pub namespace: NamespaceState,
+    /// What is said of it to each rule; at most [`STATES_LIMIT`].
+    pub states: Vec<CopyState>,
+    /// What stands there.
+    pub stands: Option<StandingObject>,
+}
+
+/// How a namespace of a member is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NamespaceState {
+    /// Nobody has said it.
+    #[default]
+    Unknown,
+    /// It takes copies.
+    Ready,
+    /// It does not exist.
+    Missing,
+    /// It is being deleted.
+    Terminating,
+    /// It takes no copies.
+    Closed,
+}
+
+/// What is said of one copy to one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyState {
+    /// The rule.
+    pub rule: RuleUid,
+    /// How the copy is.
+    pub outcome: CopyOutcome,
+    /// Why, and a sentence for a person that never holds content.
+    pub trouble: Option<(Reason, String)>,
+}
+
+/// How a copy is to a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// Something is being done about it.
+    UnderWay,
+    /// As it should be.
+    Applied,
+    /// The last attempt failed.
+    Failed,
+    /// For a namespace that does not exist.
+    Waiting,
+    /// Somebody changed it, and it is left so.
+    Drifted,
+    /// It must go and is still there.
+    Removing,
+    /// It is to go, and that waits for the hub's word.
+    GivenUp,
+}
+
+/// An object that stands where the copy should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandingObject {
+    /// Whether it is the agent's copy.
+    pub ours: bool,
+    /// Whether all is as it was written.
+    pub intact: bool,
+    /// What it was written for: rule, source and revision.
+    pub sealed: Option<(RuleUid, SourceRef, Revision)>,
+    /// When it was last applied, in seconds since 1970; 0: unknown.
+    pub applied_at: i64,
+    /// Its uid.
+    pub uid: String,
+}

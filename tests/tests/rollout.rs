@@ -1,0 +1,227 @@
+//! Changes that travel in waves: the next one begins when the one before is applied and has soaked, a bad one stays where it
+//! was seen, and whoever takes the lead goes on where it was.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, Metrics, Place, RuleDraft, Scene, condition};
+use runnel_tests::wait::{eventually, steadily};
+use serde_json::{Value, json};
+
+const HOME: &str = "waves";
+const SOON: Duration = Duration::from_secs(60);
+/// Longer than a beat of the hub and an agent's report.
+const A_WHILE: Duration = Duration::from_secs(3);
+
+struct Stage {
+    fleet: Fleet,
+    scene: Scene,
+    rule: Id,
+    source: Id,
+}
+
+impl Stage {
+    /// Two replicas of the hub, and two members: the second one is the first in the order. A rule has brought a Secret to
+    /// both.
+    async fn start() -> Result<Self> {
+        let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
+        let hub_values = json!({"lease": lease});
+        let options = FleetOptions { members: 2, hub_replicas: 2, hub_values, ..FleetOptions::default() };
+        let fleet = Fleet::start(options).await?;
+        let scene = Scene::of(&fleet).await?;
+        scene.hub_namespaces(&[HOME]).await?;
+        scene.member_namespaces(&[HOME]).await?;
+        for (member, tier) in [("member-1", "10"), ("member-2", "9")] {
+            scene.hub.change(&Id::member(member), json!({"metadata": {"labels": {"tier": tier}}})).await?;
+        }
+        let stage = Self { fleet, scene, rule: Id::rule(HOME, "waves"), source: Id::secret(HOME, "login") };
+        stage.scene.hub.make(&Draft::secret(HOME, "login").data("k", "0").json()).await?;
+        let rollout = json!({"maxConcurrency": 1, "orderByLabel": "tier"});
+        let draft = RuleDraft::new(HOME, "waves").named(&["login"]).everywhere().with("rollout", rollout);
+        stage.scene.hub.make(&draft.json()).await?;
+        stage.is_completed(2).await?;
+        Ok(stage)
+    }
+
+    fn first(&self) -> &Place {
+        self.scene.member(2)
+    }
+
+    fn last(&self) -> &Place {
+        self.scene.member(1)
+    }
+
+    async fn wants(&self, rollout: Value) -> Result<()> {
+        self.scene.hub.change(&self.rule, json!({"spec": {"rollout": rollout}})).await.map(drop)
+    }
+
+    async fn edit(&self, key: &str, text: &str) -> Result<Value> {
+        let mut data = json!({"k": null, "poison": null});
+        data[key] = Draft::secret(HOME, "login").data(key, text).json()["data"][key].clone();
+        self.scene.hub.change(&self.source, json!({"data": data})).await
+    }
+
+    async fn has(&self, place: &Place, source: &Value) -> Result<()> {
+        place.has_copy(source, HOME, &self.rule).await.map(drop)
+    }
+
+    async fn is_in_phase(&self, phase: &str, wave: u64) -> Result<Value> {
+        let what = format!("{phase} in wave {wave}");
+        let told = self.scene.hub.sees(&what, &self.rule, |rule| {
+            let rollout = &rule["status"]["rollout"];
+            ensure!(rollout["phase"] == phase && rollout["wave"] == wave, "{rollout}");
+            Ok(())
+        });
+        Ok(told.await?["status"]["rollout"].clone())
+    }
+
+    async fn is_completed(&self, wave: u64) -> Result<Value> {
+        let told = self.is_in_phase("Completed", wave).await?;
+        self.scene.hub.all_applied(&self.rule, 2).await?;
+        Ok(told)
+    }
+
+    async fn leader(&self) -> Result<usize> {
+        eventually("one replica to lead", SOON, async || {
+            for number in [1, 2] {
+                let url = self.fleet.hub_replica(number).ops_url();
+                let leads = Metrics::of(url).await.and_then(|metrics| metrics.sum("runnel_leader"));
+                if leads.is_ok_and(|leads| leads > 0.0) {
+                    return Ok(Some(number));
+                }
+            }
+            Ok(None)
+        })
+        .await
+    }
+
+    /// The leader dies without a word, and another one takes over.
+    async fn kill_leader(&self) -> Result<()> {
+        let leader = self.leader().await?;
+        self.fleet.hub_replica(leader).process().kill()?;
+        self.leader().await.map(drop)
+    }
+
+    async fn received(&self, member: usize) -> Result<f64> {
+        Metrics::of(&self.fleet.agent_ops_url(member)).await?.sum("runnel_payload_received_bytes_total")
+    }
+}
+
+/// No member takes a Secret with this key.
+async fn refuse(stage: &Stage) -> Result<()> {
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "no-poison"},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"]},
+            ]},
+            "validations": [{"expression": "!has(object.data) || !('poison' in object.data)", "message": "no poison here"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "no-poison"}, "spec": {"policyName": "no-poison", "validationActions": ["Deny"]},
+    });
+    let members = [1, 2];
+    for member in members {
+        stage.scene.member(member).make(&policy).await?;
+        stage.scene.member(member).make(&binding).await?;
+    }
+    let probe = Draft::secret(HOME, "probe").data("poison", "x").json();
+    for member in members {
+        let place = stage.scene.member(member);
+        eventually("the policy to be in force", SOON, async || {
+            if place.make(&probe).await.is_err() {
+                return Ok(Some(()));
+            }
+            place.delete(&Id::of(&probe)?).await?;
+            Ok(None)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<()> {
+    let stage = Stage::start().await?;
+    refuse(&stage).await?;
+    // A wave that soaks; the leader dies meanwhile, and the next one goes on where it was.
+    stage.wants(json!({"soakSeconds": 15})).await?;
+    let before = stage.scene.hub.get(&stage.source).await?;
+    let good = stage.edit("k", "1").await?;
+    stage.has(stage.first(), &good).await?;
+    let soaking = stage.is_in_phase("Soaking", 1).await?;
+    ensure!(soaking["reachedUpTo"] == json!({"value": "9", "cluster": "member-2"}), "{soaking}");
+    ensure!(
+        soaking["clustersReached"] == 1 && soaking["clustersApplied"] == 1 && soaking["clusters"] == 2,
+        "{soaking}"
+    );
+    let ready = stage.scene.hub.get(&stage.rule).await?;
+    let ready = condition(&ready, "Ready")?;
+    let message = ready["message"].as_str().unwrap_or_default();
+    ensure!(ready["reason"] == "RollingOut" && message.contains("wave 1 is applied and is watched until"), "{ready}");
+    // What is not reached keeps what it has, and its agent keeps it right.
+    stage.last().delete(&stage.source).await?;
+    stage.has(stage.last(), &before).await?;
+    stage.kill_leader().await?;
+    stage.has(stage.last(), &good).await?;
+    let told = stage.is_completed(2).await?;
+    ensure!(told["startedAt"] == soaking["startedAt"] && told["revision"] == soaking["revision"], "{told} {soaking}");
+    let whole = |value: &Value| value.as_str().and_then(|at| at.parse::<Timestamp>().ok()).context("no time");
+    let soaked = whole(&told["waveStartedAt"])?.duration_since(whole(&soaking["appliedAt"])?);
+    ensure!(soaked.as_secs() >= 15, "it soaked for {soaked}");
+    stage.fleet.start_hub().await?;
+
+    // The first wave refuses a Secret: the second one never sees it, whoever leads.
+    stage.wants(json!({"soakSeconds": 0})).await?;
+    let received = stage.received(1).await?;
+    stage.edit("poison", "1").await?;
+    let stopped = stage.is_in_phase("Stopped", 1).await?;
+    ensure!(stopped["clustersFailed"] == 1 && stopped["clustersReached"] == 1, "{stopped}");
+    let rule = stage.scene.hub.sees("why it stopped", &stage.rule, |rule| {
+        let stopped = condition(rule, "RolloutStopped")?;
+        let message = stopped["message"].as_str().unwrap_or_default();
+        ensure!(stopped["reason"] == "TooManyFailures" && message.contains("member-2"), "{stopped}");
+        ensure!(message.contains("no-poison") && message.contains("maxFailures"), "{message}");
+        let ready = condition(rule, "Ready")?;
+        ensure!(ready["reason"] == "TooManyFailures", "{ready}");
+        Ok(())
+    });
+    rule.await?;
+    stage.kill_leader().await?;
+    let unseen = async || {
+        let seen = stage.last().get(&stage.source).await?;
+        ensure!(seen["data"] == good["data"], "it saw the bad one");
+        ensure!(stage.received(1).await? == received, "content was sent to it");
+        Ok(())
+    };
+    steadily("the second wave sees nothing of it", A_WHILE, unseen).await?;
+    stage.is_in_phase("Stopped", 1).await?;
+    stage.fleet.start_hub().await?;
+
+    // Held by a person, a newer edit does not begin; then it does, and supersedes.
+    stage.wants(json!({"paused": true})).await?;
+    let cured = stage.edit("k", "2").await?;
+    stage.is_in_phase("Paused", 0).await?;
+    steadily("nothing is sent", A_WHILE, unseen).await?;
+    stage.wants(json!({"paused": false})).await?;
+    stage.has(stage.first(), &cured).await?;
+    stage.has(stage.last(), &cured).await?;
+    stage.is_completed(2).await?;
+
+    // Without it all at once, and what the status said of it goes.
+    stage.wants(Value::Null).await?;
+    let plain = stage.edit("k", "3").await?;
+    stage.has(stage.first(), &plain).await?;
+    stage.has(stage.last(), &plain).await?;
+    let plain_again = stage.scene.hub.sees("nothing of a rollout", &stage.rule, |rule| {
+        ensure!(rule["status"]["rollout"].is_null(), "{}", rule["status"]["rollout"]);
+        Ok(())
+    });
+    plain_again.await.map(drop)
+}
