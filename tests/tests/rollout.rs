@@ -18,30 +18,33 @@ const A_WHILE: Duration = Duration::from_secs(3);
 struct Stage {
     fleet: Fleet,
     scene: Scene,
+    members: usize,
     rule: Id,
     source: Id,
 }
 
 impl Stage {
-    /// Two replicas of the hub, and two members: the second one is the first in the order. A rule has brought a Secret to
-    /// both.
-    async fn start() -> Result<Self> {
+    /// Two replicas of the hub, and so many members: the first one is the last in the order. A rule has brought a Secret to
+    /// all of them, one at a time.
+    async fn start(members: usize) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
         let hub_values = json!({"lease": lease});
-        let options = FleetOptions { members: 2, hub_replicas: 2, hub_values, ..FleetOptions::default() };
+        let options = FleetOptions { members, hub_replicas: 2, hub_values, ..FleetOptions::default() };
         let fleet = Fleet::start(options).await?;
         let scene = Scene::of(&fleet).await?;
         scene.hub_namespaces(&[HOME]).await?;
         scene.member_namespaces(&[HOME]).await?;
-        for (member, tier) in [("member-1", "10"), ("member-2", "9")] {
-            scene.hub.change(&Id::member(member), json!({"metadata": {"labels": {"tier": tier}}})).await?;
+        for member in 1..=members {
+            let tier = if member == 1 { "10" } else { "9" };
+            let labels = json!({"metadata": {"labels": {"tier": tier}}});
+            scene.hub.change(&Id::member(&format!("member-{member}")), labels).await?;
         }
-        let stage = Self { fleet, scene, rule: Id::rule(HOME, "waves"), source: Id::secret(HOME, "login") };
+        let stage = Self { fleet, scene, members, rule: Id::rule(HOME, "waves"), source: Id::secret(HOME, "login") };
         stage.scene.hub.make(&Draft::secret(HOME, "login").data("k", "0").json()).await?;
         let rollout = json!({"maxConcurrency": 1, "orderByLabel": "tier"});
         let draft = RuleDraft::new(HOME, "waves").named(&["login"]).everywhere().with("rollout", rollout);
         stage.scene.hub.make(&draft.json()).await?;
-        stage.is_completed(2).await?;
+        stage.is_completed(u64::try_from(members)?).await?;
         Ok(stage)
     }
 
@@ -79,7 +82,7 @@ impl Stage {
 
     async fn is_completed(&self, wave: u64) -> Result<Value> {
         let told = self.is_in_phase("Completed", wave).await?;
-        self.scene.hub.all_applied(&self.rule, 2).await?;
+        self.scene.hub.all_applied(&self.rule, self.members).await?;
         Ok(told)
     }
 
@@ -148,7 +151,7 @@ async fn refuse(stage: &Stage) -> Result<()> {
 
 #[tokio::test]
 async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<()> {
-    let stage = Stage::start().await?;
+    let stage = Stage::start(2).await?;
     refuse(&stage).await?;
     // A wave that soaks; the leader dies meanwhile, and the next one goes on where it was.
     stage.wants(json!({"soakSeconds": 15})).await?;
@@ -224,4 +227,46 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
         Ok(())
     });
     plain_again.await.map(drop)
+}
+
+#[tokio::test]
+async fn a_leader_that_dies_while_a_wave_is_under_way_is_followed_where_it_was() -> Result<()> {
+    let stage = Stage::start(3).await?;
+    stage.wants(json!({"maxConcurrency": 2})).await?;
+    let before = stage.scene.hub.get(&stage.source).await?;
+    // The wave is of two members. One takes the change; the other one's agent hears of nothing.
+    stage.fleet.agent_process(3).pause()?;
+    let newest = stage.edit("k", "1").await?;
+    stage.has(stage.first(), &newest).await?;
+    let begun = stage.scene.hub.sees("half of the wave", &stage.rule, |rule| {
+        let rollout = &rule["status"]["rollout"];
+        ensure!(rollout["phase"] == "Progressing" && rollout["wave"] == 1, "{rollout}");
+        ensure!(rollout["clustersReached"] == 2 && rollout["clustersApplied"] == 1, "{rollout}");
+        Ok(())
+    });
+    let begun = begun.await?["status"]["rollout"].clone();
+    ensure!(begun["reachedUpTo"] == json!({"value": "9", "cluster": "member-3"}), "{begun}");
+    let received = stage.received(1).await?;
+    stage.kill_leader().await?;
+    // Whoever leads now knows the wave, and that it has not ended.
+    let unseen = async || {
+        ensure!(stage.last().get(&stage.source).await?["data"] == before["data"], "the last wave has it");
+        ensure!(stage.received(1).await? == received, "content was sent to the last wave");
+        let rule = stage.scene.hub.get(&stage.rule).await?;
+        let rollout = &rule["status"]["rollout"];
+        let same = |field: &str| rollout[field] == begun[field];
+        ensure!(
+            ["revision", "wave", "phase", "startedAt", "waveStartedAt", "reachedUpTo"].into_iter().all(same),
+            "{rollout}, and it was {begun}"
+        );
+        Ok(())
+    };
+    steadily("the wave is not over", 3 * A_WHILE, unseen).await?;
+    ensure!(stage.scene.member(3).get(&stage.source).await?["data"] == before["data"], "a frozen agent wrote");
+    stage.fleet.agent_process(3).resume()?;
+    stage.has(stage.scene.member(3), &newest).await?;
+    stage.has(stage.last(), &newest).await?;
+    let told = stage.is_completed(2).await?;
+    ensure!(told["startedAt"] == begun["startedAt"] && told["revision"] == begun["revision"], "{told} {begun}");
+    Ok(())
 }

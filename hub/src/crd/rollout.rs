@@ -130,6 +130,14 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub ended_at: Option<Time>,
+    /// How many changes in a row, right before this one, were superseded by a newer one before they were completed. Each
+    /// begins with the first wave, so that while edits come faster than the waves the last wave gets nothing.
+    #[serde(default)]
+    pub superseded: i64,
+    /// When the first of these began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub unfinished_since: Option<Time>,
 }
 
 /// What a rollout is doing.
@@ -161,36 +169,12 @@ pub struct ReachedUpTo {
     pub cluster: String,
 }
 
-impl From<rollout::Phase> for RolloutPhase {
-    fn from(phase: rollout::Phase) -> Self {
-        match phase {
-            rollout::Phase::Progressing => Self::Progressing,
-            rollout::Phase::Soaking => Self::Soaking,
-            rollout::Phase::Paused => Self::Paused,
-            rollout::Phase::Stopped => Self::Stopped,
-            rollout::Phase::Completed => Self::Completed,
-        }
-    }
-}
-
-impl From<RolloutPhase> for rollout::Phase {
-    fn from(phase: RolloutPhase) -> Self {
-        match phase {
-            RolloutPhase::Progressing => Self::Progressing,
-            RolloutPhase::Soaking => Self::Soaking,
-            RolloutPhase::Paused => Self::Paused,
-            RolloutPhase::Stopped => Self::Stopped,
-            RolloutPhase::Completed => Self::Completed,
-        }
-    }
-}
-
 impl From<&rollout::Progress> for RolloutStatus {
     fn from(progress: &rollout::Progress) -> Self {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         Self {
             revision: progress.revision.clone(),
-            phase: progress.phase.into(),
+            phase: progress.phase,
             wave: number(progress.wave),
             clusters: number(progress.clusters),
             clusters_reached: number(progress.reached),
@@ -205,6 +189,8 @@ impl From<&rollout::Progress> for RolloutStatus {
             wave_started_at: progress.wave_at.map(whole_seconds),
             applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
             ended_at: progress.ended_at.map(whole_seconds),
+            superseded: number(progress.superseded),
+            unfinished_since: progress.unfinished_since.map(whole_seconds),
         }
     }
 }
@@ -221,7 +207,7 @@ impl From<&RolloutStatus> for rollout::Progress {
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         Self {
             revision: status.revision.clone(),
-            phase: status.phase.into(),
+            phase: status.phase,
             wave: number(status.wave),
             order_by: status.ordered_by.clone(),
             cursor: status.reached_up_to.as_ref().map(|reached| rollout::Turn {
@@ -236,6 +222,8 @@ impl From<&RolloutStatus> for rollout::Progress {
             wave_at: time(&status.wave_started_at),
             applied_at: time(&status.applied_at),
             ended_at: time(&status.ended_at),
+            superseded: number(status.superseded),
+            unfinished_since: time(&status.unfinished_since),
         }
     }
 }
@@ -261,6 +249,8 @@ mod tests {
             wave_at: at(2),
             applied_at: at(3),
             ended_at: None,
+            superseded: 4,
+            unfinished_since: at(1),
         };
         let status = RolloutStatus::from(&progress);
         let written = serde_json::to_value(&status).unwrap();

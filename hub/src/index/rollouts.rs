@@ -30,8 +30,8 @@ impl RuleEntry {
 
     /// Whether a rollout is under way, so that time alone may bring the next step.
     fn is_rolling(&self) -> bool {
-        let is_open = || self.gate.as_ref().is_some_and(|gate| gate.is_open(self.target()));
-        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !is_open()
+        let rests = || self.gate.as_ref().is_some_and(|gate| gate.rests && gate.revision == self.target());
+        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !rests()
     }
 }
 

@@ -114,7 +114,11 @@ fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
         "Soaking" => format!("began {} ago, applied {} ago", since("/startedAt"), since("/appliedAt")),
         _ => format!("began {} ago", since("/startedAt")),
     };
-    format!("{phase}, wave {}: {far}, {done} ({times})", number(rollout, "/wave"))
+    let overtaken = match number(rollout, "/superseded") {
+        0 => String::new(),
+        more => format!("; {more} superseded in {}", since("/unfinishedSince")),
+    };
+    format!("{phase}, wave {}: {far}, {done} ({times}{overtaken})", number(rollout, "/wave"))
 }
 
 /// The clusters that a rule's status lists.

@@ -20,6 +20,8 @@ pub struct Gate {
     pub revision: String,
     /// Who may have it.
     pub reach: Reach,
+    /// Whether time alone brings no next step: only what a cluster or a person does.
+    pub rests: bool,
 }
 
 impl Gate {

@@ -20,8 +20,13 @@
 //!   rollout has been completed without them.
 //! - Nobody is let in while more than `maxFailures` of the clusters that were reached fail: a rollout that was completed
 //!   stops when those who come back fail.
+//! - An edit begins with the first wave, however far the one before was: nobody else has tried the newest. So edits that come
+//!   faster than a wave takes never reach the second one; how often in a row that happened, and since when, is told.
 //! - It ends, or waits for a person: who is away is passed over after [`AWAY_LIMIT`], and who does not settle counts as
 //!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
+//! - Where the brake holds something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
+//!   applied nor as failed, and has settled when it was at no work for [`QUIET_FOR`] after it was let in.
+//! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
 mod gate;
 mod order;
 mod progress;
@@ -32,9 +37,10 @@ mod tests;
 
 use std::time::Duration;
 
+pub use crate::crd::RolloutPhase as Phase;
 pub use gate::{Gate, Reach};
 pub use order::Turn;
-pub use progress::{Phase, Progress};
+pub use progress::Progress;
 pub use step::{Health, Observation, step};
 pub use target::Target;
 

@@ -1,22 +1,7 @@
 //! How far a rollout has come: what stands in the rule's status.
 use jiff::Timestamp;
 
-use super::Turn;
-
-/// What a rollout is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// A wave is under way.
-    Progressing,
-    /// It is applied and being watched.
-    Soaking,
-    /// A person holds it.
-    Paused,
-    /// Too many clusters failed.
-    Stopped,
-    /// Every cluster that could be reached has it. Who was away takes it when there is room.
-    Completed,
-}
+use super::{Phase, Turn};
 
 /// How far a rollout has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +32,18 @@ pub struct Progress {
     pub applied_at: Option<Timestamp>,
     /// When it was completed.
     pub ended_at: Option<Timestamp>,
+    /// How many changes in a row, right before this one, were superseded by a newer one before they were completed.
+    pub superseded: u64,
+    /// When the first of these began.
+    pub unfinished_since: Option<Timestamp>,
 }
 
 impl Progress {
-    /// A rollout that begins.
-    pub fn begin(revision: &str, order_by: Option<String>, now: Timestamp) -> Self {
+    /// A rollout that begins, after `before`, if there was one.
+    pub fn begin(revision: &str, order_by: Option<String>, before: Option<&Self>, now: Timestamp) -> Self {
+        let unfinished = before.filter(|before| before.phase != Phase::Completed);
+        // The same change in another order supersedes nothing.
+        let is_newer = |before: &Self| before.revision != revision;
         Self {
             revision: revision.to_owned(),
             phase: Phase::Progressing,
@@ -66,6 +58,8 @@ impl Progress {
             wave_at: None,
             applied_at: None,
             ended_at: None,
+            superseded: unfinished.map_or(0, |before| before.superseded + u64::from(is_newer(before))),
+            unfinished_since: unfinished.map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
     }
 

@@ -56,12 +56,12 @@ pub fn step(
     now: Now,
 ) -> (Progress, Gate) {
     let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
-    let fresh = || Progress::begin(seen.target, rollout.order_by.clone(), now.wall);
+    let fresh = || Progress::begin(seen.target, rollout.order_by.clone(), before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach| Gate { revision: seen.target.to_owned(), reach };
+    let gate_to = |reach, rests| Gate { revision: seen.target.to_owned(), reach, rests };
     let completed = progress.phase == Phase::Completed;
     if completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
-        return (progress, gate_to(Reach::All));
+        return (progress, gate_to(Reach::All, true));
     }
     let mut reached = look(&progress, gate, seen, now.instant);
     progress.failed = match progress.phase {
@@ -89,9 +89,12 @@ pub fn step(
         () => Phase::Progressing,
     };
     count(&mut progress, seen);
+    // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
+    let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
+    let rests = is_over && reached.in_flight == 0 && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
     let reach = if has_everybody { Reach::All } else { Reach::Only(reached.let_in) };
-    (progress, gate_to(reach))
+    (progress, gate_to(reach, rests))
 }
 
 /// Looks at who was reached.
@@ -184,6 +187,7 @@ fn advance(
     progress.cursor = cursor;
     if wave.is_empty() {
         progress.ended_at = Some(now.wall);
+        (progress.superseded, progress.unfinished_since) = (0, None);
         return Phase::Completed;
     }
     (progress.wave, progress.wave_at, progress.applied_at) = (progress.wave + 1, Some(now.wall), None);

@@ -218,6 +218,60 @@ fn an_edit_shuts_the_gate_by_itself_and_begins_with_the_first_wave() {
 }
 
 #[test]
+fn edits_that_come_too_fast_never_reach_the_second_wave_and_are_counted() {
+    let mut world = World::new(4, Rollout { soak: Duration::from_secs(60), ..rollout() });
+    world.step();
+    let began = world.told().started_at;
+    for edit in 2..=5 {
+        world.after(1);
+        world.all_are(&["c1", "c2"], Health::Applied);
+        assert_eq!(world.after(58), Phase::Soaking);
+        world.edit(&format!("t{edit}"));
+        world.step();
+        assert_eq!(world.let_in(), ["c1", "c2"], "nobody else has tried the newest");
+    }
+    assert_eq!((world.told().superseded, world.told().unfinished_since), (4, Some(began)));
+    // Another order is no newer change.
+    world.rollout.order_by = Some("tier".to_owned());
+    world.step();
+    assert_eq!((world.told().superseded, world.told().unfinished_since), (4, Some(began)));
+    world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
+    world.step();
+    assert_eq!(world.after(60), Phase::Completed);
+    assert_eq!((world.told().superseded, world.told().unfinished_since), (0, None));
+    world.edit("t6");
+    world.step();
+    assert_eq!(world.told().superseded, 0, "the one before was completed");
+}
+
+#[test]
+fn what_only_an_event_can_move_is_not_looked_at_by_the_clock() {
+    let rests = |world: &World| world.gate.as_ref().unwrap().rests;
+    let mut world = World::new(4, rollout());
+    world.step();
+    assert!(!rests(&world));
+    world.is("c1", Health::Failed);
+    assert_eq!(world.step(), Phase::Stopped);
+    assert!(!rests(&world), "who is under way may come to no end");
+    assert_eq!(world.after(600), Phase::Stopped);
+    assert_eq!(world.told().failed, 2);
+    assert!(rests(&world));
+    world.rollout.paused = true;
+    assert_eq!(world.step(), Phase::Paused);
+    assert!(rests(&world));
+    world.rollout.paused = false;
+    world.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(world.step(), Phase::Progressing);
+    assert!(!rests(&world));
+    world.all_are(&["c3", "c4"], Health::Away);
+    assert_eq!(world.after(60), Phase::Completed);
+    assert!(rests(&world) && !world.let_in().contains(&"c3"), "who is away comes with a word");
+    world.is("c3", Health::Pending);
+    world.step();
+    assert!(!rests(&world));
+}
+
+#[test]
 fn who_has_it_already_takes_no_room() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c1", "c3", "c5"], Health::Applied);

@@ -129,7 +129,16 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<Verdict> {
             (Reason::RollingOut, format!("{wave} is applied and is watched{until}, {far}"))
         }
     };
+    let message = message + &superseded(progress);
     Some(Verdict::new(ConditionStatus::False, reason, message))
+}
+
+/// Changes that newer ones overtook before every cluster had them.
+fn superseded(progress: &Progress) -> String {
+    let Some(since) = progress.unfinished_since.filter(|_| progress.superseded > 0) else { return String::new() };
+    let number = i64::try_from(progress.superseded).unwrap_or(i64::MAX);
+    let (changes, were) = (counted(number, "change", "changes"), if number == 1 { "was" } else { "were" });
+    format!("; {changes} before it {were} superseded on the way, since {since:.0}")
 }
 
 fn progress_of<'a>(view: &'a View<'_>) -> Option<(&'a Rolling<'a>, &'a Progress)> {

@@ -15,6 +15,7 @@ use crate::crd::{self, ClusterState, RuleStatus};
 use crate::plan::{Body, Deal, Goes, Place, Rule, RulePlan, SourceContent};
 
 mod pages;
+mod rollouts;
 mod snapshots;
 
 struct World {
@@ -32,6 +33,7 @@ struct World {
     held_takeovers: Option<crate::index::HeldNamed>,
     given_up: Option<runnel_proto::model::GivenUp>,
     held_given_up: Option<crate::index::HeldNamed>,
+    rolling: Option<rollouts::Under>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -86,6 +88,7 @@ impl World {
             held_takeovers: None,
             given_up: None,
             held_given_up: None,
+            rolling: None,
         }
     }
 
@@ -112,7 +115,7 @@ impl World {
             takeovers: self.held_takeovers.clone(),
             given_up_in: self.given_up.iter().flat_map(|given_up| given_up.namespaces.clone()).collect(),
             given_up: self.held_given_up.clone(),
-            rolling: None,
+            rolling: self.rolling.as_ref().map(rollouts::Under::rolling),
             previous,
             hub_started: self.started,
             overdue: self.overdue,

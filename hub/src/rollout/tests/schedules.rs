@@ -109,6 +109,14 @@ impl Simulated {
             return Ok(());
         }
         let told = self.hub.told().clone();
+        if self.hub.gate.as_ref().unwrap().rests {
+            // Whatever time passes: nothing else is said and nobody else let in. The budget may be what ended it.
+            let (said, lets_in) = (self.hub.progress.clone(), self.hub.gate.clone());
+            self.hub.seconds += 100_000;
+            self.hub.step();
+            self.hub.seconds -= 100_000;
+            prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&said, &lets_in), "it rests, and time moved it");
+        }
         let health = |name: &str| *self.hub.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == name).unwrap().1;
         let new: Vec<_> = self.hub.let_in().into_iter().filter(|name| !were_in.contains(*name)).collect();
         if phase == Phase::Completed {

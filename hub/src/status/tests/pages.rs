@@ -7,7 +7,7 @@ use super::*;
 use crate::plan::{Minter, NamedTerms};
 use crate::plugin::rules::{rule as page_of, rules as table_of};
 
-fn page(world: &mut World) -> String {
+pub(super) fn page(world: &mut World) -> String {
     world.fold();
     let now = world.now().wall;
     let made_at = (now - Duration::from_secs(3600)).to_string();
