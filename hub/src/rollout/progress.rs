@@ -41,7 +41,9 @@ pub struct Progress {
 impl Progress {
     /// A rollout that begins, after `before`, if there was one.
     pub fn begin(revision: &str, order_by: Option<String>, before: Option<&Self>, now: Timestamp) -> Self {
-        let unfinished = before.filter(|before| before.phase != Phase::Completed);
+        // What came to an end, well or not, was not overtaken.
+        let is_under_way = |before: &&Self| matches!(before.phase, Phase::Progressing | Phase::Soaking | Phase::Paused);
+        let unfinished = before.filter(is_under_way);
         // The same change in another order supersedes nothing.
         let is_newer = |before: &Self| before.revision != revision;
         Self {
