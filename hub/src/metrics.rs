@@ -1,14 +1,16 @@
 //! The hub's metrics: few labels. The gauges of members and rules name them; nothing names a source or a copy.
 //!
 //! `runnel_delivery_seconds` begins when the hub's watch shows a new version of a source (the API server tells the time of
-//! a write in whole seconds only) and ends when an agent reports every copy of the rule applied: see
-//! [`crate::status::Deliveries`].
+//! a write in whole seconds only) and ends when an agent reports every copy of the rule applied;
+//! `runnel_rule_delivery_seconds` ends when the last agent of the rule does: see [`crate::status::Deliveries`].
 mod state;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,13 +18,17 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use prost::Message;
-use runnel_proto::model::HubFrame;
+use runnel_proto::model::{HubFrame, RuleUid};
 use runnel_proto::wire;
 
 pub use state::StateCollector;
 
 /// From a few milliseconds, as on one machine, to the minutes of a member that is hardly reachable.
 const DELIVERY_BUCKETS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
+/// The same of all clusters of a rule together, to the hour that waves of a rollout take. Few, as there is one series of each for
+/// every rule that is edited.
+const RULE_DELIVERY_BUCKETS: [f64; 10] = [0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FrameLabels {
@@ -38,6 +44,8 @@ pub struct HubMetrics {
     upserts: Counter,
     tombstones: Counter,
     delivery: Histogram,
+    /// Of the rules that had an edit since the start.
+    rules: Mutex<BTreeMap<RuleUid, Histogram>>,
 }
 
 impl Default for HubMetrics {
@@ -50,6 +58,7 @@ impl Default for HubMetrics {
             upserts: Counter::default(),
             tombstones: Counter::default(),
             delivery: Histogram::new(DELIVERY_BUCKETS),
+            rules: Mutex::default(),
         }
     }
 }
@@ -82,6 +91,20 @@ impl HubMetrics {
     /// An edit of a source has been applied in one cluster.
     pub fn delivered(&self, took: Duration) {
         self.delivery.observe(took.as_secs_f64());
+    }
+
+    /// An edit of a source has been applied in the last cluster of a rule.
+    pub fn rule_delivered(&self, rule: &RuleUid, took: Duration) {
+        let mut rules = self.rules.lock();
+        let histogram = rules.entry(rule.clone()).or_insert_with(|| Histogram::new(RULE_DELIVERY_BUCKETS));
+        histogram.observe(took.as_secs_f64());
+    }
+
+    /// What edits of each rule took until its last cluster had them. Those of rules that are not known are forgotten.
+    fn rule_deliveries(&self, is_known: impl Fn(&RuleUid) -> bool) -> Vec<(RuleUid, Histogram)> {
+        let mut rules = self.rules.lock();
+        rules.retain(|uid, _| is_known(uid));
+        rules.iter().map(|(uid, histogram)| (uid.clone(), histogram.clone())).collect()
     }
 
     /// A frame goes out.

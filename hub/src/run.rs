@@ -224,6 +224,7 @@ async fn start(
         book: book.clone(),
         tls: tls.clone(),
         authorities: authorities.clone(),
+        metrics: metrics.clone(),
     }));
     let registrar = Registrar::new(client.clone(), authorities, lives);
     let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());

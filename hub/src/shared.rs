@@ -21,7 +21,7 @@ use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index};
 use crate::lease::{Lead, Leader};
-use crate::plan::{Minter, Place, Scope};
+use crate::plan::{Minter, Place, Scope, digest_on};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 pub use inquiries::Inquiries;
@@ -312,16 +312,21 @@ impl Shared {
     }
 
     /// An edit of a source has been read and changed these rules: from now on it is on its way to the clusters that are
-    /// connected.
+    /// connected, but for those in which it changes nothing.
     pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
         let Some(since) = self.edits.lock().remove(source) else { return };
+        let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
         for (uid, entry) in effect.rules.iter().filter_map(|uid| Some((uid, index.rule(uid)?))) {
             if entry.rule.terms.suspend || entry.rule.deleting {
                 continue;
             }
-            let is_sent = |cluster: &&ClusterName| self.sessions.contains_key(*cluster) && !entry.awaits(cluster);
-            for cluster in entry.goes.clusters.keys().filter(is_sent) {
-                self.deliveries.lock().begin(cluster, uid, since);
+            for (cluster, terms) in &entry.goes.clusters {
+                let plan = entry.deal.plan(cluster, &entry.plan);
+                let has_it = plan.is_some_and(|plan| ledger.holds_exactly(cluster, uid, digest_on(plan, terms)));
+                let is_sent = self.sessions.contains_key(cluster) && !entry.goes.cordoned.contains(cluster);
+                if is_sent && !has_it {
+                    deliveries.begin(cluster, uid, since, entry.awaits(cluster));
+                }
             }
         }
     }

@@ -3,6 +3,8 @@
 
 #[path = "wire/costs.rs"]
 mod costs;
+#[path = "wire/delivery.rs"]
+mod delivery;
 #[path = "wire/frames.rs"]
 mod frames;
 #[path = "wire/handover.rs"]

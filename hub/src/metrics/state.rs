@@ -6,10 +6,13 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
+use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_proto::tls::ServerTls;
 
+use super::HubMetrics;
 use crate::authority::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
+use crate::index::RuleEntry;
 use crate::shared::Shared;
 use crate::writer::Book;
 
@@ -23,6 +26,8 @@ pub struct StateCollector {
     pub tls: Arc<ServerTls>,
     /// What signs.
     pub authorities: Arc<Authorities>,
+    /// What was counted.
+    pub metrics: Arc<HubMetrics>,
 }
 
 impl std::fmt::Debug for StateCollector {
@@ -69,6 +74,7 @@ impl Collector for StateCollector {
         }
         self.members().encode(&mut encoder)?;
         self.rules().encode(&mut encoder)?;
+        self.deliveries(&mut encoder)?;
         self.copies().encode(&mut encoder)
     }
 }
@@ -147,6 +153,32 @@ impl StateCollector {
             samples.add([&name.namespace, &name.name], f64::from(u8::from(ready)));
         }
         samples
+    }
+
+    /// What edits of each rule took; a rule that is gone has none.
+    fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let index = self.shared.index.read();
+        let is_sent = |cluster: &ClusterName, uid: &RuleUid| {
+            let entry = index.rule(uid).filter(|entry| !entry.rule.terms.suspend && !entry.rule.deleting);
+            entry.is_some_and(|RuleEntry { goes, .. }| {
+                goes.clusters.contains_key(cluster) && !goes.cordoned.contains(cluster)
+            })
+        };
+        // Who gets nothing any more would be waited for in vain.
+        for (uid, took) in self.shared.deliveries.lock().retain(is_sent) {
+            self.metrics.rule_delivered(&uid, took);
+        }
+        let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
+                    fails has applied it";
+        let mut family =
+            encoder.encode_descriptor("runnel_rule_delivery_seconds", help, None, MetricType::Histogram)?;
+        for (uid, histogram) in self.metrics.rule_deliveries(|uid| index.rule(uid).is_some()) {
+            let Some(entry) = index.rule(&uid) else { continue };
+            let name = &entry.rule.terms.rule;
+            let labels = [("rule_namespace", name.namespace.as_str()), ("rule", name.name.as_str())];
+            histogram.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 
     fn copies(&self) -> Samples<1> {

@@ -217,14 +217,18 @@ impl Running {
         }
     }
 
-    /// Counts an edit that has now been applied in the session's cluster.
+    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule.
     fn measure(&self, state: &RuleState) {
         let index = self.shared.index.read();
         let share = index.rule(&state.uid).and_then(|entry| entry.share(&self.identity.cluster));
         let took =
             self.shared.deliveries.lock().reported(&self.identity.cluster, state, share.as_ref(), Instant::now());
-        if let Some(took) = took {
+        let Some(took) = took else { return };
+        if let Some(took) = took.cluster {
             self.metrics.delivered(took);
+        }
+        if let Some(took) = took.rule {
+            self.metrics.rule_delivered(&state.uid, took);
         }
     }
 

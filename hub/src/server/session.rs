@@ -410,7 +410,9 @@ impl Drop for Running {
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
         if self.shared.sessions.remove_if(cluster, own).is_some() {
             tracing::info!(%cluster, "session ended");
-            self.shared.deliveries.lock().lost(cluster);
+            for (uid, took) in self.shared.deliveries.lock().lost(cluster) {
+                self.metrics.rule_delivered(&uid, took);
+            }
             self.shared.ledger.lock().disconnected(cluster, self.live.number, Instant::now());
             self.shared.dirty_members.add([cluster.clone()]);
         }

@@ -1,9 +1,14 @@
 //! How long edits of sources take until they are applied: begun when a watch of the hub shows a new version of a source,
-//! over for a cluster when its agent reports every copy of the rule applied as the plan then says.
+//! over for a cluster when its agent reports every copy of the rule applied as the plan then says, and over for the rule
+//! when that is so in the last of its clusters.
 //!
-//! An edit is followed only in the clusters that are connected when it comes: what a cluster that was away catches up on,
-//! and a copy that fails, say nothing about how fast edits travel. Edits of one rule that overlap count as one, from the
-//! first on.
+//! The moment at which the watch shows it is the best that there is: the API server notes in whole seconds when fields were
+//! written, and of a write that only takes something away it notes nothing.
+//!
+//! An edit is followed only in the clusters that are connected when it comes and do not have it already. What a cluster that
+//! was away catches up on says nothing about how fast edits travel, nor does a copy that fails: the rule waits for neither.
+//! Should a cluster that failed have it before the others do, it counts; a cluster that waits for its turn in a rollout counts
+//! for the rule. Edits of one rule that overlap count as one, from the first on.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -14,44 +19,122 @@ use crate::plan::Share;
 /// Edits that are on their way.
 #[derive(Default)]
 pub struct Deliveries {
-    under_way: BTreeMap<ClusterName, BTreeMap<RuleUid, Instant>>,
+    under_way: BTreeMap<ClusterName, BTreeMap<RuleUid, Way>>,
+    /// Only while some cluster is waited for.
+    rules: BTreeMap<RuleUid, Whole>,
+}
+
+/// An edit on its way to one cluster.
+struct Way {
+    since: Instant,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Travels,
+    /// The cluster's turn in a rollout had not come.
+    Awaits,
+    /// A copy has failed: nobody waits for it.
+    Failed,
+}
+
+/// An edit on its way to all clusters of a rule.
+struct Whole {
+    since: Instant,
+    /// How many clusters are waited for.
+    clusters: usize,
+    /// When the last one had it so far.
+    last: Option<Instant>,
+}
+
+/// What deliveries took that are over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    /// To the cluster that reported.
+    pub cluster: Option<Duration>,
+    /// To the last cluster of the rule.
+    pub rule: Option<Duration>,
 }
 
 impl Deliveries {
-    /// An edit that was seen at `since` goes to a cluster.
-    pub fn begin(&mut self, cluster: &ClusterName, rule: &RuleUid, since: Instant) {
-        self.under_way.entry(cluster.clone()).or_default().entry(rule.clone()).or_insert(since);
+    /// An edit that was seen at `since` goes to a cluster, or does when the cluster's turn in a rollout has come.
+    pub fn begin(&mut self, cluster: &ClusterName, rule: &RuleUid, since: Instant, awaits: bool) {
+        let ways = self.under_way.entry(cluster.clone()).or_default();
+        if ways.get(rule).is_some_and(|way| way.state != State::Failed) {
+            return;
+        }
+        ways.insert(rule.clone(), Way { since, state: if awaits { State::Awaits } else { State::Travels } });
+        self.rules.entry(rule.clone()).or_insert(Whole { since, clusters: 0, last: None }).clusters += 1;
     }
 
-    /// The agent of a cluster reports on a rule of which it should have this. Returns what the delivery took, if this ends one.
+    /// The agent of a cluster reports on a rule of which it should have this. Returns what was delivered by that.
     pub fn reported(
         &mut self,
         cluster: &ClusterName,
         state: &RuleState,
         share: Option<&Share>,
         now: Instant,
-    ) -> Option<Duration> {
-        let waiting = self.under_way.get_mut(cluster)?;
-        let since = *waiting.get(&state.uid)?;
-        let counts = state.counts;
-        let failed = counts.failed > 0 || state.gone || share.is_none();
+    ) -> Option<Took> {
+        let ways = self.under_way.get_mut(cluster)?;
+        let way = ways.get_mut(&state.uid)?;
+        let (before, since) = (way.state, way.since);
+        let over = state.gone || share.is_none();
+        let failed = !over && state.counts.failed > 0;
         let holds = share.is_some_and(|share| {
             let same = state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
-            same && counts.is_settled()
+            same && state.counts.is_settled()
         });
-        if !failed && !holds {
-            return None;
+        match () {
+            () if failed => way.state = State::Failed,
+            () if over || holds => {
+                ways.remove(&state.uid);
+                if ways.is_empty() {
+                    self.under_way.remove(cluster);
+                }
+            }
+            () => return None,
         }
-        waiting.remove(&state.uid);
-        if waiting.is_empty() {
-            self.under_way.remove(cluster);
+        let applied = holds && !over && !failed;
+        if let Some(whole) = self.rules.get_mut(&state.uid).filter(|_| applied) {
+            whole.last = Some(now);
         }
-        (!failed).then(|| now.saturating_duration_since(since))
+        let rule = if before == State::Failed { None } else { self.one_less(&state.uid) };
+        let took = (applied && before == State::Travels).then(|| now.saturating_duration_since(since));
+        Some(Took { cluster: took, rule })
     }
 
-    /// The agent of a cluster is no longer connected: what it gets later was not on its way all the time.
-    pub fn lost(&mut self, cluster: &ClusterName) {
-        self.under_way.remove(cluster);
+    /// The agent of a cluster is no longer connected: what it gets later was not on its way all the time. Returns what took
+    /// how long to the last cluster of its rule, where only this one was waited for.
+    pub fn lost(&mut self, cluster: &ClusterName) -> Vec<(RuleUid, Duration)> {
+        let ways = self.under_way.remove(cluster).unwrap_or_default();
+        let waited = ways.into_iter().filter(|(_, way)| way.state != State::Failed);
+        waited.filter_map(|(uid, _)| Some((uid.clone(), self.one_less(&uid)?))).collect()
+    }
+
+    /// Forgets what is on its way where nothing is sent any more. Returns the same as [`Deliveries::lost`].
+    pub fn retain(&mut self, is_sent: impl Fn(&ClusterName, &RuleUid) -> bool) -> Vec<(RuleUid, Duration)> {
+        let mut dropped = Vec::new();
+        self.under_way.retain(|cluster, ways| {
+            ways.retain(|uid, way| {
+                let sent = is_sent(cluster, uid);
+                dropped.extend((!sent && way.state != State::Failed).then(|| uid.clone()));
+                sent
+            });
+            !ways.is_empty()
+        });
+        dropped.into_iter().filter_map(|uid| Some((uid.clone(), self.one_less(&uid)?))).collect()
+    }
+
+    /// One cluster less is waited for.
+    fn one_less(&mut self, rule: &RuleUid) -> Option<Duration> {
+        let whole = self.rules.get_mut(rule)?;
+        whole.clusters = whole.clusters.saturating_sub(1);
+        if whole.clusters > 0 {
+            return None;
+        }
+        let whole = self.rules.remove(rule)?;
+        whole.last.map(|last| last.saturating_duration_since(whole.since))
     }
 }
 
@@ -96,31 +179,129 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_edit_is_delivered_when_all_copies_of_the_newest_plan_are_applied() {
-        let (one, start) = (ClusterName::from("one"), Instant::now());
-        let (old, new) = (share(1), share(2));
-        let mut deliveries = Deliveries::default();
-        deliveries.begin(&one, &new.plan.uid, start);
-        deliveries.begin(&one, &new.plan.uid, start + Duration::from_secs(1));
-        let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(deliveries.reported(&one, &state(&old, 2, 0), Some(&new), after(2)), None);
-        assert_eq!(deliveries.reported(&one, &state(&new, 1, 0), Some(&new), after(3)), None);
-        let took = deliveries.reported(&one, &state(&new, 2, 0), Some(&new), after(4));
-        assert_eq!(took, Some(Duration::from_secs(4)));
-        assert_eq!(deliveries.reported(&one, &state(&new, 2, 0), Some(&new), after(5)), None);
-        assert!(deliveries.under_way.is_empty());
+    fn took(cluster: Option<u64>, rule: Option<u64>) -> Option<Took> {
+        Some(Took { cluster: cluster.map(Duration::from_secs), rule: rule.map(Duration::from_secs) })
+    }
+
+    struct Story {
+        start: Instant,
+        deliveries: Deliveries,
+        new: Share,
+    }
+
+    impl Story {
+        fn new() -> Self {
+            Self { start: Instant::now(), deliveries: Deliveries::default(), new: share(2) }
+        }
+
+        fn begin(&mut self, cluster: &str, after: u64, awaits: bool) {
+            let since = self.start + Duration::from_secs(after);
+            self.deliveries.begin(&cluster.into(), &self.new.plan.uid, since, awaits);
+        }
+
+        fn says(&mut self, cluster: &str, after: u64, applied: u32, failed: u32) -> Option<Took> {
+            let state = state(&self.new, applied, failed);
+            let now = self.start + Duration::from_secs(after);
+            self.deliveries.reported(&cluster.into(), &state, Some(&self.new), now)
+        }
+
+        fn lost(&mut self, cluster: &str) -> Vec<Duration> {
+            self.deliveries.lost(&cluster.into()).into_iter().map(|(_, took)| took).collect()
+        }
+
+        fn is_over(&self) -> bool {
+            self.deliveries.under_way.is_empty() && self.deliveries.rules.is_empty()
+        }
     }
 
     #[test]
-    fn failures_and_clusters_that_go_away_are_not_measured() {
-        let (one, start, share) = (ClusterName::from("one"), Instant::now(), share(1));
-        let mut deliveries = Deliveries::default();
-        deliveries.begin(&one, &share.plan.uid, start);
-        assert_eq!(deliveries.reported(&one, &state(&share, 1, 1), Some(&share), start), None);
-        assert_eq!(deliveries.reported(&one, &state(&share, 2, 0), Some(&share), start), None);
-        deliveries.begin(&one, &share.plan.uid, start);
-        deliveries.lost(&one);
-        assert_eq!(deliveries.reported(&one, &state(&share, 2, 0), Some(&share), start), None);
+    fn an_edit_is_delivered_when_all_copies_of_the_newest_plan_are_applied() {
+        let mut story = Story::new();
+        story.begin("one", 0, false);
+        story.begin("one", 1, false);
+        let (one, old) = (ClusterName::from("one"), share(1));
+        let now = story.start + Duration::from_secs(2);
+        assert_eq!(story.deliveries.reported(&one, &state(&old, 2, 0), Some(&story.new), now), None);
+        assert_eq!(story.says("one", 3, 1, 0), None);
+        assert_eq!(story.says("one", 4, 2, 0), took(Some(4), Some(4)));
+        assert_eq!(story.says("one", 5, 2, 0), None);
+        assert!(story.is_over());
+    }
+
+    #[test]
+    fn a_rule_is_delivered_when_the_last_cluster_has_it() {
+        let mut story = Story::new();
+        story.begin("one", 0, false);
+        story.begin("two", 0, false);
+        // Its turn in a rollout comes later.
+        story.begin("three", 0, true);
+        assert_eq!(story.says("two", 1, 2, 0), took(Some(1), None));
+        // Another edit before the first one is everywhere.
+        story.begin("two", 2, false);
+        assert_eq!(story.says("two", 3, 2, 0), took(Some(1), None));
+        assert_eq!(story.says("one", 4, 2, 0), took(Some(4), None));
+        assert_eq!(story.says("three", 9, 2, 0), took(None, Some(9)));
+        assert!(story.is_over());
+        story.begin("one", 10, false);
+        assert_eq!(story.says("one", 11, 2, 0), took(Some(1), Some(1)));
+    }
+
+    #[test]
+    fn who_fails_is_waited_for_no_longer_than_the_others() {
+        let mut story = Story::new();
+        story.begin("one", 0, false);
+        story.begin("two", 0, false);
+        assert_eq!(story.says("one", 1, 1, 1), took(None, None));
+        assert_eq!(story.says("one", 2, 1, 1), took(None, None));
+        // It comes round before the other has it.
+        assert_eq!(story.says("one", 3, 2, 0), took(None, None));
+        assert_eq!(story.says("two", 4, 2, 0), took(Some(4), Some(4)));
+        assert!(story.is_over());
+
+        story.begin("one", 10, false);
+        story.begin("two", 10, false);
+        assert_eq!(story.says("two", 11, 2, 0), took(Some(1), None));
+        assert_eq!(story.says("one", 12, 1, 1), took(None, Some(1)));
+        assert_eq!(story.says("one", 60, 2, 0), took(None, None), "long over");
+        assert!(story.is_over());
+        // Only failed: nothing was delivered.
+        story.begin("one", 70, false);
+        assert_eq!(story.says("one", 71, 1, 1), took(None, None));
+        // The next edit is followed anew.
+        story.begin("one", 80, false);
+        assert_eq!(story.says("one", 81, 2, 0), took(Some(1), Some(1)));
+        assert!(story.is_over());
+    }
+
+    #[test]
+    fn clusters_that_go_away_are_not_waited_for() {
+        let mut story = Story::new();
+        story.begin("one", 0, false);
+        assert!(story.lost("one").is_empty());
+        assert_eq!(story.says("one", 1, 2, 0), None);
+        assert!(story.is_over());
+
+        story.begin("one", 10, false);
+        story.begin("two", 10, false);
+        assert_eq!(story.says("one", 13, 2, 0), took(Some(3), None));
+        // When it was noticed that the other one is gone does not matter.
+        assert_eq!(story.lost("two"), [Duration::from_secs(3)]);
+        assert!(story.is_over());
+
+        story.begin("one", 20, false);
+        story.begin("two", 20, false);
+        assert_eq!(story.says("two", 21, 2, 0), took(Some(1), None));
+        let kept = story.deliveries.retain(|cluster, _| *cluster != "one".into());
+        assert_eq!(kept, [(story.new.plan.uid.clone(), Duration::from_secs(1))]);
+        assert!(story.is_over());
+    }
+
+    #[test]
+    fn a_rule_that_goes_or_goes_elsewhere_is_not_measured() {
+        let mut story = Story::new();
+        story.begin("one", 0, false);
+        let (one, state) = (ClusterName::from("one"), state(&story.new, 2, 0));
+        assert_eq!(story.deliveries.reported(&one, &state, None, story.start), took(None, None));
+        assert!(story.is_over());
     }
 }

@@ -235,6 +235,11 @@ impl Ledger {
         account.map(|given_up| given_up.namespaces.as_slice()).unwrap_or_default()
     }
 
+    /// Whether a cluster last said that it holds exactly these intents of a rule.
+    pub fn holds_exactly(&self, cluster: &ClusterName, rule: &RuleUid, intents: SetDigest) -> bool {
+        self.account(cluster, rule).is_some_and(|account| account.intents_digest == intents)
+    }
+
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
         self.clusters.get(cluster)?.accounts.get(rule)
     }

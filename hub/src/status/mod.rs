@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-pub use deliveries::Deliveries;
+pub use deliveries::{Deliveries, Took};
 pub use detail::{ClusterDetail, details};
 pub use fold::{View, fold};
 pub use ledger::{Ledger, SessionFacts};

@@ -101,6 +101,7 @@ async fn prometheus_understands_every_alert_and_panel_and_tells_when_a_member_is
         ("runnel_removals_held", 0.0),
         ("runnel_removals_pending", 0.0),
         ("sum(runnel_delivery_seconds_count)", 1.0),
+        ("runnel_rule_delivery_seconds_count{rule_namespace=\"watched\",rule=\"edited\"}", 1.0),
         ("sum(runnel_drift_corrected_total)", 1.0),
         ("count(runnel_build_info)", 2.0),
     ] {
