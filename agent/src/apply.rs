@@ -16,7 +16,9 @@ use crate::decide::{Target, Trouble};
 use crate::desired::NewPayload;
 use crate::differ;
 use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
+use crate::keep::Keep;
 use crate::live::{self, FIELD_MANAGER, Live, Sealed};
+use crate::previous::ToKeep;
 use crate::queue::Key;
 use crate::records::Sight;
 use crate::seal::Sealer;
@@ -29,14 +31,15 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 pub struct Member {
     client: Client,
     sealer: Sealer,
+    keep: Keep,
 }
 
 type Call<T> = Result<T, CallError>;
 
 impl Member {
-    /// Access with this client, for copies sealed by this sealer. The client must not retry by itself.
-    pub fn new(client: Client, sealer: Sealer) -> Self {
-        Self { client, sealer }
+    /// Access with this client, for copies sealed by this sealer; what they held before a rollout is kept here. The client must not retry by itself.
+    pub fn new(client: Client, sealer: Sealer, keep: Keep) -> Self {
+        Self { client, sealer, keep }
     }
 
     /// Does one piece of work.
@@ -44,6 +47,7 @@ impl Member {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
             (Key::Namespace(name), _) => done.trouble = self.create_namespace(name).await.err(),
+            (Key::Kept(_), work) => self.keep.work(work, &mut done).await,
             (Key::Copy(copy), work) => {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
                     done.trouble = Some(Trouble::new(Reason::Unsupported, "this agent does not know the kind"));
@@ -138,7 +142,7 @@ struct Run<'a> {
 impl Run<'_> {
     async fn work(mut self, work: Work) {
         let ended = match work {
-            Work::CreateNamespace => Ok(()),
+            Work::CreateNamespace | Work::Forget(_) => Ok(()),
             Work::Read => self.read().await,
             Work::Create(body) => self.write(None, &body).await,
             Work::Change(target, body) => self.change(target, &body).await,
@@ -232,6 +236,7 @@ impl Run<'_> {
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
+        self.keep(body).await?;
         let Body { intent, rule, revision, ignored, version, .. } = body;
         let object = match &target {
             Some(target) if !ignored.is_empty() => match self.same(target).await? {
@@ -278,6 +283,23 @@ impl Run<'_> {
         }
     }
 
+    /// What copies hold is kept before the first of them is written.
+    async fn keep(&mut self, body: &Body) -> Result<(), Trouble> {
+        let Some(ToKeep { of, base }) = &body.keep else { return Ok(()) };
+        let held = match of {
+            None => None,
+            Some(copy) => {
+                let object = self.member.get(self.kind, copy).await.map_err(|error| trouble(&error))?;
+                let held = live::held(self.kind, &object, &self.member.sealer, &body.intent);
+                let moved = || Trouble::new(Reason::Unavailable, "what is to be kept for a rollback has just changed");
+                Some(held.filter(|(revision, _)| *revision != body.revision).ok_or_else(moved)?)
+            }
+        };
+        let kept = self.member.keep.keep(&body.intent, base, held).await?;
+        self.done.kept = Some((body.intent.clone(), kept));
+        Ok(())
+    }
+
     /// What was last shown, as a target.
     fn seen(&self) -> Option<Target> {
         self.live().map(|live| Target { uid: live.uid.clone(), version: live.version.clone() })
@@ -286,6 +308,10 @@ impl Run<'_> {
     async fn content(&mut self, body: &Body) -> Result<runnel_proto::model::Content, Trouble> {
         let twin = match &body.content {
             Origin::Payload(payload) => {
+                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
+            }
+            Origin::Kept(place) => {
+                let payload = self.member.keep.content(&body.intent, &body.revision, *place).await?;
                 return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
             }
             Origin::Twin(twin) => twin,

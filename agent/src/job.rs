@@ -8,6 +8,7 @@ use crate::decide::{Target, Trouble, differs, waits};
 use crate::desired::NewPayload;
 use crate::live::Live;
 use crate::policy::Policy;
+use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
 
@@ -41,6 +42,8 @@ pub enum Work {
     Demote(Target),
     /// Take our marks off.
     Retain(Target, RuleName),
+    /// Forget what was kept of these intents.
+    Forget(Vec<(IntentKey, usize)>),
 }
 
 /// What to write. Without `Debug`: it may hold content.
@@ -61,6 +64,8 @@ pub struct Body {
     pub recreate: bool,
     /// Whether an object that is not equal waits for the hub's word, and is no conflict.
     pub asks: bool,
+    /// What is kept before it is written.
+    pub keep: Option<ToKeep>,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
 }
@@ -87,6 +92,8 @@ pub enum Origin {
     Payload(Payload),
     /// In another copy of the same intent and revision.
     Twin(SourceRef),
+    /// In this of the Secrets that keep what copies held before.
+    Kept(usize),
 }
 
 /// What a run did to the object.
@@ -124,6 +131,10 @@ pub struct Done {
     pub trouble: Option<Trouble>,
     /// Content that it came by.
     pub learned: Option<NewPayload>,
+    /// What is kept since.
+    pub kept: Option<(IntentKey, Kept)>,
+    /// What is not kept any more.
+    pub forgot: Vec<IntentKey>,
     /// In what the live object of this version differs.
     pub compared: Option<Box<(Arc<str>, Trouble)>>,
 }
@@ -131,6 +142,16 @@ pub struct Done {
 impl Done {
     /// A run that has not done anything yet.
     pub fn new(key: Key) -> Self {
-        Self { key, sight: None, passed: vec![], wrote: None, trouble: None, learned: None, compared: None }
+        Self {
+            key,
+            sight: None,
+            passed: vec![],
+            wrote: None,
+            trouble: None,
+            learned: None,
+            kept: None,
+            forgot: vec![],
+            compared: None,
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
 //! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`], [`differ`],
-//! [`fight`], [`ignore`], [`takeovers`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`fight`], [`ignore`], [`previous`], [`takeovers`] and [`core`], which puts them together. Files that do I/O: the others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
@@ -20,11 +20,13 @@ pub mod fight;
 pub mod ignore;
 pub mod job;
 pub mod join;
+pub mod keep;
 pub mod link;
 pub mod live;
 pub mod metrics;
 pub mod mind;
 pub mod policy;
+pub mod previous;
 pub mod queue;
 pub mod records;
 pub mod report;

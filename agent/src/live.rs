@@ -147,6 +147,13 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     })
 }
 
+/// What an intact copy holds of an intent, and in which revision.
+pub fn held(kind: &Kind, object: &DynamicObject, sealer: &Sealer, intent: &IntentKey) -> Option<(Revision, Payload)> {
+    let (_, live) = reduce(kind, object, sealer)?;
+    let learned = learn(kind, object, &live).filter(|learned| learned.key == *intent)?;
+    Some((learned.revision, learned.payload))
+}
+
 /// Whether the fields of a live object equal the content's, labels and annotations and what is left alone aside.
 pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> bool {
     let masked = |content: Content| seal::canonical(&ignore::mask(content, ignored)).fields;

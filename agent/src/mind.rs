@@ -53,7 +53,7 @@ type Saving = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
 
 /// What ended a wait.
 enum Heard {
-    Done(Done),
+    Done(Box<Done>),
     Watched(Event),
     Link(LinkEvent),
     Due,
@@ -85,7 +85,7 @@ impl Mind {
             let room = self.core.has_room();
             let heard = tokio::select! {
                 () = self.drain.cancelled() => break,
-                Some(done) = self.done.recv() => Heard::Done(done),
+                Some(done) = self.done.recv() => Heard::Done(Box::new(done)),
                 Some(event) = self.watched.recv() => Heard::Watched(event),
                 Some(event) = self.link.recv(), if room => Heard::Link(event),
                 () = until(due.map(tokio::time::Instant::from_std)) => Heard::Due,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::SourceRef;
+use runnel_proto::model::{RuleUid, SourceRef};
 
 /// What one run is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +13,8 @@ pub enum Key {
     Copy(SourceRef),
     /// A namespace that a rule wants created.
     Namespace(Arc<str>),
+    /// What is kept of a rule, to be forgotten.
+    Kept(RuleUid),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,6 +22,7 @@ use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
 use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
+use crate::keep::Keep;
 use crate::link::{Link, Witness};
 use crate::metrics::Metrics;
 use crate::mind::Mind;
@@ -92,6 +93,8 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
     let remembered = patiently("read what it remembers", &mut jitter, || store.witness()).await;
     let witness = Witness::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
+    let keep = Keep::new(settings.client.clone(), &settings.namespace);
+    let previous = patiently("read what it keeps", &mut jitter, || keep.all()).await;
     let setup = Setup {
         home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
         hello: Hello {
@@ -103,18 +106,19 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
             cluster_uid,
         },
         stored: terms,
+        previous,
         hub_cluster_uid,
         policy: policy.clone(),
         seed: seed()?,
     };
-    Ok(tasks(settings, ready, (store, witness), identity, Core::new(setup), (policy_file, policy), jitter))
+    Ok(tasks(settings, ready, (store, witness, keep), identity, Core::new(setup), (policy_file, policy), jitter))
 }
 
 /// The parts and the bounded channels between them.
 fn tasks(
     settings: Settings,
     ready: Awaited,
-    (store, witness): (Store, Witness),
+    (store, witness, keep): (Store, Witness, Keep),
     identity: Identity,
     core: Core,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
@@ -140,7 +144,7 @@ fn tasks(
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));
     tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
-    let member = Member::new(client.clone(), sealer);
+    let member = Member::new(client.clone(), sealer, keep);
     tasks.push((
         "worker",
         Box::pin(async {

@@ -7,7 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use runnel_proto::model::{Terms, TermsDigest};
+use runnel_proto::model::{Terms, TermsDigest, Travel};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,8 @@ struct WrittenRule {
     digest: TermsDigest,
     #[serde(default)]
     unclaimed: bool,
+    #[serde(default)]
+    travel: Travel,
 }
 
 impl Store {
@@ -138,6 +140,7 @@ impl Store {
             terms: rule.terms,
             digest: rule.digest,
             unclaimed: rule.unclaimed,
+            travel: rule.travel,
         });
         Ok((written.hub_cluster_uid, rules.collect()))
     }
@@ -157,6 +160,7 @@ impl Store {
             terms: rule.terms,
             digest: rule.digest,
             unclaimed: rule.unclaimed,
+            travel: rule.travel,
         });
         let written = WrittenTerms { hub: hub.to_owned(), hub_cluster_uid, rules: rules.collect() };
         let plain = serde_json::to_vec(&written).map_err(|_| CallError::Unanswered)?;

@@ -202,5 +202,7 @@ fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
         gone: false,
         takeovers: None,
         given_up: None,
+        travel: Default::default(),
+        left: 0,
     }
 }

@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 65] = [
+const DECIDE: [&str; 66] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -72,6 +72,7 @@ const DECIDE: [&str; 65] = [
     "agent/src/lib",
     "agent/src/live",
     "agent/src/policy",
+    "agent/src/previous",
     "agent/src/queue",
     "agent/src/records",
     "agent/src/report",
@@ -82,7 +83,7 @@ const DECIDE: [&str; 65] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 28] = [
+const DO: [&str; 29] = [
     "hub/src/authority",
     "hub/src/bin/kubectl-runnel",
     "hub/src/config",
@@ -102,6 +103,7 @@ const DO: [&str; 28] = [
     "agent/src/config",
     "agent/src/events",
     "agent/src/join",
+    "agent/src/keep",
     "agent/src/link",
     "agent/src/main",
     "agent/src/metrics",

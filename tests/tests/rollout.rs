@@ -112,8 +112,8 @@ impl Stage {
     }
 }
 
-/// No member takes a Secret with this key.
-async fn refuse(stage: &Stage) -> Result<()> {
+/// These members take no Secret with this key.
+async fn refuse(stage: &Stage, members: &[usize]) -> Result<()> {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": {"name": "no-poison"},
@@ -129,13 +129,12 @@ async fn refuse(stage: &Stage) -> Result<()> {
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": {"name": "no-poison"}, "spec": {"policyName": "no-poison", "validationActions": ["Deny"]},
     });
-    let members = [1, 2];
-    for member in members {
+    for &member in members {
         stage.scene.member(member).make(&policy).await?;
         stage.scene.member(member).make(&binding).await?;
     }
     let probe = Draft::secret(HOME, "probe").data("poison", "x").json();
-    for member in members {
+    for &member in members {
         let place = stage.scene.member(member);
         eventually("the policy to be in force", SOON, async || {
             if place.make(&probe).await.is_err() {
@@ -152,7 +151,7 @@ async fn refuse(stage: &Stage) -> Result<()> {
 #[tokio::test]
 async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<()> {
     let stage = Stage::start(2).await?;
-    refuse(&stage).await?;
+    refuse(&stage, &[1, 2]).await?;
     // A wave that soaks; the leader dies meanwhile, and the next one goes on where it was.
     stage.wants(json!({"soakSeconds": 15})).await?;
     let before = stage.scene.hub.get(&stage.source).await?;
@@ -269,4 +268,92 @@ async fn a_leader_that_dies_while_a_wave_is_under_way_is_followed_where_it_was()
     let told = stage.is_completed(2).await?;
     ensure!(told["startedAt"] == begun["startedAt"] && told["revision"] == begun["revision"], "{told} {begun}");
     Ok(())
+}
+
+/// The Secrets in which the agent of a member keeps what its copies held before a rollout.
+async fn kept(place: &Place) -> Result<Vec<Value>> {
+    let mut all = place.list(&Id::secret("runnel-system", "")).await?;
+    all.retain(|secret| secret["type"] == "runnel.dev/previous");
+    Ok(all)
+}
+
+async fn nothing_is_kept(stage: &Stage) -> Result<()> {
+    for member in 1..=stage.members {
+        eventually("nothing to be kept", SOON, async || {
+            Ok(kept(stage.scene.member(member)).await?.is_empty().then_some(()))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_change_is_undone_where_it_was_taken_whoever_is_killed_meanwhile() -> Result<()> {
+    let stage = Stage::start(3).await?;
+    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert"})).await?;
+    refuse(&stage, &[3]).await?;
+    let good = stage.edit("k", "1").await?;
+    for member in 1..=3 {
+        stage.has(stage.scene.member(member), &good).await?;
+    }
+    stage.is_completed(2).await?;
+    nothing_is_kept(&stage).await?;
+
+    // Of the first wave one member takes what the other one will refuse.
+    let received = stage.received(1).await?;
+    stage.fleet.agent_process(3).pause()?;
+    let bad = stage.edit("poison", "1").await?;
+    stage.has(stage.first(), &bad).await?;
+    let secrets = kept(stage.first()).await?;
+    ensure!(secrets.len() == 1 && secrets[0]["data"].as_object().is_some_and(|data| data.len() == 1), "{secrets:?}");
+    // It is killed when it is to go back, and so is the leader.
+    stage.fleet.agent_process(2).pause()?;
+    stage.fleet.agent_process(3).resume()?;
+    stage.is_in_phase("Reverting", 1).await?;
+    stage.fleet.kill_agent(2)?;
+    stage.kill_leader().await?;
+    ensure!(stage.first().get(&stage.source).await?["data"] == bad["data"], "nobody was there to put it back");
+    stage.fleet.start_agent(2).await?;
+    for member in [2, 3] {
+        stage.has(stage.scene.member(member), &good).await?;
+    }
+    let told = stage.is_in_phase("Reverted", 1).await?;
+    ensure!(told["clustersReverted"] == 2 && told["clustersReached"] == 2 && told["copiesLeft"] == 0, "{told}");
+    let rule = stage.scene.hub.sees("what went wrong", &stage.rule, |rule| {
+        let reverted = condition(rule, "RolloutReverted")?;
+        let message = reverted["message"].as_str().unwrap_or_default();
+        ensure!(reverted["status"] == "True" && reverted["reason"] == "TooManyFailures", "{reverted}");
+        ensure!(message.contains("in member-3: ") && message.contains("no-poison"), "{message}");
+        ensure!(message.contains("2 clusters that it reached went back"), "{message}");
+        let ready = condition(rule, "Ready")?;
+        ensure!(ready["status"] == "False" && ready["reason"] == "TooManyFailures", "{ready}");
+        Ok(())
+    });
+    rule.await?;
+    stage.fleet.start_hub().await?;
+    let unseen = async || {
+        for member in 1..=3 {
+            let seen = stage.scene.member(member).get(&stage.source).await?;
+            ensure!(seen["data"] == good["data"], "member-{member} has it");
+        }
+        ensure!(stage.received(1).await? == received, "content was sent to the last wave");
+        Ok(())
+    };
+    steadily("it stays undone", A_WHILE, unseen).await?;
+
+    // What is spoilt there is put back as it was, also after a restart of the agent.
+    stage.first().change(&stage.source, json!({"data": {"k": "c3BvaWx0"}})).await?;
+    stage.has(stage.first(), &good).await?;
+    stage.fleet.kill_agent(2)?;
+    stage.fleet.start_agent(2).await?;
+    steadily("it stays undone", A_WHILE, unseen).await?;
+    stage.is_in_phase("Reverted", 1).await?;
+
+    // A good edit goes through, and nothing is kept any more.
+    let cured = stage.edit("k", "2").await?;
+    for member in 1..=3 {
+        stage.has(stage.scene.member(member), &cured).await?;
+    }
+    stage.is_completed(2).await?;
+    nothing_is_kept(&stage).await
 }

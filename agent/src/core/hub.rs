@@ -5,7 +5,7 @@ use std::time::Instant;
 use runnel_proto::convert::split;
 use runnel_proto::model::{
     AgentFrame, AskedDigest, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin,
-    SnapshotEnd,
+    SnapshotEnd, Travel,
 };
 
 use super::{ASK_AGAIN, Core, Session};
@@ -53,6 +53,8 @@ impl Core {
             gone: false,
             takeovers: self.takeovers_of(uid),
             given_up: self.given_up_of(uid),
+            travel: self.desired.travel(uid),
+            left: self.left_of(uid),
         })
     }
 
@@ -126,6 +128,9 @@ impl Core {
             self.cache.remove(key);
         }
         self.store_due |= taken.terms_changed;
+        for uid in &taken.rules {
+            self.follow_travel(uid);
+        }
         for copy in &taken.looks {
             self.look_afresh(copy, now);
         }
@@ -176,6 +181,7 @@ impl Core {
             .map(|gone| {
                 self.report.forget(&gone.uid);
                 self.takeovers.forget_rule(&gone.uid);
+                self.give_up_kept(&gone.uid);
                 self.note_told(&gone.uid, None);
                 self.store_due = true;
                 gone_state(gone.uid, gone.rule)
@@ -230,6 +236,8 @@ fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
         gone: true,
         takeovers: None,
         given_up: None,
+        travel: Travel::Plain,
+        left: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
+mod back;
 mod drift;
 mod given_up;
 mod hub;
@@ -30,6 +31,7 @@ use crate::fight::Fights;
 use crate::job::{Done, Wrote};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
+use crate::previous::{Kept, Previous};
 use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records};
 use crate::report::Report;
@@ -75,7 +77,7 @@ pub enum Event {
     /// The hub has revoked this cluster.
     Revoked,
     /// A piece of work is done.
-    Done(Done),
+    Done(Box<Done>),
 }
 
 /// Something that people in the member cluster should see.
@@ -99,6 +101,8 @@ pub struct Setup {
     pub hello: Hello,
     /// Terms from the store.
     pub stored: Vec<StoredRule>,
+    /// What is kept of copies as they were before a rollout.
+    pub previous: Vec<(IntentKey, Kept)>,
     /// The hub cluster's uid from the store.
     pub hub_cluster_uid: Option<String>,
     /// The policy to begin with.
@@ -218,6 +222,8 @@ pub struct Core {
     given_up: Allowed,
     /// What the hub was told last of the copies in namespaces given up, by rule.
     told: BTreeMap<RuleUid, AskedDigest>,
+    /// What is kept of copies as they were before a rollout.
+    previous: Previous,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -266,6 +272,7 @@ impl Core {
             takeovers: Allowed::default(),
             given_up: Allowed::default(),
             told: BTreeMap::new(),
+            previous: Previous::of(setup.previous),
             wanting: BTreeSet::new(),
             session: None,
             revoked: false,
@@ -300,7 +307,7 @@ impl Core {
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
             Event::HubLost => self.lost(now),
             Event::Revoked => self.revoked(now),
-            Event::Done(done) => self.done(done, now),
+            Event::Done(done) => self.done(*done, now),
         }
     }
 

@@ -26,6 +26,7 @@ impl Core {
                     copies,
                     "the hub has revoked this cluster: the copies here are deleted (onRevoke: Purge)"
                 );
+                self.forget_everything_kept();
                 self.look_at_everything(now);
             }
         }

@@ -21,6 +21,7 @@ impl Core {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
                 Key::Copy(copy) => self.work(copy, now),
+                Key::Kept(uid) => self.previous.going(uid).map(Work::Forget),
             };
             if let Some(work) = work {
                 return Some(Job { key, work });
@@ -126,7 +127,10 @@ impl Core {
         let revision = wanted.revision?;
         let content = match self.cache.get(&wanted.intent, &revision) {
             Some(payload) => Origin::Payload(payload),
-            None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
+            None => match self.previous.place(&wanted.intent, &revision) {
+                Some(place) => Origin::Kept(place),
+                None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
+            },
         };
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
@@ -135,7 +139,8 @@ impl Core {
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
-        Some(Body { intent, rule, revision, content, ignored, version, recreate, asks, limits })
+        let keep = self.to_keep(copy, wanted);
+        Some(Body { intent, rule, revision, content, ignored, version, recreate, asks, keep, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -159,11 +164,15 @@ impl Core {
                 }
             }
             Key::Copy(copy) => self.copy_done(&copy, done, now),
+            Key::Kept(uid) => self.forgotten(&uid, &done, now),
         }
     }
 
     fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
         let Some(run) = self.runs.remove(copy) else { return };
+        if let Some((key, kept)) = done.kept {
+            self.previous.add(key, kept);
+        }
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);
         }
@@ -220,7 +229,7 @@ impl Core {
         self.look(copy, now);
     }
 
-    fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
+    pub(super) fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
         let backoff = match trouble.reason {
             Reason::Conflict | Reason::TakeoverWaiting | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Travel,
 };
 
 use crate::decide::Trouble;
@@ -74,6 +74,8 @@ struct Rule {
     unclaimed: bool,
     /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
     unconfirmed: bool,
+    /// What becomes of what copies held before.
+    travel: Travel,
     /// The hub has ordered the removal of the whole rule.
     leaving: bool,
     intents: BTreeMap<SourceRef, Held>,
@@ -180,6 +182,17 @@ impl Desired {
             // A hub that knows the rule again says its terms anew, and so claims it.
             terms: rule.terms.as_ref().filter(|_| !rule.unclaimed).map(|(_, digest)| *digest),
         })
+    }
+
+    /// What becomes of what the copies of a rule held before.
+    pub fn travel(&self, uid: &RuleUid) -> Travel {
+        self.rules.get(uid).map(|rule| rule.travel.clone()).unwrap_or_default()
+    }
+
+    /// The intents of a rule.
+    pub fn intents_of<'a>(&'a self, uid: &'a RuleUid) -> impl Iterator<Item = IntentKey> + 'a {
+        let sources = self.rules.get(uid).into_iter().flat_map(|rule| rule.intents.keys());
+        sources.map(|source| IntentKey { rule: uid.clone(), source: source.clone() })
     }
 
     /// The (source, revision) pairs of a rule.

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest, Travel};
 
 use super::places::is_broad;
 use super::{Desired, Held, Rule};
@@ -20,6 +20,8 @@ pub struct StoredRule {
     pub digest: TermsDigest,
     /// The hub has said that it does not know the rule.
     pub unclaimed: bool,
+    /// What becomes of what copies held before.
+    pub travel: Travel,
 }
 
 impl Desired {
@@ -55,20 +57,42 @@ impl Desired {
             .filter_map(|(uid, rule)| {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, unclaimed) = (Terms::clone(terms), rule.unclaimed);
-                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed })
+                let travel = rule.travel.clone();
+                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, travel })
             })
             .collect()
     }
 
     /// Takes in stored terms. Nothing is held by intents yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
-        for StoredRule { uid, terms, digest, unclaimed } in stored {
+        for StoredRule { uid, terms, digest, unclaimed, travel } in stored {
             let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
-            self.rules.insert(uid, Rule { terms, unclaimed, unconfirmed: true, targets, ..Rule::default() });
+            self.rules.insert(uid, Rule { terms, unclaimed, travel, unconfirmed: true, targets, ..Rule::default() });
+        }
+    }
+
+    /// Something is kept of these rules, whatever was stored of them: it is kept until the hub says otherwise.
+    pub fn restore_kept(&mut self, rules: BTreeMap<RuleUid, String>) {
+        for (uid, base) in rules {
+            let rule = self.rules.entry(uid).or_default();
+            if rule.travel == Travel::Plain {
+                rule.travel = Travel::Keep(base);
+            }
+        }
+    }
+
+    /// An intent is held in this revision, unless it is held already.
+    pub fn restore_intent(&mut self, key: &IntentKey, revision: Revision) {
+        let is_missing = |rule: &Rule| !rule.leaving && !rule.intents.contains_key(&key.source);
+        if self.rules.get(&key.rule).is_some_and(is_missing) {
+            self.set_held(key, Some(Held { in_force: Some(revision), facts: None, refused: None, restored: true }));
+            for copy in self.copies(key) {
+                self.claim(key, &copy);
+            }
         }
     }
 

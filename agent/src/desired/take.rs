@@ -73,7 +73,7 @@ impl Desired {
     }
 
     fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
-        let RuleDelta { uid, terms, upserts, unclaimed, .. } = delta;
+        let RuleDelta { uid, terms, upserts, unclaimed, travel, .. } = delta;
         taken.rules.insert(uid.clone());
         if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
             return;
@@ -90,6 +90,12 @@ impl Desired {
         }
         if let Some((terms, digest)) = terms {
             self.set_terms(&uid, terms, digest, records, taken);
+        }
+        let travel = travel.zip(self.rules.get_mut(&uid));
+        if let Some((travel, rule)) = travel.filter(|(travel, rule)| *travel != rule.travel) {
+            rule.travel = travel;
+            taken.terms_changed = true;
+            self.look_at_rule(&uid, taken);
         }
         for intent in upserts {
             self.upsert(&uid, intent, records, taken);

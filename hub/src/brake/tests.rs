@@ -332,7 +332,7 @@ impl World {
                 Effect::default()
             }
             Claim::Braked if !own.is_empty() => self.index.stray_cluster(uid, cluster),
-            Claim::Held(_) | Claim::Cordoned(_) | Claim::Awaits(_) => {
+            Claim::Held(_) | Claim::Cordoned(_) | Claim::Awaits(_) | Claim::Reverts(_) => {
                 unreachable!("nothing is suspended, cordoned or rolled out")
             }
             Claim::Braked | Claim::Unknown | Claim::Unclaimed => Effect::default(),

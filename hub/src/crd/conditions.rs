@@ -24,6 +24,9 @@ closed_list! {
         TakeoverHeld,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
         RolloutStopped,
+        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and as `onFailure` says the clusters that were reached go back
+        /// to what they had before: False while they do, True when they have. Present until a newer change begins.
+        RolloutReverted,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: False when something that it wants is not granted to it, Unknown when the hub cannot tell, True when some of
@@ -113,6 +116,10 @@ closed_list! {
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.
         TooManyFailures,
+        /// Clusters that a change reached go back to what they had before it.
+        RollingBack,
+        /// The cluster has gone back to what it had before a change that went wrong.
+        Reverted,
         /// The rule rests.
         Suspended,
         /// Something that the rule wants is not granted to the rules of its namespace.

@@ -34,6 +34,20 @@ pub struct Rollout {
     pub max_failures: i64,
     /// Whether nothing further is sent. What is under way goes on, and is counted.
     pub paused: bool,
+    /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: besides, the clusters that were
+    /// reached go back to what their copies held before; their agents keep that until the rollout is completed. Copies that the
+    /// change made, or removed, stay as they are, and so do the rule's terms.
+    pub on_failure: OnFailure,
+}
+
+/// What happens when too many clusters fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnFailure {
+    /// Nothing further is sent.
+    #[default]
+    Stop,
+    /// The clusters that were reached go back to what they had.
+    Revert,
 }
 
 impl Default for Rollout {
@@ -44,6 +58,7 @@ impl Default for Rollout {
             soak_seconds: 0,
             max_failures: 0,
             paused: false,
+            on_failure: OnFailure::Stop,
         }
     }
 }
@@ -76,6 +91,7 @@ impl From<&Rollout> for rollout::Rollout {
             soak: Duration::from_secs(u64::try_from(said.soak_seconds).unwrap_or_default()),
             max_failures: u64::try_from(said.max_failures).unwrap_or_default(),
             paused: said.paused,
+            reverts: said.on_failure == OnFailure::Revert,
         }
     }
 }
@@ -88,7 +104,8 @@ pub struct RolloutStatus {
     #[schemars(transform = schema::text(64))]
     pub revision: String,
     /// Progressing: a wave is under way. Soaking: it is applied and being watched. Paused: `spec.rollout.paused` is true.
-    /// Stopped: more clusters failed than maxFailures. Completed: every cluster that could be reached has it, and the
+    /// Stopped: more clusters failed than maxFailures. Reverting: the same, and the clusters that were reached go back to what they
+    /// had. Reverted: they have, but for those that are not connected or could not. Completed: every cluster that could be reached has it, and the
     /// others get it when they come back.
     pub phase: RolloutPhase,
     /// The wave, from 1.
@@ -106,6 +123,20 @@ pub struct RolloutStatus {
     /// The clusters that were reached and failed; where the rollout is stopped, the most that ever did.
     #[serde(default)]
     pub clusters_failed: i64,
+    /// Of those that were reached, the clusters that have gone back to what they had before.
+    #[serde(default)]
+    pub clusters_reverted: i64,
+    /// Copies in these of which nothing was kept, as where the change made them: they stay as they are.
+    #[serde(default)]
+    pub copies_left: i64,
+    /// When the last one was completed: what agents keep for going back is what copies hold since then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub last_completed_at: Option<Time>,
+    /// Where it went wrong first, and why, once clusters go back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(limits::MESSAGE))]
+    pub failure: Option<String>,
     /// The label by which the clusters are ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(317))]
@@ -126,7 +157,7 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub applied_at: Option<Time>,
-    /// When it was completed.
+    /// When it was completed, or all had gone back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub ended_at: Option<Time>,
@@ -152,8 +183,19 @@ pub enum RolloutPhase {
     Paused,
     /// Too many clusters failed.
     Stopped,
-    /// Every cluster that could be reached has it.
+    /// The same, and those that were reached go back.
+    Reverting,
+    /// They have gone back, but for those that are not connected or could not.
+    Reverted,
+    /// Every cluster that could be reached has it. Who was away takes it when there is room.
     Completed,
+}
+
+impl RolloutPhase {
+    /// Whether those that were reached go back, or have.
+    pub fn goes_back(self) -> bool {
+        matches!(self, Self::Reverting | Self::Reverted)
+    }
 }
 
 /// A place in the order of the clusters.
@@ -180,6 +222,10 @@ impl From<&rollout::Progress> for RolloutStatus {
             clusters_reached: number(progress.reached),
             clusters_applied: number(progress.applied),
             clusters_failed: number(progress.failed),
+            clusters_reverted: number(progress.reverted),
+            copies_left: number(progress.left),
+            last_completed_at: progress.last_completed.map(whole_seconds),
+            failure: progress.failure.clone(),
             ordered_by: progress.order_by.clone(),
             reached_up_to: progress
                 .cursor
@@ -218,6 +264,10 @@ impl From<&RolloutStatus> for rollout::Progress {
             reached: number(status.clusters_reached),
             applied: number(status.clusters_applied),
             failed: number(status.clusters_failed),
+            reverted: number(status.clusters_reverted),
+            left: number(status.copies_left),
+            last_completed: time(&status.last_completed_at),
+            failure: status.failure.clone(),
             started_at: time(&status.started_at).unwrap_or_default(),
             wave_at: time(&status.wave_started_at),
             applied_at: time(&status.applied_at),
@@ -250,6 +300,10 @@ mod tests {
             applied_at: at(3),
             ended_at: None,
             superseded: 4,
+            reverted: 2,
+            left: 5,
+            last_completed: at(9),
+            failure: Some("eu-1: why".to_owned()),
             unfinished_since: at(1),
         };
         let status = RolloutStatus::from(&progress);

@@ -44,7 +44,7 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RolloutStatus")]
     pub rollout: Option<RolloutStatus>,
-    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld, RolloutStopped and Suspended while they
+    /// Ready and Applied always; Reconciling, Stalled, DeletionHeld, TakeoverHeld, RolloutStopped, RolloutReverted and Suspended while they
     /// are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]

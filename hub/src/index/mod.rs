@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef, Travel};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
@@ -60,6 +60,8 @@ pub enum Claim {
     Braked,
     /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed.
     Awaits(Share),
+    /// The change that the cluster was sent went wrong: nothing is sent, and it goes back to what it had before.
+    Reverts(Share),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -113,7 +115,8 @@ pub struct RuleEntry {
 impl RuleEntry {
     fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> Share {
         let judged = self.brake.judged().clone();
-        Share { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged }
+        let travel = self.travel(cluster);
+        Share { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, travel }
     }
 
     /// Names what the rule wants.
@@ -232,6 +235,7 @@ impl Index {
                 () if entry.goes.unknown => Claim::Unknown,
                 () if entry.awaits(cluster) => Claim::Awaits(share),
                 () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
+                () if share.travel.as_ref().is_some_and(Travel::reverts) => Claim::Reverts(share),
                 () => Claim::Wanted(share),
             };
         }

@@ -1,7 +1,7 @@
 //! Which clusters may have the newest of a rule now: see [`crate::rollout`].
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{ClusterName, RuleUid};
+use runnel_proto::model::{ClusterName, RuleUid, Travel};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Item;
@@ -28,6 +28,15 @@ impl RuleEntry {
         self.rule.rollout.is_some() && !self.rule.terms.suspend && !is_let_in()
     }
 
+    /// What a cluster does with what its copies held before; `None` while the hub cannot tell.
+    pub fn travel(&self, cluster: &ClusterName) -> Option<Travel> {
+        if self.rule.rollout.is_none() {
+            return Some(Travel::Plain);
+        }
+        let gate = self.gate.as_ref().filter(|gate| gate.lets_in(self.target(), cluster))?;
+        Some(gate.travel.clone())
+    }
+
     /// Whether a rollout is under way, so that time alone may bring the next step.
     fn is_rolling(&self) -> bool {
         let rests = || self.gate.as_ref().is_some_and(|gate| gate.rests && gate.revision == self.target());
@@ -47,9 +56,13 @@ impl Index {
             all.filter(|cluster| entry.awaits(cluster)).cloned().collect::<Vec<_>>()
         };
         let before = waiting(entry);
-        entry.gate = Some(gate);
+        let travel = gate.travel.clone();
+        let travelled = entry.gate.replace(gate).map(|gate| gate.travel);
         let let_in = before.into_iter().filter(|cluster| !entry.awaits(cluster));
         effect.clusters.extend(let_in);
+        if travelled != Some(travel) {
+            effect.clusters.extend(entry.goes.clusters.keys().cloned());
+        }
         if !effect.clusters.is_empty() {
             self.renew(uid);
         }

@@ -484,3 +484,48 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
     index.read(&known, 7, labelled("x"), body("old"));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }
+
+#[test]
+fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_there_and_back() {
+    use crate::rollout::{Gate, Portion, Reach, Rollout};
+    use runnel_proto::model::Travel;
+    let mut index = known_index();
+    for name in ["one", "two"] {
+        index.set_cluster(name.into(), cluster("prod"));
+    }
+    let rollout = Rollout {
+        max_concurrency: Portion::Count(1),
+        order_by: None,
+        soak: Duration::ZERO,
+        max_failures: 0,
+        paused: false,
+        reverts: true,
+    };
+    let plain = rule("r1", "a", "x", json!({"all": true}), false);
+    let mut in_waves = plain.clone();
+    in_waves.rollout = Some(rollout);
+    index.set_rule(in_waves);
+    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let claim = |index: &Index, cluster: &str| index.claim(&"r1".into(), &cluster.into());
+    let target = |index: &Index| index.rule(&"r1".into()).unwrap().target().to_owned();
+    let gate = |index: &Index, travel| {
+        let reach = Reach::Only(BTreeMap::from([("one".into(), Instant::now())]));
+        Gate { revision: target(index), reach, rests: false, travel }
+    };
+    assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
+    let effect = index.let_in(&"r1".into(), gate(&index, Travel::Keep("1".to_owned())));
+    assert!(effect.clusters.contains(&"one".into()));
+    let Claim::Wanted(share) = claim(&index, "one") else { panic!("not let in") };
+    assert_eq!(share.travel, Some(Travel::Keep("1".to_owned())));
+    assert!(matches!(claim(&index, "two"), Claim::Awaits(share) if share.travel.is_none()));
+    let back = Travel::Revert { target: target(&index), base: "1".to_owned() };
+    let effect = index.let_in(&"r1".into(), gate(&index, back.clone()));
+    assert!(effect.clusters.contains(&"one".into()), "it hears of it");
+    assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.travel == Some(back.clone())));
+    assert!(matches!(claim(&index, "two"), Claim::Awaits(_)));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
+    assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
+    // Without waves nothing is kept.
+    index.set_rule(plain);
+    assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.travel == Some(Travel::Plain)));
+}

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
 use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
+pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use deal::{Deal, Minter};
 pub use edits::Edits;

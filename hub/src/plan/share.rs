@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{AskedDigest, ClusterName, SetDigest, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{AskedDigest, ClusterName, SetDigest, SourceRef, Terms, TermsDigest, Travel};
+
+use runnel_proto::{KEEPS_SINCE, PROTOCOL_MIN};
 
 use super::{RulePlan, SourceContent};
 use crate::brake::Judged;
@@ -75,6 +77,8 @@ pub struct Share {
     pub terms: NamedTerms,
     /// What of the rule may be removed.
     pub judged: Arc<Judged>,
+    /// What the cluster does with what its copies held before; `None` while the hub cannot tell.
+    pub travel: Option<Travel>,
 }
 
 impl Share {
@@ -154,7 +158,9 @@ impl Share {
 
     /// The oldest protocol in which this can be said.
     pub fn protocol(&self) -> u32 {
-        self.plan.protocol().max(self.terms.protocol())
+        let travels = self.travel.as_ref().is_some_and(|travel| *travel != Travel::Plain);
+        let travel = if travels { KEEPS_SINCE } else { PROTOCOL_MIN };
+        self.plan.protocol().max(self.terms.protocol()).max(travel)
     }
 
     /// Whether two are one and the same, so that nothing need be compared.

@@ -110,6 +110,14 @@ fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
     let done =
         format!("{} applied, {} failed", number(rollout, "/clustersApplied"), number(rollout, "/clustersFailed"));
     let times = match phase {
+        "Reverting" | "Reverted" => {
+            let back = format!("{} gone back", number(rollout, "/clustersReverted"));
+            return format!(
+                "{phase}, wave {}: {far}, {done}, {back} (began {} ago)",
+                number(rollout, "/wave"),
+                since("/startedAt")
+            );
+        }
         "Completed" => format!("ended {} ago", since("/endedAt")),
         "Soaking" => format!("began {} ago, applied {} ago", since("/startedAt"), since("/appliedAt")),
         _ => format!("began {} ago", since("/startedAt")),

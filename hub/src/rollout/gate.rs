@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use runnel_proto::model::ClusterName;
+use runnel_proto::model::{ClusterName, Travel};
 
 /// Which clusters may have a target now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Gate {
     pub reach: Reach,
     /// Whether time alone brings no next step: only what a cluster or a person does.
     pub rests: bool,
+    /// What those who may have it do with what they had before. Where they go back, it is they who are to.
+    pub travel: Travel,
 }
 
 impl Gate {
@@ -39,10 +41,10 @@ impl Gate {
         self.revision == target && self.reach == Reach::All
     }
 
-    /// Who is under way to this target, and since when.
-    pub(super) fn under_way(&self, target: &str) -> BTreeMap<ClusterName, Instant> {
+    /// Who is under way to this target, or back from it, and since when.
+    pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
-            Reach::Only(these) if self.revision == target => these.clone(),
+            Reach::Only(these) if self.revision == target && self.travel.reverts() == back => these.clone(),
             _ => BTreeMap::new(),
         }
     }

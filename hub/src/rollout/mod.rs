@@ -26,7 +26,12 @@
 //!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
 //! - Where the brake holds something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
 //!   applied nor as failed, and has settled when it was at no work for [`QUIET_FOR`] after it was let in.
+//! - Where the rule wants it, too many failures turn the rollout back: everybody who was reached is told so, in order
+//!   and no more at a time than `maxConcurrency`; who was away when it is back. The agents have kept what was there before; the hub
+//!   has not. Nobody is sent the target from then on, also after a restart, until a newer one supersedes it or a person
+//!   tries it again. A rollout that was completed does not go back: nothing is kept any more.
 //! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
+mod back;
 mod gate;
 mod order;
 mod progress;
@@ -86,6 +91,8 @@ pub struct Rollout {
     pub max_failures: u64,
     /// Whether nothing further is sent.
     pub paused: bool,
+    /// Whether, with one more, those that were reached go back to what they had before.
+    pub reverts: bool,
 }
 
 impl Rollout {

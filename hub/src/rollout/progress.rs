@@ -36,6 +36,14 @@ pub struct Progress {
     pub superseded: u64,
     /// When the first of these began.
     pub unfinished_since: Option<Timestamp>,
+    /// Those that have gone back, of those that were reached.
+    pub reverted: u64,
+    /// Copies there of which nothing was kept, as where the change made them: they stay.
+    pub left: u64,
+    /// When the last one was completed: what agents keep is what copies hold since then.
+    pub last_completed: Option<Timestamp>,
+    /// Where it went wrong first, and why, once it goes back.
+    pub failure: Option<String>,
 }
 
 impl Progress {
@@ -61,8 +69,20 @@ impl Progress {
             applied_at: None,
             ended_at: None,
             superseded: unfinished.map_or(0, |before| before.superseded + u64::from(is_newer(before))),
+            reverted: 0,
+            left: 0,
+            last_completed: before.and_then(|before| match before.phase {
+                Phase::Completed => before.ended_at.or(before.last_completed),
+                _ => before.last_completed,
+            }),
+            failure: None,
             unfinished_since: unfinished.map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
+    }
+
+    /// Names what copies held when no rollout was under way.
+    pub(super) fn base(&self) -> String {
+        self.last_completed.map(|at| at.as_second().to_string()).unwrap_or_default()
     }
 
     /// Whether a cluster has been reached.

@@ -3,12 +3,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use runnel_proto::model::ClusterName;
+use runnel_proto::model::{ClusterName, Travel};
 
 use super::{AWAY_LIMIT, Gate, Phase, Progress, QUIET_FOR, Reach, Rollout, STUCK_LIMIT, Turn};
 use crate::status::Now;
 
-/// How a cluster is with the target.
+/// How a cluster is with the target; or, where it is to go back, with what it had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It has it, and nothing is wrong.
@@ -37,14 +37,14 @@ pub struct Observation<'a> {
 
 /// The clusters that were reached, by how they are.
 #[derive(Default)]
-struct Reached {
+pub(super) struct Reached {
     /// Who may have the target.
-    let_in: BTreeMap<ClusterName, Instant>,
+    pub(super) let_in: BTreeMap<ClusterName, Instant>,
     /// Who was let in and has not settled.
-    in_flight: usize,
+    pub(super) in_flight: usize,
     /// Who has not been let in, in order.
-    waiting: Vec<ClusterName>,
-    failed: u64,
+    pub(super) waiting: Vec<ClusterName>,
+    pub(super) failed: u64,
 }
 
 /// The next step of a rollout: what its status should say, and who may have the target once that is written.
@@ -55,15 +55,19 @@ pub fn step(
     seen: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
+    if let Some(before) = before.filter(|before| before.phase.goes_back() && before.revision == seen.target) {
+        return super::back::step(rollout, before, gate, seen, now);
+    }
     let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
     let fresh = || Progress::begin(seen.target, rollout.order_by.clone(), before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, rests| Gate { revision: seen.target.to_owned(), reach, rests };
+    let gate_to = |reach, rests, travel| Gate { revision: seen.target.to_owned(), reach, rests, travel };
     let completed = progress.phase == Phase::Completed;
     if completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
-        return (progress, gate_to(Reach::All, true));
+        return (progress, gate_to(Reach::All, true, Travel::Plain));
     }
-    let mut reached = look(&progress, gate, seen, now.instant);
+    let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
+    let mut reached = look(&progress, &under_way, seen, now.instant);
     progress.failed = match progress.phase {
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
         _ => reached.failed,
@@ -71,6 +75,11 @@ pub fn step(
     // Of a rollout that was completed only those are left who were away.
     let is_left = !completed || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
+    // Once it was completed, nothing is kept of what was there before.
+    if stopped && rollout.reverts && !rollout.paused && !completed {
+        count(&mut progress, seen);
+        return super::back::begin(progress);
+    }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());
         reached.let_in(room, now.instant);
@@ -94,12 +103,18 @@ pub fn step(
     let rests = is_over && reached.in_flight == 0 && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
     let reach = if has_everybody { Reach::All } else { Reach::Only(reached.let_in) };
-    (progress, gate_to(reach, rests))
+    let keeps = rollout.reverts && progress.phase != Phase::Completed;
+    let travel = if keeps { Travel::Keep(progress.base()) } else { Travel::Plain };
+    (progress, gate_to(reach, rests, travel))
 }
 
 /// Looks at who was reached.
-fn look(progress: &Progress, gate: Option<&Gate>, seen: &Observation<'_>, now: Instant) -> Reached {
-    let under_way = gate.map(|gate| gate.under_way(seen.target)).unwrap_or_default();
+pub(super) fn look(
+    progress: &Progress,
+    under_way: &BTreeMap<ClusterName, Instant>,
+    seen: &Observation<'_>,
+    now: Instant,
+) -> Reached {
     let mut reached = Reached::default();
     let has_had_a_turn = |turn: &Turn| progress.phase == Phase::Completed || progress.has_reached(turn);
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| has_had_a_turn(turn)) {
@@ -145,7 +160,7 @@ impl Reached {
     }
 
     /// Lets in who waits, as far as there is room.
-    fn let_in(&mut self, room: usize, now: Instant) {
+    pub(super) fn let_in(&mut self, room: usize, now: Instant) {
         let free = room.saturating_sub(self.in_flight).min(self.waiting.len());
         for cluster in self.waiting.drain(..free) {
             self.let_in.insert(cluster, now);

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use runnel_proto::model::Travel;
 
 use super::*;
 use crate::status::Now;
@@ -21,7 +22,14 @@ struct World {
 }
 
 fn rollout() -> Rollout {
-    Rollout { max_concurrency: Portion::Count(2), order_by: None, soak: Duration::ZERO, max_failures: 0, paused: false }
+    Rollout {
+        max_concurrency: Portion::Count(2),
+        order_by: None,
+        soak: Duration::ZERO,
+        max_failures: 0,
+        paused: false,
+        reverts: false,
+    }
 }
 
 fn turn(value: Option<&str>, cluster: &str) -> Turn {
@@ -417,6 +425,105 @@ fn a_pause_sends_nothing_further_and_what_is_under_way_is_counted() {
     world.rollout.paused = false;
     world.step();
     assert_eq!(world.let_in(), ["c1", "c2"]);
+}
+
+/// Six clusters, of which two have a target that went wrong and begin to go back.
+fn going_back() -> World {
+    let mut world = World::new(6, Rollout { reverts: true, ..rollout() });
+    world.step();
+    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Keep(String::new()));
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    world.is("c3", Health::Failed);
+    assert_eq!(world.step(), Phase::Reverting);
+    assert!(world.let_in().is_empty(), "first it is written down");
+    assert_eq!((world.told().failed, world.told().reached), (1, 4));
+    // From here on it is seen how they go back.
+    world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
+    world
+}
+
+#[test]
+fn over_the_budget_those_that_were_reached_go_back_a_few_at_a_time() {
+    let mut world = going_back();
+    assert_eq!(world.step(), Phase::Reverting);
+    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Revert { target: "t1".to_owned(), base: String::new() });
+    world.is("c1", Health::Applied);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    // Also by the next leader, who has read no more than the status.
+    world.restart();
+    world.is("c3", Health::Away);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c4"]);
+    world.all_are(&["c2", "c4"], Health::Applied);
+    assert_eq!(world.step(), Phase::Reverted);
+    assert_eq!((world.told().reverted, world.told().failed), (3, 1));
+    assert!(world.gate.as_ref().unwrap().rests);
+    // Who was away goes back when it is here again.
+    world.is("c3", Health::Pending);
+    assert_eq!(world.step(), Phase::Reverted);
+    assert!(world.let_in().contains(&"c3"));
+    world.is("c3", Health::Failed);
+    assert_eq!(world.step(), Phase::Reverted);
+    assert_eq!(world.told().reverted, 3);
+    // Neither another order nor a larger budget sends it again.
+    (world.rollout.order_by, world.rollout.max_failures) = (Some("tier".to_owned()), 9);
+    assert_eq!(world.after(1000), Phase::Reverted);
+    assert!(world.gate.as_ref().unwrap().travel.reverts());
+}
+
+#[test]
+fn a_newer_edit_supersedes_what_goes_back_and_a_person_can_try_the_same_again() {
+    let mut edited = going_back();
+    edited.step();
+    edited.edit("t2");
+    assert!(edited.let_in().is_empty());
+    assert_eq!(edited.step(), Phase::Progressing);
+    assert_eq!((edited.let_in(), edited.told().failed, edited.told().superseded), (vec!["c1", "c2"], 0, 0));
+    assert_eq!(edited.gate.as_ref().unwrap().travel, Travel::Keep(String::new()));
+
+    let mut again = going_back();
+    again.step();
+    again.rollout.paused = true;
+    assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
+    assert_eq!(again.let_in(), ["c1", "c2"]);
+    again.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(again.step(), Phase::Reverting, "nobody else is told while it is paused");
+    assert_eq!(again.let_in(), ["c1", "c2"]);
+    again.rollout.paused = false;
+    again.step();
+    again.all_are(&["c3", "c4"], Health::Applied);
+    assert_eq!(again.step(), Phase::Reverted);
+    again.rollout.paused = true;
+    assert_eq!(again.step(), Phase::Paused);
+    assert!(again.let_in().is_empty());
+    again.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
+    again.rollout.paused = false;
+    assert_eq!(again.step(), Phase::Progressing);
+    assert_eq!((again.let_in(), again.told().wave), (vec!["c1", "c2"], 1));
+}
+
+#[test]
+fn what_was_completed_does_not_go_back() {
+    let mut world = World::new(3, Rollout { reverts: true, ..rollout() });
+    world.all_are(&["c2", "c3"], Health::Away);
+    world.step();
+    world.is("c1", Health::Applied);
+    assert_eq!(world.after(600), Phase::Completed);
+    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Plain, "nothing is kept any more");
+    world.all_are(&["c2", "c3"], Health::Failed);
+    assert_eq!(world.step(), Phase::Completed, "nobody is left");
+    let mut world = World::new(4, Rollout { reverts: true, ..rollout() });
+    world.all_are(&["c2", "c3", "c4"], Health::Away);
+    world.step();
+    world.is("c1", Health::Applied);
+    world.after(600);
+    world.all_are(&["c2", "c3", "c4"], Health::Pending);
+    world.step();
+    world.is("c2", Health::Failed);
+    assert_eq!(world.step(), Phase::Stopped);
 }
 
 #[test]

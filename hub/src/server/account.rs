@@ -263,6 +263,8 @@ mod tests {
             gone: false,
             takeovers: None,
             given_up: None,
+            travel: Default::default(),
+            left: 0,
         };
         let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
         assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);

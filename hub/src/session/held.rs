@@ -2,7 +2,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
+use runnel_proto::model::{
+    AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest, Travel,
+};
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
@@ -26,6 +28,10 @@ pub(super) struct Held {
     pub(super) lapsed: Option<AskedDigest>,
     /// What the agent said last that waits there.
     pub(super) waits: Option<AskedDigest>,
+    /// What the agent was told that becomes of what copies held before, or will be when what waits is sent.
+    pub(super) travel: Travel,
+    /// What it was told.
+    pub(super) told_travel: Travel,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,
@@ -37,7 +43,9 @@ impl Held {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
-        Self { terms: state.terms_digest, told: state.terms_digest, items, waits, ..Self::default() }
+        let (travel, told_travel) = (state.travel.clone(), state.travel.clone());
+        let (terms, told) = (state.terms_digest, state.terms_digest);
+        Self { terms, told, items, waits, travel, told_travel, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.
@@ -54,7 +62,10 @@ impl Held {
     /// Whether the hub knows the rule and wants it here.
     pub(super) fn is_claimed(&self) -> bool {
         // An agent that was told that nobody knows the rule has heard nothing else since.
-        let rests = matches!(self.claim, Some(Claim::Unknown | Claim::Awaits(_) | Claim::Braked | Claim::Cordoned(_)));
+        let rests = matches!(
+            self.claim,
+            Some(Claim::Unknown | Claim::Awaits(_) | Claim::Reverts(_) | Claim::Braked | Claim::Cordoned(_))
+        );
         self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }
 }

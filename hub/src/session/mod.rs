@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
-    Terms, TermsDigest, Tombstone,
+    Terms, TermsDigest, Tombstone, Travel,
 };
 
 use runnel_proto::PROTOCOL_MAX;
@@ -61,11 +61,14 @@ struct Heading {
     overwrite: Option<AskedDigest>,
     /// What may go of what is in namespaces given up.
     let_go: Option<AskedDigest>,
+    /// What becomes of what copies held before.
+    travel: Option<Travel>,
 }
 
 impl Heading {
     fn is_empty(&self) -> bool {
-        self.terms.is_none() && !self.unclaimed && self.overwrite.is_none() && self.let_go.is_none()
+        let permits = self.overwrite.is_some() || self.let_go.is_some();
+        self.terms.is_none() && !self.unclaimed && !permits && self.travel.is_none()
     }
 }
 
@@ -231,6 +234,10 @@ impl Session {
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
             delta.unclaimed = heading.unclaimed;
             (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
+            if let (Some(travel), Some(held)) = (&heading.travel, self.rules.get_mut(&uid)) {
+                held.told_travel.clone_from(travel);
+            }
+            delta.travel = heading.travel;
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
                 return !self.headings.is_empty();
             }
@@ -277,6 +284,7 @@ impl Session {
         for (uid, policy) in std::mem::take(&mut self.removals) {
             if let Some(held) = self.rules.get_mut(&uid) {
                 (held.items, held.told) = (Items::default(), None);
+                (held.travel, held.told_travel) = (Travel::Plain, Travel::Plain);
             }
             delta_of(deltas, &uid).removal = Some(policy);
         }
@@ -285,7 +293,11 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         let claim = match claim {
             // An agent that could not keep to the terms is not told of them.
-            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Held(share) | Claim::Awaits(share)
+            Claim::Wanted(share)
+            | Claim::Cordoned(share)
+            | Claim::Held(share)
+            | Claim::Awaits(share)
+            | Claim::Reverts(share)
                 if share.protocol() > self.protocol.0 =>
             {
                 Claim::Unknown
@@ -308,6 +320,7 @@ impl Session {
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Cordoned(share) => self.cordoned(uid, share),
             Claim::Unknown | Claim::Awaits(_) => self.rest(uid),
+            Claim::Reverts(share) => self.goes_back(uid, share),
             Claim::Unclaimed => self.unclaimed(uid),
         }
         if !matches!(claim, Claim::Wanted(_) | Claim::Awaits(_)) {
@@ -324,6 +337,7 @@ impl Session {
 
     fn wanted(&mut self, uid: &RuleUid, share: &Share) {
         self.say_terms(uid, share);
+        self.say_travel(uid, share.travel.as_ref());
         if share.terms.suspend {
             // Nothing is created, corrected or removed, what was on its way included.
             self.take_back(uid);
@@ -393,6 +407,7 @@ impl Session {
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
         held.terms = None;
+        held.travel.clone_from(&held.told_travel);
         self.ask.remove(uid);
         self.headings.remove(uid);
         self.unsent.drop_of(uid);

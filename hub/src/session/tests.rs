@@ -4,7 +4,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use runnel_proto::model::{
     AskedDigest, Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision,
-    RuleName, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    RuleName, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Travel,
 };
 use serde_json::json;
 
@@ -69,6 +69,8 @@ impl Agent {
             gone: false,
             takeovers: None,
             given_up: None,
+            travel: Default::default(),
+            left: 0,
         }
     }
 
@@ -130,7 +132,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
     plan.edits = Default::default();
     // What the brake holds is another matter.
     let judged = Judged::passing((0..=99).map(|name| Item::Source(source(name))));
-    Share { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged }
+    Share { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, travel: None }
 }
 
 fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
@@ -645,6 +647,8 @@ enum Step {
     Unknown(u8),
     /// The cluster's turn in a rollout has not come.
     Awaits(u8, BTreeMap<u8, u8>),
+    /// It goes back from what was rolled out.
+    Reverts(u8, BTreeMap<u8, u8>),
     /// Send this many batches.
     Send(u8),
     Answer,
@@ -660,6 +664,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3u8).prop_map(Step::Held),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Awaits(rule, items)),
+        1 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Reverts(rule, items)),
         1 => (0..3u8).prop_map(Step::Unknown),
         3 => (1..3u8).prop_map(Step::Send),
         2 => Just(Step::Answer),
@@ -694,11 +699,52 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        Some(Claim::Unknown | Claim::Awaits(_) | Claim::Braked) => {
+        Some(Claim::Unknown | Claim::Awaits(_) | Claim::Reverts(_) | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
         Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
     })
+}
+
+#[test]
+fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_goes_back_is_sent_nothing_else() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let share = |items: &[(u8, Body)], travel: Travel| Share { travel: Some(travel), ..share_of("r", false, items) };
+    let said = |session: &mut Session| -> Vec<(Option<Travel>, usize)> {
+        let mut said = vec![];
+        while let Some(batch) = session.next_batch() {
+            said.extend(batch.rules.iter().map(|delta| (delta.travel.clone(), delta.upserts.len())));
+            session.ack(batch.nonce);
+        }
+        said
+    };
+    let failed = || Travel::Revert { target: "t".to_owned(), base: "1".to_owned() };
+    session.update([("r".into(), Claim::Wanted(share(&[(1, content(1))], Travel::Plain)))]);
+    assert_eq!(said(&mut session), [(None, 1)], "plain is what an agent begins with");
+    session.update([("r".into(), Claim::Wanted(share(&[(1, content(2))], Travel::Keep("1".to_owned()))))]);
+    assert_eq!(said(&mut session), [(Some(Travel::Keep("1".to_owned())), 1)]);
+    session.update([("r".into(), Claim::Wanted(share(&[(1, content(3))], Travel::Keep("1".to_owned()))))]);
+    assert_eq!(said(&mut session), [(None, 1)]);
+    session.update([("r".into(), Claim::Reverts(share(&[(1, content(4))], failed())))]);
+    assert_eq!(said(&mut session), [(Some(failed()), 0)]);
+    session.update([("r".into(), Claim::Reverts(share(&[(1, content(4))], failed())))]);
+    session.update([("r".into(), Claim::Awaits(share(&[(1, content(5))], failed())))]);
+    assert_eq!(said(&mut session), []);
+    // What was not said yet and is taken back was not said.
+    session.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
+    assert_eq!(said(&mut session), []);
+    // Another session goes by what the agent says.
+    agent.rules.insert("r".into(), BTreeMap::from([(source(1), Revision([3; 16]))]));
+    let state = RuleState { travel: failed(), ..agent.state(&"r".into()) };
+    let mut again = Session::default();
+    again.hello(vec![state]);
+    again.hello_done();
+    again.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
+    assert_eq!(said(&mut again), []);
+    again.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Plain)))]);
+    assert_eq!(said(&mut again)[0].0, Some(Travel::Plain));
 }
 
 #[test]
@@ -824,6 +870,12 @@ proptest! {
                 Step::Awaits(rule, items) => {
                     let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
                     let claim = Claim::Awaits(share);
+                    claims.insert(format!("r{rule}").into(), claim.clone());
+                    session.update([(format!("r{rule}").into(), claim)]);
+                }
+                Step::Reverts(rule, items) => {
+                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
+                    let claim = Claim::Reverts(Share { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..share });
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }

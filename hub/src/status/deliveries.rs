@@ -83,7 +83,7 @@ impl Deliveries {
         let failed = !over && state.counts.failed > 0;
         let holds = share.is_some_and(|share| {
             let same = state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
-            same && state.counts.is_settled()
+            same && state.counts.is_settled() && !state.travel.reverts()
         });
         match () {
             () if failed => way.state = State::Failed,
@@ -161,7 +161,7 @@ mod tests {
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
-        Share { cluster, plan, terms: rule.terms, judged }
+        Share { cluster, plan, terms: rule.terms, judged, travel: None }
     }
 
     fn state(share: &Share, applied: u32, failed: u32) -> RuleState {
@@ -176,6 +176,8 @@ mod tests {
             gone: false,
             takeovers: None,
             given_up: None,
+            travel: Default::default(),
+            left: 0,
         }
     }
 

@@ -7,7 +7,7 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::held::{said_of_held, said_of_takeovers};
-use super::rolling::{Rolling, rolling_out, rollout_stopped};
+use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::standing::{Standing, is_awaited, is_reading, standing};
 use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
@@ -157,13 +157,14 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 7] = [
+    let said: [(ConditionType, Option<Verdict>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
         (ConditionType::DeletionHeld, deletion_held(view)),
         (ConditionType::TakeoverHeld, takeover_held(view)),
         (ConditionType::RolloutStopped, rollout_stopped(view)),
+        (ConditionType::RolloutReverted, rollout_reverted(view)),
         (ConditionType::Suspended, suspended(view)),
     ];
     for (condition_type, verdict) in said {
@@ -205,7 +206,8 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
         format!("{source} cannot be read on the hub; its copies stay as they are")
     } else {
         let held = || deletion_held(view).or_else(|| takeover_held(view));
-        return withheld(view).or_else(held).or_else(|| rollout_stopped(view));
+        let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
+        return withheld(view).or_else(held).or_else(rolling);
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }

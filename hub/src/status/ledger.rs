@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    Asked, ClusterName, Counts, Failure, GivenUp, RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
+    Asked, ClusterName, Counts, Failure, GivenUp, RuleName, RuleState, RuleUid, SetDigest, TermsDigest, Travel,
 };
 
 use super::SILENCE;
@@ -25,6 +25,10 @@ pub(super) struct Account {
     pub(super) waiting_takeovers: u32,
     /// What is to go because its namespace is no longer a target.
     pub(super) given_up: Option<GivenUp>,
+    /// What it does with what its copies held before.
+    pub(super) travel: Travel,
+    /// How many of the copies that should have gone back had nothing to go back to.
+    pub(super) left: u32,
 }
 
 /// What a session says about its member.
@@ -145,6 +149,8 @@ impl Ledger {
             intents: state.intents,
             counts: state.counts,
             failures: state.failures,
+            travel: state.travel,
+            left: state.left,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
     }
@@ -278,6 +284,8 @@ mod tests {
             gone: false,
             takeovers: (objects > 0).then_some(Asked { objects, digest }),
             given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
+            travel: Default::default(),
+            left: 0,
         }
     }
 

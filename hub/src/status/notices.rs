@@ -59,6 +59,10 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     if let Some(now) = stopped(next).filter(|_| stopped(previous).is_none()) {
         notices.push(Notice { warning: true, reason: ConditionType::RolloutStopped.into(), message: now.message });
     }
+    let back = |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutReverted).cloned();
+    if let Some(now) = back(next).filter(|_| back(previous).is_none()) {
+        notices.push(Notice { warning: true, reason: ConditionType::RolloutReverted.into(), message: now.message });
+    }
     let (before, after) = (unreachable(previous), unreachable(next));
     let present: BTreeSet<_> = next.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
     // Only the worst clusters are listed: one that was not listed before may have been silent all the time.

@@ -1,7 +1,7 @@
 //! How a rollout does, as the agents' reports have it, and what the status says of it.
 use std::borrow::Cow;
 
-use runnel_proto::model::{ClusterName, Reason as Trouble};
+use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 
 use super::fold::{Verdict, counted};
 use super::ledger::Account;
@@ -9,7 +9,7 @@ use super::standing::{
     failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old, standing,
 };
 use super::{Ledger, Now, View};
-use crate::crd::conditions::{ConditionStatus, Reason};
+use crate::crd::conditions::{ConditionStatus, Reason, shortened};
 use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, Turn, step};
 
 /// A rollout as it is.
@@ -34,6 +34,17 @@ impl View<'_> {
         !self.rule.terms.suspend && self.rolling.as_ref().is_some_and(|rolling| !is_let_in(rolling))
     }
 
+    /// Whether a cluster goes back from what is rolled out, or has.
+    pub(super) fn goes_back(&self, cluster: &ClusterName) -> bool {
+        let gate = self.rolling.as_ref().and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
+        gate.is_some_and(|(gate, target)| gate.travel.reverts() && gate.lets_in(target, cluster))
+    }
+
+    /// Whether it says that it has been told so.
+    pub(super) fn has_gone_back(&self, account: &Account) -> bool {
+        self.rolling.as_ref().is_some_and(|rolling| goes_back_from(account, rolling.target))
+    }
+
     /// Takes the next step of the rule's rollout, if it may: what the view says of it is what the status should say then.
     /// Returns who may have the target once that is written.
     ///
@@ -45,16 +56,30 @@ impl View<'_> {
             return None;
         }
         let mut rolling = self.rolling.take()?;
-        let health = |turn: &Turn| health(self, ledger, &turn.cluster, now);
+        let known = rolling.progress.as_ref().filter(|progress| progress.revision == rolling.target);
+        let back = known.is_some_and(|progress| progress.phase.goes_back());
+        let target = rolling.target.to_owned();
+        let health = |turn: &Turn| match back {
+            true => health_back(self, ledger, &turn.cluster, &target, now),
+            false => health(self, ledger, &turn.cluster, now),
+        };
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
         let settling = clusters.iter().any(|(turn, _)| is_awaited(self, ledger, &turn.cluster, now.instant));
         let seen = Observation { target: rolling.target, clusters, settling };
-        let (progress, gate) = step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
+        let (mut progress, gate) =
+            step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
         let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && progress.has_reached(turn));
         rolling.failing = failing.map(|(turn, _)| {
             let message = standing(self, ledger, &turn.cluster, now.instant).message;
             (turn.cluster.clone(), message)
         });
+        if progress.phase.goes_back() {
+            let why = || rolling.failing.as_ref().map(|(cluster, why)| shortened(&format!("{cluster}: {why}")));
+            progress.failure = progress.failure.or_else(why);
+            let accounts = seen.clusters.iter().filter_map(|(turn, _)| ledger.account(&turn.cluster, &self.rule.uid));
+            let gone_back = accounts.filter(|account| goes_back_from(account, &target));
+            progress.left = gone_back.map(|account| u64::from(account.left)).sum();
+        }
         rolling.progress = Some(progress);
         rolling.gate = Some(Cow::Owned(gate.clone()));
         self.rolling = Some(rolling);
@@ -78,12 +103,35 @@ fn health(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> 
     };
     let counts = account.counts;
     match () {
+        // What it holds is what was there before, whatever it was sent.
+        () if account.travel.reverts() => Health::Pending,
         () if counts.under_way() > 0 || is_given_up(view, account) => Health::Pending,
         () if !view.sent(cluster).withheld.is_empty() => Health::Failed,
         () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
         () if counts.failed > 0 || counts.removing > 0 => Health::Pending,
         () if is_comparable(view, cluster) => Health::Applied,
         () => Health::Quiet,
+    }
+}
+
+/// Whether a cluster was told to go back from a target.
+fn goes_back_from(account: &Account, target: &str) -> bool {
+    matches!(&account.travel, Travel::Revert { target: from, .. } if from == target)
+}
+
+/// How a cluster is that is to go back from a target.
+fn health_back(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, target: &str, now: Now) -> Health {
+    let is_silent = is_awaited(view, ledger, cluster, now.instant) || ledger.session(cluster, now.instant).is_none();
+    if is_silent || view.goes.cordoned.contains(cluster) || ledger.is_unconfirmed(cluster) {
+        return Health::Away;
+    }
+    // Who holds nothing of the rule has nothing to put back.
+    let Some(account) = ledger.account(cluster, &view.rule.uid) else { return Health::Applied };
+    match () {
+        () if !goes_back_from(account, target) || account.counts.under_way() > 0 => Health::Pending,
+        () if failed_copies(view, account) > 0 && has_failed(account) => Health::Failed,
+        () if account.counts.failed > 0 => Health::Pending,
+        () => Health::Applied,
     }
 }
 
@@ -110,13 +158,61 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<Verdict> {
     Some(Verdict::new(ConditionStatus::True, Reason::TooManyFailures, message))
 }
 
+/// Clusters that a change reached go back, or have.
+pub(super) fn rollout_reverted(view: &View<'_>) -> Option<Verdict> {
+    let (_, progress) = progress_of(view)?;
+    let is_over = progress.phase == Phase::Reverted;
+    let (holds, reason) = match is_over {
+        true => (ConditionStatus::True, Reason::TooManyFailures),
+        false => (ConditionStatus::False, Reason::RollingBack),
+    };
+    Some(Verdict::new(holds, reason, said_of_going_back(view)?))
+}
+
+/// The same, as what keeps the rule from going on.
+pub(super) fn went_wrong(view: &View<'_>) -> Option<Verdict> {
+    Some(Verdict::new(ConditionStatus::True, Reason::TooManyFailures, said_of_going_back(view)?))
+}
+
+fn said_of_going_back(view: &View<'_>) -> Option<String> {
+    let (rolling, progress) = progress_of(view)?;
+    if !progress.phase.goes_back() {
+        return None;
+    }
+    let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
+    let example = progress.failure.as_ref().map(|why| format!("; in {why}")).unwrap_or_default();
+    let (reverted, reached) = (progress.reverted, clusters(progress.reached));
+    let how = match progress.phase {
+        Phase::Reverting => format!("Of {reached} that it reached, {reverted} went back to the former contents so far"),
+        _ if reverted == progress.reached => format!("{reached} that it reached went back to the former contents"),
+        _ => format!(
+            "Of {reached} that it reached, {reverted} went back to the former contents; the others could not, or are not \
+             connected and will when they are"
+        ),
+    };
+    let left = match progress.left {
+        0 => String::new(),
+        left => {
+            let copies = counted(i64::try_from(left).unwrap_or(i64::MAX), "copy", "copies");
+            format!(", and {copies} of which nothing was kept, as the change made them, stay as they are")
+        }
+    };
+    Some(format!(
+        "the rollout went wrong in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. {how}{left}. An \
+         edit of the source or the rule begins a new rollout; to try this one again once the failures are cured set paused \
+         to true and to false again",
+        progress.wave,
+        clusters(failed),
+    ))
+}
+
 /// A change is on its way, wave by wave.
 pub(super) fn rolling_out(view: &View<'_>) -> Option<Verdict> {
     let (rolling, progress) = progress_of(view)?;
     let far = format!("{} of {} reached", progress.reached, clusters(progress.clusters));
     let wave = format!("wave {}", progress.wave);
     let (reason, message) = match progress.phase {
-        Phase::Completed | Phase::Stopped => return None,
+        Phase::Completed | Phase::Stopped | Phase::Reverting | Phase::Reverted => return None,
         Phase::Paused => {
             (Reason::RolloutPaused, format!("{far}, and spec.rollout.paused is true: nothing further is sent"))
         }

@@ -1,6 +1,7 @@
 //! How one rule stands in one cluster.
 use std::time::Instant;
 
+use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{self, ClusterName, Failure};
 
 use super::ledger::Account;
@@ -53,6 +54,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     let Some(account) = ledger.account(cluster, &view.rule.uid) else {
         return match () {
             () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
+            () if view.goes_back(cluster) => ClusterState::Waiting,
             () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
             () if ledger.is_unconfirmed(cluster) => ClusterState::Waiting,
             () if view.goes.cordoned.contains(cluster) && !is_reading(view) => ClusterState::Waiting,
@@ -65,6 +67,10 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
         () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
+        () if view.goes_back(cluster) => match view.has_gone_back(account) && counts.is_settled() {
+            true => ClusterState::Waiting,
+            false => ClusterState::Progressing,
+        },
         () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
         () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
@@ -99,6 +105,9 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting if view.awaits(cluster) => {
             (Reason::RollingOut, "its turn in the rollout has not come: it keeps what it has".to_owned())
+        }
+        ClusterState::Waiting if view.goes_back(cluster) => {
+            (Reason::Reverted, "it has gone back to what it had before the rollout".to_owned())
         }
         ClusterState::Waiting
             if account
@@ -195,7 +204,8 @@ fn failed() -> (Reason, String) {
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
 pub(super) fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
     let terms = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
-    let needed = terms.max(view.sent(cluster).protocol());
+    let keeps = view.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
+    let needed = terms.max(view.sent(cluster).protocol()).max(if keeps { KEEPS_SINCE } else { 0 });
     ledger.session(cluster, now).is_some_and(|session| session.protocol < needed)
 }
 
@@ -218,7 +228,12 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Accoun
     // What is held back from removal is held besides, so that nobody can tell.
     let same = view.held.is_none() && account.intents_digest == digest_on(plan, terms);
     let counts = account.counts;
-    known && plan.withheld.is_empty() && same && counts.applied.saturating_add(counts.waiting) == counts.copies
+    let went_back = account.travel.reverts();
+    known
+        && plan.withheld.is_empty()
+        && same
+        && !went_back
+        && counts.applied.saturating_add(counts.waiting) == counts.copies
 }
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake

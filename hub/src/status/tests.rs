@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
     ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Reason, Revision, RuleState, RuleUid,
-    SourceRef,
+    SourceRef, Travel,
 };
 use serde_json::json;
 
@@ -34,6 +34,7 @@ struct World {
     given_up: Option<runnel_proto::model::GivenUp>,
     held_given_up: Option<crate::index::HeldNamed>,
     rolling: Option<rollouts::Under>,
+    travel: Travel,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -89,6 +90,7 @@ impl World {
             given_up: None,
             held_given_up: None,
             rolling: None,
+            travel: Travel::Plain,
         }
     }
 
@@ -135,6 +137,8 @@ impl World {
             gone: false,
             takeovers: self.takeovers,
             given_up: self.given_up.clone(),
+            travel: self.travel.clone(),
+            left: 0,
         };
         self.ledger.report(&cluster.into(), 1, state);
     }

@@ -2,12 +2,12 @@
 use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
     Unreadable, bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
-    rule_uid, source, source_to_wire,
+    rule_uid, source, source_to_wire, travel, travel_to_wire,
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, NAMESPACES_LIMIT,
-    Refusal, RuleState, SetDigest, TermsDigest,
+    Refusal, RuleState, SetDigest, TermsDigest, Travel,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -93,6 +93,8 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         gone: wire.gone,
         takeovers,
         given_up,
+        travel: wire.travel.map_or(Ok(Travel::Plain), travel)?,
+        left: wire.left,
     })
 }
 
@@ -174,6 +176,8 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         given_up: given_up.map_or(0, |given_up| given_up.copies),
         given_up_digest: given_up.map(|given_up| given_up.digest.0.to_vec().into()).unwrap_or_default(),
         given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
+        travel: (state.travel != Travel::Plain).then(|| travel_to_wire(&state.travel)),
+        left: state.left,
     }
 }
 

@@ -5,6 +5,7 @@ use super::NAME_LIMIT;
 use crate::model::{
     ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice,
     Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
+    Travel,
 };
 use crate::wire;
 
@@ -34,6 +35,27 @@ pub(super) fn message(text: &str) -> String {
 
 pub(super) fn bounded(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
     if text.len() <= limit { Ok(text) } else { Err(part) }
+}
+
+pub(super) fn travel(wire: wire::Travel) -> Result<Travel, Unreadable> {
+    let (target, base) =
+        (bounded(wire.target, NAME_LIMIT, "travel.target")?, bounded(wire.base, NAME_LIMIT, "travel.base")?);
+    match wire::Way::try_from(wire.way) {
+        Ok(wire::Way::Plain) => Ok(Travel::Plain),
+        Ok(wire::Way::Keep) => Ok(Travel::Keep(base)),
+        Ok(wire::Way::Revert) => Ok(Travel::Revert { target, base }),
+        Ok(wire::Way::Unspecified) | Err(_) => Err("travel.way"),
+    }
+}
+
+pub(super) fn travel_to_wire(travel: &Travel) -> wire::Travel {
+    let (way, target) = match travel {
+        Travel::Plain => (wire::Way::Plain, ""),
+        Travel::Keep(_) => (wire::Way::Keep, ""),
+        Travel::Revert { target, .. } => (wire::Way::Revert, target.as_str()),
+    };
+    let base = travel.base().unwrap_or_default().to_owned();
+    wire::Travel { way: way as i32, target: target.to_owned(), base }
 }
 
 pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {

@@ -41,9 +41,9 @@ fn state() -> impl Strategy<Value = RuleState> {
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<bool>(), takeovers, given_up);
+    let rest = (any::<bool>(), takeovers, given_up, travel(), any::<u32>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, (gone, takeovers, given_up))| RuleState {
+        |(head, n, failures, (gone, takeovers, given_up, travel, left))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -58,8 +58,15 @@ fn state() -> impl Strategy<Value = RuleState> {
                 digest: AskedDigest(digest),
                 namespaces,
             }),
+            travel,
+            left,
         },
     )
+}
+
+fn travel() -> impl Strategy<Value = Travel> {
+    let revert = ("[0-9a-f-]{1,9}", "[0-9]{0,9}").prop_map(|(target, base)| Travel::Revert { target, base });
+    prop_oneof![Just(Travel::Plain), "[0-9]{0,9}".prop_map(Travel::Keep), revert]
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -169,8 +176,9 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
-    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), (permit(), permit())).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go))| {
+    let said = (permit(), permit(), prop::option::of(travel()));
+    (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
+        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, travel))| {
             Unprinted(RuleDelta {
                 uid,
                 terms,
@@ -180,6 +188,7 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
                 unclaimed,
                 overwrite,
                 let_go,
+                travel,
             })
         },
     )
@@ -196,6 +205,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.tombstones == b.tombstones
         && a.removal == b.removal
         && a.unclaimed == b.unclaimed
+        && a.travel == b.travel
         && a.overwrite == b.overwrite
         && a.let_go == b.let_go
 }
@@ -347,6 +357,8 @@ fn the_largest_possible_item_fits_a_frame() {
             digest: AskedDigest([1; 16]),
             namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
         }),
+        travel: Travel::Revert { target: long(), base: long() },
+        left: u32::MAX,
     };
     let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
     assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));

@@ -3,7 +3,7 @@ use bytes::Bytes;
 
 use super::{
     AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, Reason, Revision, RuleState, RuleUid, SetDigest,
-    SourceRef, Terms, TermsDigest,
+    SourceRef, Terms, TermsDigest, Travel,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -110,6 +110,8 @@ pub struct RuleDelta {
     pub overwrite: Option<AskedDigest>,
     /// The copies in namespaces given up that may be deleted.
     pub let_go: Option<AskedDigest>,
+    /// What becomes of what copies held before, if that changed.
+    pub travel: Option<Travel>,
 }
 
 impl RuleDelta {
@@ -124,6 +126,7 @@ impl RuleDelta {
             unclaimed: false,
             overwrite: None,
             let_go: None,
+            travel: None,
         }
     }
 }

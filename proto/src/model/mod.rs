@@ -10,6 +10,7 @@ mod names;
 mod report;
 mod selector;
 mod terms;
+mod travel;
 
 pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
 pub use digest::SetDigest;
@@ -27,6 +28,7 @@ pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest,
 };
+pub use travel::Travel;
 
 /// The label that every copy carries: `runnel` is its value.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";

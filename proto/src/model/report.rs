@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{AskedDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+use super::{AskedDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest, Travel};
 
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
@@ -117,6 +117,10 @@ pub struct RuleState {
     pub takeovers: Option<Asked>,
     /// What is to be deleted and waits for the hub's word.
     pub given_up: Option<GivenUp>,
+    /// What the hub said last of what is kept and put back.
+    pub travel: Travel,
+    /// Copies that should have gone back, and of which nothing was stored.
+    pub left: u32,
 }
 
 /// Objects in one cluster about which the agent asks the hub, for one rule: they are not ours and are to be overwritten, or

@@ -122,6 +122,8 @@ impl HeldRule {
             gone: false,
             takeovers: None,
             given_up: None,
+            travel: Default::default(),
+            left: 0,
         }
     }
 

@@ -31,6 +31,8 @@ pub(super) fn made_up() -> RuleState {
         terms_digest: Some(TermsDigest([7; 16])),
         takeovers: None,
         given_up: None,
+        travel: Default::default(),
+        left: 0,
         counts: Counts { copies: 1, applied: 1, ..Default::default() },
         failures: Vec::new(),
         gone: false,

@@ -43,6 +43,8 @@ fn state(uid: &str) -> RuleState {
         gone: false,
         takeovers: None,
         given_up: None,
+        travel: Default::default(),
+        left: 0,
     }
 }
 

@@ -56,6 +56,8 @@ impl Scene {
             gone: false,
             takeovers: None,
             given_up: None,
+            travel: Default::default(),
+            left: 0,
         });
         RuleState { intents_digest, terms_digest, ..base }
     }

@@ -1,3 +1,4 @@
+mod back;
 mod given_up;
 mod histories;
 mod inspected;

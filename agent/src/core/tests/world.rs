@@ -9,11 +9,12 @@ use runnel_proto::model::*;
 use crate::core::{Core, Event, Setup};
 use crate::decide::{Target, Trouble};
 use crate::desired::{Home, Namespace, StoredRule};
-use crate::job::{Body, Done, Job, Work, Wrote};
+use crate::job::{Body, Done, Job, Origin, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Area, Facts, Policy};
+use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
-use crate::records::Sight;
+use crate::records::{IntentKey, Sight};
 
 /// An object of the cluster.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct World {
     pub forbidden: BTreeSet<Area>,
     /// The hub lets go whatever the agent asks for, as soon as it hears of it.
     pub lets_go: bool,
+    /// What the agent keeps of copies as they were before a rollout.
+    pub kept: BTreeMap<IntentKey, Kept>,
     version: u64,
 }
 
@@ -101,6 +104,7 @@ pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Core {
             cluster_uid: "member".into(),
         },
         stored,
+        previous: vec![],
         hub_cluster_uid: Some("hub".into()),
         policy: Arc::new(policy.clone()),
         seed: 1,
@@ -126,6 +130,7 @@ impl World {
             policy,
             forbidden: BTreeSet::new(),
             lets_go: true,
+            kept: BTreeMap::new(),
             version: 100,
         };
         world.list();
@@ -217,6 +222,7 @@ impl World {
         self.under_way.clear();
         self.untold.clear();
         self.core = core(self.stored.clone(), &self.policy);
+        self.core.previous = Previous::of(self.kept.clone().into_iter().collect());
         self.list();
     }
 
@@ -287,6 +293,7 @@ impl World {
                 let denied = self.policy.denies_namespace(name, "runnel-system").or(self.policy.denies_creation(name));
                 assert_eq!(denied, None, "{name} is created");
             }
+            (Key::Kept(_), _) => {}
             (Key::Copy(copy), work) => {
                 assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
                 if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) =
@@ -306,16 +313,17 @@ impl World {
     pub fn work_one(&mut self) -> bool {
         let Some(job) = self.under_way.pop_front() else { return false };
         let done = self.carry_out(job);
-        self.hear(Event::Done(done));
+        self.hear(Event::Done(Box::new(done)));
         true
     }
 
     /// Carries out the oldest job, but its answer is lost.
     pub fn lose_one(&mut self) {
         let Some(job) = self.under_way.pop_front() else { return };
-        let key = self.carry_out(job).key;
+        // What was kept was answered before.
+        let Done { key, kept, .. } = self.carry_out(job);
         let trouble = Some(Trouble::new(Reason::Unavailable, "no answer"));
-        self.hear(Event::Done(Done { trouble, ..Done::new(key) }));
+        self.hear(Event::Done(Box::new(Done { trouble, kept, ..Done::new(key) })));
     }
 
     /// Lets everything happen that is due at this time.
@@ -425,6 +433,15 @@ impl World {
                 self.set_namespace(name, Some(Namespace::default()));
                 return done;
             }
+            Key::Kept(_) => {
+                if let Work::Forget(keys) = job.work {
+                    for (key, _) in keys {
+                        self.kept.remove(&key);
+                        done.forgot.push(key);
+                    }
+                }
+                return done;
+            }
             Key::Copy(copy) => copy.clone(),
         };
         if self.failing.is_some() {
@@ -432,7 +449,7 @@ impl World {
             return done;
         }
         match job.work {
-            Work::CreateNamespace => {}
+            Work::CreateNamespace | Work::Forget(_) => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done),
             Work::Change(target, body) => {
@@ -494,6 +511,14 @@ impl World {
     }
 
     fn write(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Body, done: &mut Done) {
+        if let Origin::Kept(_) = &body.content {
+            let kept = self.kept.get(&body.intent).and_then(|kept| kept.revision);
+            assert_eq!(kept, Some(body.revision), "that is not what was kept");
+        }
+        if !self.keep(body, done) {
+            return;
+        }
+        self.is_kept(copy, body);
         let namespace = self.namespaces.get(&*copy.namespace);
         if self.poisoned.contains(&*copy.name) || namespace.is_none_or(|namespace| namespace.terminating) {
             done.trouble = Some(Trouble::new(Reason::Invalid, "no"));
@@ -529,6 +554,40 @@ impl World {
         done.sight = Some(Sight::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));
         done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
+    }
+
+    /// What is kept before a copy is written. Returns whether that could be done.
+    fn keep(&mut self, body: &Body, done: &mut Done) -> bool {
+        let Some(ToKeep { of, base }) = &body.keep else { return true };
+        let revision = match of {
+            None => None,
+            Some(copy) => {
+                let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
+                let revision = live.and_then(|live| Some(live.sealed.as_ref()?.revision));
+                if revision.is_none_or(|revision| revision == body.revision) {
+                    done.trouble = Some(Trouble::new(Reason::Unavailable, "it has just changed"));
+                    return false;
+                }
+                revision
+            }
+        };
+        let kept = Kept { revision, place: 0, base: base.clone() };
+        let there = self.kept.entry(body.intent.clone()).or_insert_with(|| kept.clone());
+        if there.base != *base {
+            *there = kept;
+        }
+        done.kept = Some((body.intent.clone(), there.clone()));
+        true
+    }
+
+    /// The law of keeping: no intact copy is changed while its rule keeps what copies held, and nothing is kept of it.
+    fn is_kept(&self, copy: &SourceRef, body: &Body) {
+        let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
+        let sealed = live.and_then(|live| live.sealed.as_ref());
+        let changes =
+            sealed.is_some_and(|sealed| sealed.source == body.intent.source && sealed.revision != body.revision);
+        let keeps = self.core.desired.travel(&body.intent.rule) != Travel::Plain;
+        assert!(!changes || !keeps || self.kept.contains_key(&body.intent), "{copy} is changed, and nothing was kept");
     }
 
     pub fn holds(&self, copy: &SourceRef, rule: &str, name: &str, revision: u8) -> bool {

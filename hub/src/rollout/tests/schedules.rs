@@ -55,6 +55,8 @@ struct Cluster {
     connected: bool,
     /// The newest target that was sent to it, and how it did.
     sent: Option<(String, Option<bool>)>,
+    /// The target from which it was told to go back, and how that did.
+    back: Option<(String, Option<bool>)>,
     there: bool,
 }
 
@@ -68,7 +70,7 @@ struct Simulated {
 
 impl Simulated {
     fn new(rollout: Rollout) -> Self {
-        let there = |number| Cluster { connected: true, sent: None, there: number % 5 != 4 };
+        let there = |number| Cluster { connected: true, there: number % 5 != 4, ..Cluster::default() };
         let mut simulated =
             Self { hub: World::new(0, rollout), clusters: (0..CLUSTERS).map(there).collect(), edits: 0, uptime: 1000 };
         simulated.look();
@@ -82,11 +84,19 @@ impl Simulated {
     /// What the hub sees.
     fn look(&mut self) {
         let target = self.hub.target.clone();
+        let progress = self.hub.progress.as_ref().filter(|progress| progress.revision == target);
+        let goes_back = progress.is_some_and(|progress| progress.phase.goes_back());
         let all = self.clusters.iter().enumerate().filter(|(_, cluster)| cluster.there);
         self.hub.clusters = all
             .map(|(number, cluster)| {
                 let health = match &cluster.sent {
                     _ if !cluster.connected => Health::Away,
+                    _ if goes_back => match &cluster.back {
+                        Some((from, Some(true))) if *from == target => Health::Applied,
+                        Some((from, Some(false))) if *from == target => Health::Failed,
+                        _ => Health::Pending,
+                    },
+                    _ if cluster.back.is_some() => Health::Pending,
                     Some((sent, Some(true))) if *sent == target => Health::Applied,
                     Some((sent, Some(false))) if *sent == target => Health::Failed,
                     _ => Health::Pending,
@@ -116,6 +126,9 @@ impl Simulated {
             self.hub.step();
             self.hub.seconds -= 100_000;
             prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&said, &lets_in), "it rests, and time moved it");
+        }
+        if phase.goes_back() {
+            return self.went_back(&told, &were_in);
         }
         let health = |name: &str| *self.hub.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == name).unwrap().1;
         let new: Vec<_> = self.hub.let_in().into_iter().filter(|name| !were_in.contains(*name)).collect();
@@ -172,8 +185,38 @@ impl Simulated {
             let number: usize = name[1..].parse().unwrap();
             let cluster = &mut self.clusters[number];
             let has_it = cluster.sent.as_ref().is_some_and(|(sent, _)| *sent == told.revision);
-            if cluster.connected && !has_it {
-                cluster.sent = Some((told.revision.clone(), None));
+            if cluster.connected && (!has_it || cluster.back.is_some()) {
+                (cluster.sent, cluster.back) = (Some((told.revision.clone(), None)), None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a step of going back: nobody has the target any more who was not told so before, and who hears of it is to go
+    /// back, of those that were reached and no more at a time than may be under way.
+    fn went_back(&mut self, told: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
+        let gate = self.hub.gate.clone().unwrap();
+        let is_back = matches!(&gate.travel, Travel::Revert { target, .. } if *target == told.revision);
+        prop_assert!(is_back && gate.reach != Reach::All, "not the way back");
+        prop_assert!(self.hub.rollout.reverts || told.failure.is_none());
+        let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
+        let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
+        prop_assert!(let_in.iter().all(|name| told.has_reached(&turn_of(name))), "beyond the cursor");
+        let Reach::Only(these) = &gate.reach else { return Ok(()) };
+        let in_flight = these.iter().filter(|(name, at)| match self.hub.clusters.get(&turn_of(name.as_str())) {
+            Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
+            Some(Health::Away) => true,
+            _ => false,
+        });
+        let room = self.hub.rollout.max_concurrency.of(self.hub.clusters.len());
+        let (in_flight, is_new) = (in_flight.count(), |name: &String| !were_in.contains(name));
+        let pending = let_in.iter().filter(|name| self.hub.clusters[&turn_of(name)] == Health::Pending);
+        prop_assert!(!pending.clone().any(is_new) || in_flight <= room, "{in_flight} go back, {room} may");
+        for name in let_in {
+            let cluster = &mut self.clusters[name[1..].parse::<usize>().unwrap()];
+            let is_told = cluster.back.as_ref().is_some_and(|(from, _)| *from == told.revision);
+            if cluster.connected && !is_told {
+                cluster.back = Some((told.revision.clone(), None));
             }
         }
         Ok(())
@@ -183,7 +226,11 @@ impl Simulated {
         match event {
             Happens::Applies(number) | Happens::Fails(number) | Happens::Recovers(number) => {
                 let applies = !matches!(event, Happens::Fails(_));
-                if let Some((_, how)) = &mut self.clusters[*number].sent
+                if let Some((_, how)) = &mut self.clusters[*number].back {
+                    if how.is_none() || matches!(event, Happens::Recovers(_)) {
+                        *how = Some(applies);
+                    }
+                } else if let Some((_, how)) = &mut self.clusters[*number].sent
                     && (how.is_none() || matches!(event, Happens::Recovers(_)))
                 {
                     *how = Some(applies);
@@ -194,7 +241,7 @@ impl Simulated {
             Happens::Joins(number) => {
                 let cluster = &mut self.clusters[*number];
                 if !cluster.there {
-                    *cluster = Cluster { connected: true, sent: None, there: true };
+                    *cluster = Cluster { connected: true, there: true, ..Cluster::default() };
                 }
             }
             Happens::Leaves(number) => self.clusters[*number].there = false,
@@ -223,20 +270,22 @@ impl Simulated {
     fn end(&mut self) -> Result<Phase, TestCaseError> {
         self.hub.rollout.paused = false;
         if self.clusters.iter().all(|cluster| !cluster.connected || !cluster.there) {
-            self.clusters[0] = Cluster { connected: true, sent: self.clusters[0].sent.clone(), there: true };
+            self.clusters[0] = Cluster { connected: true, there: true, ..self.clusters[0].clone() };
         }
         for _ in 0..4000 {
             self.hub.seconds += 5;
             self.uptime += 5;
             for (number, cluster) in self.clusters.iter_mut().enumerate() {
-                if let Some((_, how @ None)) = &mut cluster.sent {
-                    // Some never answer.
+                // Some never answer.
+                if let Some((_, how @ None)) = &mut cluster.back {
+                    *how = (number != 7).then_some(number % 6 != 0);
+                } else if let Some((_, how @ None)) = &mut cluster.sent {
                     *how = (number != 7).then_some(number % 3 != 0);
                 }
             }
             self.step(true)?;
             let phase = self.hub.told().phase;
-            if matches!(phase, Phase::Completed | Phase::Stopped) {
+            if matches!(phase, Phase::Completed | Phase::Stopped | Phase::Reverted) {
                 return Ok(phase);
             }
         }
@@ -246,12 +295,13 @@ impl Simulated {
 
 fn rollouts() -> impl Strategy<Value = Rollout> {
     let portion = prop_oneof![(1u64..5).prop_map(Portion::Count), (1u64..60).prop_map(Portion::Percent)];
-    (portion, 0u64..200, 0u64..4).prop_map(|(max_concurrency, soak, max_failures)| Rollout {
+    (portion, 0u64..200, 0u64..4, any::<bool>()).prop_map(|(max_concurrency, soak, max_failures, reverts)| Rollout {
         max_concurrency,
         order_by: Some("tier".to_owned()),
         soak: Duration::from_secs(soak),
         max_failures,
         paused: false,
+        reverts,
     })
 }
 
@@ -271,6 +321,15 @@ proptest! {
         if phase == Phase::Stopped {
             let told = simulated.hub.told();
             prop_assert!(told.failed > simulated.hub.rollout.max_failures);
+        }
+        if phase == Phase::Reverted {
+            let target = simulated.hub.target.clone();
+            for (number, cluster) in simulated.clusters.iter().enumerate() {
+                let has_it = cluster.sent.as_ref().is_some_and(|(sent, _)| *sent == target);
+                let is_asked = cluster.there && cluster.connected && has_it;
+                let is_back = cluster.back.as_ref().is_some_and(|(from, how)| *from == target && (how.is_some() || number == 7));
+                prop_assert!(!is_asked || is_back, "c{number} still has it");
+            }
         }
     }
 }

@@ -43,6 +43,7 @@ fn world(phase: Phase) -> World {
         soak: Duration::from_secs(300),
         max_failures: 0,
         paused: phase == Phase::Paused,
+        reverts: false,
     };
     let turn = Turn { value: Some("1".to_owned()), cluster: "canary-1".into() };
     let progress = Progress {
@@ -57,7 +58,7 @@ fn world(phase: Phase) -> World {
         ..Progress::begin("target", rollout.order_by.clone(), None, at(3300))
     };
     let reach = Reach::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
-    let gate = Gate { revision: "target".to_owned(), reach, rests: false };
+    let gate = Gate { revision: "target".to_owned(), reach, rests: false, travel: Travel::Plain };
     world.rolling = Some(Under { rollout, progress, gate, failing: None });
     world
 }
@@ -113,6 +114,21 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let failing = ("canary-1".into(), format!("configmaps/default/s: {why}"));
     stopped.rolling.as_mut().unwrap().failing = Some(failing);
     insta::assert_snapshot!("stopped_by_a_failure", shown(&mut stopped));
+
+    let mut reverting = world(Phase::Reverting);
+    reverting.rolling.as_mut().unwrap().rollout.reverts = true;
+    reverting.rolling.as_mut().unwrap().gate.travel =
+        Travel::Revert { target: "target".to_owned(), base: String::new() };
+    let told = progress(&mut reverting);
+    (told.applied, told.failed, told.failure) = (0, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
+    insta::assert_snapshot!("going_back", shown(&mut reverting));
+
+    let reverted = &mut reverting;
+    reverted.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
+    reverted.applied("canary-1");
+    let told = progress(reverted);
+    (told.phase, told.reverted, told.left, told.ended_at) = (Phase::Reverted, 1, 2, Some(at(3500)));
+    insta::assert_snapshot!("gone_back", shown(reverted));
 
     let mut completed = world(Phase::Completed);
     completed.rolling.as_mut().unwrap().gate.reach = Reach::All;

@@ -1,0 +1,219 @@
+//! Rollouts that go back.
+use super::*;
+use crate::records::IntentKey;
+use proptest::prelude::*;
+
+fn said(travel: Travel) -> RuleDelta {
+    RuleDelta { travel: Some(travel), ..RuleDelta::new("r".into()) }
+}
+
+fn edit(revision: u8, travel: Travel) -> RuleDelta {
+    RuleDelta { upserts: vec![intent("s0", revision)], ..said(travel) }
+}
+
+fn keep(base: u8) -> Travel {
+    Travel::Keep(base.to_string())
+}
+
+fn failed(base: u8) -> Travel {
+    Travel::Revert { target: "t".to_owned(), base: base.to_string() }
+}
+
+fn kept(world: &World, name: &str) -> Option<Option<u8>> {
+    let key = IntentKey { rule: "r".into(), source: copy("team", name) };
+    world.kept.get(&key).map(|kept| kept.revision.map(|revision| revision.0[0]))
+}
+
+fn holds(world: &World, revision: u8) -> bool {
+    ["a", "b"].iter().all(|namespace| world.holds(&copy(namespace, "s0"), "r", "s0", revision))
+}
+
+#[test]
+fn what_copies_held_is_kept_before_they_change_and_put_back() {
+    let mut world = applied();
+    world.batch(vec![edit(2, keep(1))]);
+    world.settle_now();
+    assert!(holds(&world, 2));
+    assert_eq!((kept(&world, "s0"), kept(&world, "s1")), (Some(Some(1)), None), "only what changes");
+    world.batch(vec![said(failed(1))]);
+    world.settle_now();
+    assert!(holds(&world, 1));
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.travel, state.left, state.counts.applied, state.counts.copies), (failed(1), 0, 4, 4));
+    assert_eq!(kept(&world, "s0"), Some(Some(1)), "it stays the last good one");
+    // Somebody spoils a copy that went back; the hub is away, and the agent begins again.
+    world.restart();
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.delete(&copy("b", "s0"));
+    world.settle();
+    assert!(holds(&world, 1));
+    // The same of what goes while nobody is there to see it.
+    for namespace in ["a", "b"] {
+        world.objects.remove(&copy(namespace, "s0"));
+    }
+    world.restart();
+    world.settle();
+    assert!(holds(&world, 1));
+    // The hub goes on from there.
+    world.connect();
+    world.batch(vec![said(failed(1))]);
+    world.settle();
+    assert!(holds(&world, 1));
+    assert_eq!(world.told_state("r").unwrap().travel, failed(1));
+    // A newer edit goes through, and nothing is kept any more.
+    world.batch(vec![edit(3, keep(1))]);
+    world.settle_now();
+    assert!(holds(&world, 3));
+    assert_eq!(kept(&world, "s0"), Some(Some(1)));
+    world.batch(vec![said(Travel::Plain)]);
+    world.settle_now();
+    assert!(holds(&world, 3) && world.kept.is_empty());
+    assert_eq!(world.told_state("r").unwrap().travel, Travel::Plain);
+    // What it goes back to from then on is that.
+    world.batch(vec![edit(4, keep(3))]);
+    world.settle_now();
+    world.batch(vec![said(failed(3))]);
+    world.settle_now();
+    assert!(holds(&world, 3));
+}
+
+#[test]
+fn what_the_change_made_stays_and_is_counted_and_what_it_could_not_make_is_not_tried_any_more() {
+    let mut world = applied();
+    world.poisoned.insert("s3".to_owned());
+    let upserts = vec![intent("s0", 2), intent("s2", 1), intent("s3", 1)];
+    world.batch(vec![RuleDelta { upserts, ..said(keep(1)) }]);
+    world.settle_now();
+    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    assert_eq!(kept(&world, "s2"), Some(None));
+    world.batch(vec![said(failed(1))]);
+    world.settle();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.left, state.counts.failed, state.counts.applied), (2, 0, 6));
+    assert!(holds(&world, 1) && world.holds(&copy("a", "s2"), "r", "s2", 1));
+    assert!(!world.objects.contains_key(&copy("a", "s3")));
+    // A rule that goes takes along what was kept of it.
+    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert!(world.objects.is_empty() && world.kept.is_empty());
+}
+
+#[test]
+fn what_is_damaged_is_not_kept_and_a_twin_of_it_is() {
+    let mut world = applied();
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.tell_one();
+    world.batch(vec![edit(2, keep(1))]);
+    world.settle_now();
+    assert_eq!(kept(&world, "s0"), Some(Some(1)), "the other copy held it");
+    world.batch(vec![said(failed(1))]);
+    world.settle_now();
+    assert!(holds(&world, 1));
+}
+
+#[test]
+fn what_is_of_an_older_base_is_worth_nothing() {
+    let mut world = applied();
+    world.batch(vec![edit(2, keep(1))]);
+    world.settle_now();
+    // It was taken everywhere while the agent was away, and the next one went wrong before it was back.
+    world.restart();
+    world.connect();
+    world.batch(vec![said(failed(2))]);
+    world.settle_now();
+    assert!(holds(&world, 2) && world.kept.is_empty());
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.travel), (4, failed(2)));
+    world.batch(vec![edit(3, keep(2))]);
+    world.settle_now();
+    assert_eq!(kept(&world, "s0"), Some(Some(2)));
+    // Where the hub revokes the cluster and its policy purges, nothing is left of that either.
+    let mut policy = Policy::open();
+    policy.on_revoke = crate::policy::OnRevoke::Purge;
+    world.set_policy(policy);
+    world.core.hear(Event::Revoked, world.now);
+    world.settle();
+    assert!(world.objects.is_empty() && world.kept.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Edit,
+    Completed,
+    Failed,
+    Work,
+    Lose,
+    Tell,
+    Restart,
+    Spoil(bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => Just(Step::Edit),
+        1 => Just(Step::Completed),
+        2 => Just(Step::Failed),
+        6 => Just(Step::Work),
+        1 => Just(Step::Lose),
+        3 => Just(Step::Tell),
+        1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Spoil),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+proptest! {
+    /// Whatever happens in between: told to go back, every copy holds what was last taken everywhere.
+    #[test]
+    fn whatever_happens_copies_go_back_to_what_did_well(steps in steps()) {
+        let mut world = applied();
+        let (mut good, mut newest, mut revision) = (1, 1, 1u8);
+        let mut travel = Travel::Plain;
+        for step in steps {
+            world.give_out();
+            match step {
+                Step::Edit => {
+                    revision += 1;
+                    (newest, travel) = (revision, keep(good));
+                    world.batch(vec![edit(newest, keep(good))]);
+                }
+                // The hub says so when every copy has it.
+                Step::Completed if travel == keep(good) => {
+                    world.settle();
+                    (good, travel) = (newest, Travel::Plain);
+                    world.batch(vec![said(Travel::Plain)]);
+                }
+                Step::Failed if travel == keep(good) => {
+                    travel = failed(good);
+                    world.batch(vec![said(failed(good))]);
+                }
+                Step::Work => drop(world.work_one()),
+                Step::Lose => world.lose_one(),
+                Step::Tell => drop(world.tell_one()),
+                Step::Restart => {
+                    world.restart();
+                    world.connect();
+                    world.batch(vec![edit(newest, travel.clone())]);
+                }
+                Step::Spoil(first) => {
+                    let namespace = if first { "a" } else { "b" };
+                    world.edit(&copy(namespace, "s1"), |object| object.live.intact = false);
+                }
+                Step::Completed | Step::Failed => {}
+            }
+        }
+        world.settle();
+        let expected = if travel.reverts() { good } else { newest };
+        prop_assert!(holds(&world, expected), "{travel:?}: {expected} of good {good} and newest {newest}");
+        if travel == keep(good) {
+            world.batch(vec![said(failed(good))]);
+            world.settle();
+            prop_assert!(holds(&world, good));
+        }
+        world.batch(vec![edit(200, keep(good))]);
+        world.settle();
+        world.batch(vec![said(Travel::Plain)]);
+        world.settle();
+        prop_assert!(holds(&world, 200) && world.kept.is_empty());
+    }
+}

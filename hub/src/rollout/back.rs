@@ -1,0 +1,57 @@
+//! Going back: who was reached by a change that went wrong gets back what it had before.
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use runnel_proto::model::{ClusterName, Travel};
+
+use super::step::{Reached, look};
+use super::{Gate, Health, Observation, Phase, Progress, Reach, Rollout};
+use crate::status::Now;
+
+/// It begins. Until that is written, nobody hears of it, and nobody of the change any more.
+pub(super) fn begin(progress: Progress) -> (Progress, Gate) {
+    let progress = Progress { phase: Phase::Reverting, reverted: 0, ..progress };
+    let gate = gate_to(&progress, BTreeMap::new(), false);
+    (progress, gate)
+}
+
+/// The next step. Who was reached is told in order, as many at a time as may be under way, also who was away. It ends when
+/// everybody who is connected has gone back, or has failed to; a newer target supersedes it at any time, and to try the same
+/// one again from the first wave on, a person sets `paused`.
+pub(super) fn step(
+    rollout: &Rollout,
+    before: &Progress,
+    gate: Option<&Gate>,
+    seen: &Observation<'_>,
+    now: Now,
+) -> (Progress, Gate) {
+    if rollout.paused && before.phase == Phase::Reverted {
+        let again = Progress::begin(seen.target, rollout.order_by.clone(), Some(before), now.wall);
+        let clusters = u64::try_from(seen.clusters.len()).unwrap_or(u64::MAX);
+        let gate = Gate { travel: Travel::Keep(again.base()), ..gate_to(&again, BTreeMap::new(), false) };
+        return (Progress { phase: Phase::Paused, clusters, ..again }, gate);
+    }
+    let mut progress = before.clone();
+    let under_way = gate.map(|gate| gate.under_way(seen.target, true)).unwrap_or_default();
+    let mut reached: Reached = look(before, &under_way, seen, now.instant);
+    if !rollout.paused {
+        reached.let_in(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
+    }
+    let over = reached.in_flight == 0 && reached.waiting.is_empty() && !seen.settling;
+    // A pause that was set before it has ended does not say that it is to be tried again.
+    if over && !rollout.paused && progress.phase == Phase::Reverting {
+        (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
+    }
+    let counted = seen.clusters.iter().filter(|(turn, _)| before.has_reached(turn));
+    let is_back = |(_, health): &&(_, Health)| *health == Health::Applied;
+    progress.reverted = u64::try_from(counted.filter(is_back).count()).unwrap_or(u64::MAX);
+    let rests = reached.in_flight == 0 && !seen.settling && (over || rollout.paused);
+    let gate = gate_to(&progress, reached.let_in, rests);
+    (progress, gate)
+}
+
+fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, rests: bool) -> Gate {
+    let target = progress.revision.clone();
+    let travel = Travel::Revert { target: target.clone(), base: progress.base() };
+    Gate { revision: target, reach: Reach::Only(these), rests, travel }
+}
