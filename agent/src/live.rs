@@ -7,7 +7,7 @@ use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldMap, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
     RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
-    VERSION_ANNOTATION,
+    VERSION_ANNOTATION, is_mark,
 };
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         let content = content(kind, object, &owned);
         let ignored = annotation(metadata, IGNORED_ANNOTATION).map(ignore::parse).unwrap_or_default();
         let written = Sealed { rule: seal.rule.clone(), source, revision: seal.revision, ignored };
-        facts = Facts::of(kind, &content);
+        facts = Facts::of(kind, &content).digested(&content, &written.ignored);
         intact = owned.has_all_marks()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(&seal, &copy, &written, &ignore::mask(content, &written.ignored));
@@ -268,7 +268,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
     let pick = |map: &Option<BTreeMap<String, String>>, keys: &BTreeSet<&str>| {
         let pairs = map.iter().flatten();
         pairs
-            .filter(|(key, _)| keys.contains(key.as_str()) && !seal::is_mark(key))
+            .filter(|(key, _)| keys.contains(key.as_str()) && !is_mark(key))
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect()
     };

@@ -8,9 +8,7 @@ use std::fmt;
 
 use data_encoding::HEXLOWER;
 use ring::{digest, hmac};
-use runnel_proto::model::{
-    Content, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SourceRef,
-};
+use runnel_proto::model::{Content, FieldPath, Revision, RuleUid, SourceRef, is_mark};
 use serde_json::Value;
 
 const VERSION: &str = "v1";
@@ -177,11 +175,6 @@ fn equal(left: &Mac, right: &Mac) -> bool {
     left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
-/// Whether a label or annotation is a mark of Runnel's own, never content.
-pub fn is_mark(key: &str) -> bool {
-    key == MANAGED_BY_LABEL || key == HUB_LABEL || key.starts_with(RESERVED_PREFIX)
-}
-
 /// Content in the form that is sealed and written: no marks, and no empty maps, which the API server drops.
 pub fn canonical(content: &Content) -> Content {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
@@ -208,6 +201,7 @@ pub fn is_empty(value: &Value) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use runnel_proto::model::MANAGED_BY_LABEL;
     use std::collections::BTreeMap;
 
     fn content(pairs: &[(String, String)]) -> Content {

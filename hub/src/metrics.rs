@@ -100,6 +100,11 @@ impl HubMetrics {
         histogram.observe(took.as_secs_f64());
     }
 
+    /// The same of several.
+    pub fn rules_delivered(&self, took: Vec<(RuleUid, Duration)>) {
+        took.into_iter().for_each(|(rule, took)| self.rule_delivered(&rule, took));
+    }
+
     /// What edits of each rule took until its last cluster had them. Those of rules that are not known are forgotten.
     fn rule_deliveries(&self, is_known: impl Fn(&RuleUid) -> bool) -> Vec<(RuleUid, Histogram)> {
         let mut rules = self.rules.lock();

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use kube::CustomResourceExt;
 use parking_lot::{Mutex, RwLock};
-use runnel_proto::model::{ClusterName, RevisionKey, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::brake::Limit;
@@ -108,6 +108,8 @@ pub struct Settings {
 pub struct Shared {
     /// What is fixed.
     pub settings: Settings,
+    /// Under which agents prove what stands in their clusters.
+    pub proof_key: ProofKey,
     /// Everything the hub knows.
     pub index: RwLock<Index>,
     /// What the agents last said.
@@ -159,8 +161,9 @@ impl Shared {
                     .minting(Minter::new(settings.revision_key.clone()))
                     .with_ceiling(settings.removal_ceiling),
             ),
+            ledger: Mutex::new(Ledger::proving(settings.revision_key.proof_key())),
+            proof_key: settings.revision_key.proof_key(),
             settings,
-            ledger: Mutex::default(),
             deliveries: Mutex::default(),
             edits: Mutex::default(),
             sessions: DashMap::new(),
@@ -220,7 +223,7 @@ impl Shared {
         }
         self.ready.send_replace(None);
         self.lead.send_replace(None);
-        *self.ledger.lock() = Ledger::default();
+        *self.ledger.lock() = Ledger::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
         *self.doubts.lock() = Doubts::default();
         self.settled_removals.take();

@@ -26,6 +26,12 @@ pub mod wire {
         }
     }
 
+    impl std::fmt::Debug for SnapshotBegin {
+        fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            out.debug_struct("SnapshotBegin").field("hub_id", &self.hub_id).finish_non_exhaustive()
+        }
+    }
+
     impl std::fmt::Debug for JoinRequest {
         fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             out.debug_struct("JoinRequest").field("cluster", &self.cluster).finish_non_exhaustive()

@@ -204,5 +204,6 @@ fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
         given_up: None,
         travel: Default::default(),
         left: 0,
+        proof: None,
     }
 }

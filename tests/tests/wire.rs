@@ -15,6 +15,8 @@ mod identity;
 mod isolation;
 #[path = "wire/joining.rs"]
 mod joining;
+#[path = "wire/proof.rs"]
+mod proof;
 #[path = "wire/resume.rs"]
 mod resume;
 #[path = "wire/revoked.rs"]

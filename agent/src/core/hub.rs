@@ -40,8 +40,9 @@ impl Core {
     }
 
     /// How a rule is.
-    fn state(&self, uid: &RuleUid) -> Option<RuleState> {
+    fn state(&mut self, uid: &RuleUid) -> Option<RuleState> {
         let held = self.desired.held(uid)?;
+        let proof = self.proof(uid);
         Some(RuleState {
             uid: uid.clone(),
             rule: held.rule,
@@ -55,6 +56,7 @@ impl Core {
             given_up: self.given_up_of(uid),
             travel: self.desired.travel(uid),
             left: self.left_of(uid),
+            proof,
         })
     }
 
@@ -80,6 +82,10 @@ impl Core {
     fn begin(&mut self, begin: &SnapshotBegin, now: Instant) {
         if let Some(session) = &mut self.session {
             session.begun = true;
+        }
+        if self.proof_key != begin.proof_key {
+            self.proof_key.clone_from(&begin.proof_key);
+            self.desired.rules().for_each(|uid| self.report.touch(uid));
         }
         let accepted = std::mem::take(&mut self.revoked);
         let moved = self.desired.set_hub_cluster(&begin.hub_cluster_uid);
@@ -238,6 +244,7 @@ fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
         given_up: None,
         travel: Travel::Plain,
         left: 0,
+        proof: None,
     }
 }
 

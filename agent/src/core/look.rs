@@ -263,6 +263,7 @@ impl Core {
                     self.notices.push(Notice::Failed(copy.clone(), trouble.clone()));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
+                self.desired.show_again(&wanted.intent);
             }
             (Want::Gone(key, ..), Some(removing)) => {
                 for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {

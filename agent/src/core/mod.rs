@@ -7,6 +7,7 @@ mod hub;
 mod inspect;
 mod look;
 mod policy;
+mod proof;
 mod revoke;
 mod takeovers;
 #[cfg(test)]
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{
-    AgentFrame, AskedDigest, Counts, Hello, HubFrame, Refusal, Revision, RuleName, RuleUid, SourceRef,
+    AgentFrame, AskedDigest, Counts, Hello, HubFrame, ProofKey, Refusal, Revision, RuleName, RuleUid, SourceRef,
 };
 
 use crate::backoff::Jitter;
@@ -227,6 +228,8 @@ pub struct Core {
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
+    /// Under which the hub has it proved what stands here; in memory only.
+    proof_key: Option<ProofKey>,
     /// The hub has revoked this cluster, and has not begun a session with it since.
     revoked: bool,
     store_due: bool,
@@ -275,6 +278,7 @@ impl Core {
             previous: Previous::of(setup.previous),
             wanting: BTreeSet::new(),
             session: None,
+            proof_key: None,
             revoked: false,
             store_due: false,
             notices: vec![],

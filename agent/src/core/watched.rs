@@ -26,12 +26,13 @@ impl Core {
         if let Some(run) = self.runs.get_mut(copy) {
             run.heard.push(Some(live.version.clone()));
         }
-        let stood = self.records.live(copy).map(|live| live.uid.clone());
-        let stands = live.uid.clone();
+        let known = |live: &Live| (live.uid.clone(), live.facts.digest);
+        let (stood, stands) = (self.records.live(copy).map(known), known(&live));
         if self.records.watched(copy, live) {
             self.look(copy, now);
             if stood.is_some_and(|stood| stood != stands) {
-                // What waits to be overwritten may be another object that fails in the same words.
+                // What waits to be overwritten may be another object that fails in the same words; and what is proved is
+                // another content.
                 self.report.touch_copy(copy);
             }
         }

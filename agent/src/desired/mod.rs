@@ -5,6 +5,7 @@
 //! source at the cost of its own copies, and the event of one namespace at the cost of that namespace's copies.
 mod places;
 mod restore;
+mod shown;
 mod take;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Travel,
+    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
 };
 
 use crate::decide::Trouble;
@@ -24,10 +25,11 @@ use crate::records::IntentKey;
 
 pub use places::Namespace;
 pub use restore::StoredRule;
+pub use shown::Shows;
 pub use take::{NewPayload, Taken};
 
 /// One intent, by revision.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Held {
     /// The revision in force.
     in_force: Option<Revision>,
@@ -37,9 +39,15 @@ struct Held {
     refused: Option<(Revision, Trouble)>,
     /// It is held because a copy said so after a restart, and the hub has not said it since.
     restored: bool,
+    /// What its copies show, as far as that has been looked at since it could have changed.
+    shown: Option<Shown>,
 }
 
 impl Held {
+    fn of(revision: Revision) -> Self {
+        Self { in_force: Some(revision), ..Self::default() }
+    }
+
     /// The revision that counts as held; none only in between.
     fn revision(&self) -> Option<&Revision> {
         self.refused.as_ref().map(|(revision, _)| revision).or(self.in_force.as_ref())
@@ -86,6 +94,8 @@ struct Rule {
     orders: BTreeSet<SourceRef>,
     /// Names that were taken out of its terms on purpose while it was suspended, so that nothing went by that yet.
     dropped: BTreeSet<Arc<str>>,
+    /// What all intents show of which that is known, and whether there are others.
+    shown: (Shown, bool),
 }
 
 impl Rule {
@@ -264,6 +274,7 @@ impl Desired {
                 if let Some(revision) = held.revision() {
                     rule.digest.insert(&key.source, revision);
                 }
+                rule.shown.1 = true;
                 rule.intents.insert(key.source.clone(), held)
             }
             None => rule.intents.remove(&key.source),
@@ -271,15 +282,20 @@ impl Desired {
         if let Some(revision) = before.as_ref().and_then(Held::revision) {
             rule.digest.remove(&key.source, revision);
         }
+        if let Some(shown) = before.and_then(|before| before.shown) {
+            rule.shown.0.take_away(shown);
+        }
     }
 
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
+        self.show_again(key);
         self.claims.entry(copy.clone()).or_default().insert(key.clone());
         self.resolve(key, copy);
         self.take_versions_back(key, copy);
     }
 
     fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {
+        self.show_again(key);
         if let Some(claims) = self.claims.get_mut(copy) {
             claims.remove(key);
             if claims.is_empty() {

@@ -89,7 +89,7 @@ impl Desired {
     pub fn restore_intent(&mut self, key: &IntentKey, revision: Revision) {
         let is_missing = |rule: &Rule| !rule.leaving && !rule.intents.contains_key(&key.source);
         if self.rules.get(&key.rule).is_some_and(is_missing) {
-            self.set_held(key, Some(Held { in_force: Some(revision), facts: None, refused: None, restored: true }));
+            self.set_held(key, Some(Held { restored: true, ..Held::of(revision) }));
             for copy in self.copies(key) {
                 self.claim(key, &copy);
             }
@@ -139,7 +139,7 @@ impl Desired {
             }
             if let Some(revision) = newest(key, records) {
                 let facts = facts(key, &revision, records);
-                self.set_held(key, Some(Held { in_force: Some(revision), facts, refused: None, restored: true }));
+                self.set_held(key, Some(Held { facts, restored: true, ..Held::of(revision) }));
                 for copy in self.copies(key) {
                     self.claim(key, &copy);
                     looks.insert(copy);
@@ -157,7 +157,8 @@ impl Desired {
 fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Facts> {
     let mut holders = records.holders(key);
     let (_, live) = holders.find(|(_, live)| live.holds(&key.rule, &key.source, revision))?;
-    Some(live.facts.clone())
+    let digest = live.facts.digest.filter(|_| live.is_whole());
+    Some(Facts { digest, ..live.facts.clone() })
 }
 
 /// The revision that was applied last: after a stop half-way through an edit it is the new one.

@@ -134,6 +134,7 @@ impl Desired {
             rule.terms = Some((Arc::new(terms), digest));
             rule.unconfirmed = false;
             rule.targets = targets;
+            rule.show_anew();
         }
         for (source, before) in sources.into_iter().zip(before) {
             let key = IntentKey { rule: uid.clone(), source };
@@ -179,7 +180,7 @@ impl Desired {
             }
         };
         let key = IntentKey { rule: uid.clone(), source };
-        self.set_held(&key, Some(Held { in_force: Some(revision), facts, refused: None, restored: false }));
+        self.set_held(&key, Some(Held { facts, ..Held::of(revision) }));
         self.claim_all(&key, taken);
         let policy = self.rules.get(uid).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(&key, policy.unwrap_or_default(), records, &mut taken.looks);
@@ -204,7 +205,7 @@ impl Desired {
             let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
             self.set_held(
                 &key,
-                Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)), restored: false }),
+                Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)), ..Held::default() }),
             );
             self.claim_all(&key, taken);
             taken.rules.insert(key.rule);
@@ -291,5 +292,5 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
     {
         return Err(Trouble::new(Reason::Denied, "objects of this name or type are never distributed"));
     }
-    Ok(Facts::of(kind, &content))
+    Ok(Facts::of(kind, &content).digested(&content, &BTreeSet::new()))
 }

@@ -12,7 +12,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{Content, KINDS, Kind, Pattern, Reason, SourceRef, matches_any};
+use runnel_proto::model::{Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef, matches_any};
 use serde_json::Value;
 
 use crate::decide::Trouble;
@@ -67,9 +67,16 @@ pub struct Facts {
     pub bytes: u64,
     /// The type, for a kind that has types.
     pub object_type: Option<Arc<str>>,
+    /// By which it is proved to the hub that this content stands here.
+    pub digest: Option<ContentDigest>,
 }
 
 impl Facts {
+    /// These, with the digest of that content without these fields.
+    pub fn digested(self, content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
+        Self { digest: Some(ContentDigest::of(content, ignored)), ..self }
+    }
+
     /// The facts of an object's content.
     pub fn of(kind: &Kind, content: &Content) -> Self {
         let maps =
@@ -86,7 +93,7 @@ impl Facts {
         let typed = kind.fields.contains(&"type");
         // The API server takes an empty type for the default one.
         let named = content.fields.get("type").and_then(Value::as_str).filter(|named| !named.is_empty());
-        Self { bytes: bytes.sum(), object_type: typed.then(|| named.unwrap_or(UNTYPED).into()) }
+        Self { bytes: bytes.sum(), object_type: typed.then(|| named.unwrap_or(UNTYPED).into()), digest: None }
     }
 }
 

@@ -117,9 +117,12 @@ fn each_denial_names_its_field() {
 fn sizes_are_those_of_kubernetes() {
     let kind = |resource| Kind::by_resource(resource).unwrap();
     let fields = content(json!({"data": {"key": "1234"}, "binaryData": {"b": "MTIzNA=="}}));
-    assert_eq!(Facts::of(kind("configmaps"), &fields), Facts { bytes: 8, object_type: None });
+    assert_eq!(Facts::of(kind("configmaps"), &fields), Facts { bytes: 8, ..Facts::default() });
     let fields = content(json!({"data": {"key": "MTIzNA==", "other": "MTIz"}}));
-    assert_eq!(Facts::of(kind("secrets"), &fields), Facts { bytes: 7, object_type: Some("Opaque".into()) });
+    assert_eq!(
+        Facts::of(kind("secrets"), &fields),
+        Facts { bytes: 7, object_type: Some("Opaque".into()), digest: None }
+    );
     assert_eq!(secret("", "").object_type, Some("Opaque".into()), "an empty type is the default one");
 }
 

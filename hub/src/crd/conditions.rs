@@ -98,6 +98,8 @@ closed_list! {
         ClustersUnreachable,
         /// Copies failed.
         CopiesFailed,
+        /// The agent says that every copy is applied, and cannot prove that what stands there is what the hub has sent.
+        Differs,
         /// Copies wait for namespaces that do not exist yet.
         CopiesWaiting,
         /// The hub may not read what the rule selects, or cannot; its copies stay as they are.

@@ -112,13 +112,19 @@ impl StateCollector {
             ),
         ];
         drop(index);
+        let differing = self.shared.ledger.lock().differing();
+        let differing = (
+            "runnel_rule_clusters_differ",
+            "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
+            differing,
+        );
         let doubts = self.shared.doubts.lock().all().count();
         let doubts = (
             "runnel_members_in_doubt",
             "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, Rejoined",
             doubts,
         );
-        for (name, help, count) in counts.into_iter().chain([doubts]) {
+        for (name, help, count) in counts.into_iter().chain([doubts, differing]) {
             let gauge = ConstGauge::new(count as f64);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
@@ -165,9 +171,7 @@ impl StateCollector {
             })
         };
         // Who gets nothing any more would be waited for in vain.
-        for (uid, took) in self.shared.deliveries.lock().retain(is_sent) {
-            self.metrics.rule_delivered(&uid, took);
-        }
+        self.metrics.rules_delivered(self.shared.deliveries.lock().retain(is_sent));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
                     fails has applied it";
         let mut family =

@@ -7,7 +7,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
-use runnel_proto::model::{ClusterName, Content, Payload, Revision, RevisionKey, SetDigest, SourceRef};
+use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SetDigest, SourceRef};
 
 use super::made::{Made, Outcome};
 use super::shape::{About, Unmade};
@@ -257,7 +257,7 @@ impl Contents {
         let revision = minter.revision(&source.resource, &canonical);
         let known = self.0.entry((source.clone(), revision)).or_default();
         known.upgrade().unwrap_or_else(|| {
-            let made = Arc::new(SourceContent::new(revision, Payload::encode(canonical)));
+            let made = Arc::new(SourceContent::of(revision, content, canonical));
             *known = Arc::downgrade(&made);
             made
         })

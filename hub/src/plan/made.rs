@@ -74,7 +74,8 @@ pub struct Made {
 impl Made {
     /// Nothing yet, of what this selects.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
-        let plan = RulePlan { unknown: selection.unknown.clone(), ..RulePlan::of(&selection.uid, &selection.scope) };
+        let (unknown, shown) = (selection.unknown.clone(), selection.shown.anew());
+        let plan = RulePlan { unknown, shown, ..RulePlan::of(&selection.uid, &selection.scope) };
         Self { plan: plan.into(), outcomes: Sheaf::default(), wanted: Sheaf::default(), meet }
     }
 

@@ -12,6 +12,7 @@
 mod content;
 mod deal;
 mod edits;
+mod expected;
 mod grants;
 mod lent;
 mod made;
@@ -24,20 +25,21 @@ mod sheaf;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{Payload, Revision, RuleUid, SetDigest, SourceRef};
+use runnel_proto::model::{Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef};
 use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use deal::{Deal, Minter};
 pub use edits::Edits;
+use expected::Expected;
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use lent::{LENT_KIND, Lent};
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
-pub use share::{NamedTerms, Share, digest_on};
+pub use share::{NamedTerms, Share, digest_on, proof_on};
 pub use sheaf::Sheaf;
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
@@ -49,12 +51,29 @@ pub struct SourceContent {
     /// The labels and annotations that are copied only by rules that allow it, if there are any, compressed. They are not
     /// part of the revision.
     pub denied: Option<Payload>,
+    /// What an agent that has applied it shows.
+    pub digest: Option<ContentDigest>,
 }
 
 impl SourceContent {
-    /// Content of this revision.
+    /// Content of this revision, as it is in a payload. Decodes it.
     pub fn new(revision: Revision, payload: Payload) -> Self {
-        Self { revision, payload, denied: None }
+        let digest = payload.decode().ok().map(|content| ContentDigest::of(&content, &BTreeSet::new()));
+        Self { revision, payload, denied: None, digest }
+    }
+
+    /// Content of this revision. `canonical` are its canonical bytes.
+    pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
+        let digest = Some(ContentDigest::of(content, &BTreeSet::new()));
+        Self { revision, payload: Payload::encode(canonical), denied: None, digest }
+    }
+
+    /// What an agent shows that has applied it and leaves these fields alone.
+    fn digest_without(&self, ignored: &BTreeSet<FieldPath>) -> Option<ContentDigest> {
+        match ignored.is_empty() {
+            true => self.digest,
+            false => Some(ContentDigest::of(&self.payload.decode().ok()?, ignored)),
+        }
     }
 
     fn is(&self, other: &SourceContent) -> bool {
@@ -98,6 +117,8 @@ pub struct RulePlan {
     pub digest: SetDigest,
     /// The same kind by kind, as not every cluster may get every kind.
     pub digests: BTreeMap<Arc<str>, SetDigest>,
+    /// What agents show that have applied all of them, kind by kind.
+    shown: Expected,
     /// Selected sources whose content is still being read for the first time.
     pub unread: BTreeSet<SourceRef>,
     /// Selected sources whose content cannot be read now; those that were read before are in the intents as well.
@@ -122,7 +143,8 @@ pub struct RulePlan {
 impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
-        Self::of(&rule.uid, &Scope::default())
+        let shown = Expected::without(&rule.terms.ignore_fields);
+        Self { shown, ..Self::of(&rule.uid, &Scope::default()) }
     }
 
     fn of(uid: &RuleUid, scope: &Scope) -> Self {
@@ -131,6 +153,7 @@ impl RulePlan {
             intents: Sheaf::default(),
             digest: SetDigest::default(),
             digests: BTreeMap::new(),
+            shown: Expected::default(),
             unread: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
@@ -209,6 +232,7 @@ impl RulePlan {
         self.digest.insert(&intent, &content.revision);
         self.digests.entry(intent.resource.clone()).or_default().insert(&intent, &content.revision);
         self.renamed += usize::from(intent.is_renamed());
+        self.shown.put_in(&intent, &content);
         self.intents.insert(intent, content);
     }
 
@@ -217,6 +241,7 @@ impl RulePlan {
             self.digest.remove(intent, &content.revision);
             self.digests.entry(intent.resource.clone()).or_default().remove(intent, &content.revision);
             self.renamed -= usize::from(intent.is_renamed());
+            self.shown.take_out(intent, &content);
         }
     }
 
@@ -263,6 +288,7 @@ impl RulePlan {
             && self.is_lent_the_same(other)
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()
+            && self.shown.is_like(&other.shown)
     }
 }
 

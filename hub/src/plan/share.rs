@@ -5,7 +5,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{AskedDigest, ClusterName, SetDigest, SourceRef, Terms, TermsDigest, Travel};
+use runnel_proto::model::{
+    AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest, Travel,
+};
 
 use runnel_proto::{KEEPS_SINCE, PROTOCOL_MIN};
 
@@ -63,6 +65,11 @@ pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
         sum.merge(*digest);
     }
     sum
+}
+
+/// What an agent proves that has applied all that a plan sends on these terms; `None` where the hub cannot tell.
+pub fn proof_on(plan: &RulePlan, terms: &Terms, key: &ProofKey) -> Option<Proof> {
+    plan.shown.proof(&plan.uid, terms, key)
 }
 
 /// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan of the

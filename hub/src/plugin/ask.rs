@@ -168,6 +168,7 @@ fn row(cluster: wire::RuleCluster) -> ClusterRow {
         message: cluster.message,
         failures: failures.collect(),
         newest: cluster.newest,
+        proof: cluster.proof,
     }
 }
 

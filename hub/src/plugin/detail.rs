@@ -20,18 +20,82 @@ pub struct ClusterRow {
     pub failures: Vec<(String, String, String)>,
     /// Whether it holds the newest revision of every source.
     pub newest: bool,
+    /// Whether its agent has proved that: `Yes`, `No` or `Untold`.
+    pub proof: String,
 }
 
-/// The clusters that do not hold the newest revision of every source.
-pub fn outdated(rows: &[ClusterRow], colours: bool) -> String {
-    let old: Vec<ClusterRow> = rows.iter().filter(|row| !row.newest).cloned().collect();
-    if old.is_empty() {
-        return format!("Every cluster ({}) holds the newest revision of every source.\n", rows.len());
+impl ClusterRow {
+    /// What is to be said of it, in a word; `None` where it has proved that it holds the newest revision of every source.
+    fn holds(&self) -> Option<(&'static str, Tone)> {
+        match (self.newest, self.proof.as_str()) {
+            (_, "No") => Some(("Differs", Tone::Bad)),
+            (false, _) => Some(("Older", Tone::Odd)),
+            (true, "Yes") => None,
+            (true, _) => Some(("Unproved", Tone::Odd)),
+        }
     }
-    let verb = if old.len() == 1 { "does" } else { "do" };
-    let head =
-        format!("{} of {} clusters {verb} not hold the newest revision of every source:\n", old.len(), rows.len());
-    head + &clusters(&old, colours)
+}
+
+/// The clusters that do not hold the newest revision of every source, or have not proved that they do. The sentences below
+/// the table are as wide as said.
+pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
+    let old: Vec<_> = rows.iter().filter_map(|row| Some((row, row.holds()?))).collect();
+    let (all, mut said) = (rows.len(), String::new());
+    if old.is_empty() {
+        let head = format!("Every cluster ({all}) holds the newest revision of every source, and has proved it.");
+        wrapped(&mut said, &head, width);
+        return said;
+    }
+    let older = old.iter().filter(|(row, _)| !row.newest).count();
+    let head = match older {
+        0 => None,
+        1 => Some(format!("1 of {all} clusters does not hold the newest revision of every source.")),
+        more => Some(format!("{more} of {all} clusters do not hold the newest revision of every source.")),
+    };
+    let unproved = match old.len() - older {
+        0 => None,
+        1 => Some(format!("1 of {all} says that it holds the newest revision of every source, and has not proved it.")),
+        more => Some(format!(
+            "{more} of {all} say that they hold the newest revision of every source, and have not proved it."
+        )),
+    };
+    head.into_iter().chain(unproved).for_each(|head| wrapped(&mut said, &head, width));
+    let mut table = Table::new(&["CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON"]);
+    for (row, (word, meaning)) in &old {
+        let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
+        table.row(vec![
+            row.name.as_str().into(),
+            Cell::toned(*word, *meaning),
+            Cell::toned(row.state.as_str(), tone(&row.state)),
+            applied.into(),
+            failed.into(),
+            waiting.into(),
+            row.reason.as_str().into(),
+        ]);
+    }
+    said += &table.text(colours);
+    let told = old.iter().filter(|(row, _)| !row.message.is_empty());
+    for (number, (row, _)) in told.enumerate() {
+        said.push_str(if number == 0 { "\n" } else { "" });
+        wrapped(&mut said, &format!("{}: {}", row.name, row.message), width);
+    }
+    said
+}
+
+/// A sentence in lines of this width, all but the first indented.
+fn wrapped(out: &mut String, text: &str, width: usize) {
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if !line.trim().is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            let _ = writeln!(out, "{line}");
+            line = "   ".to_owned();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    let _ = writeln!(out, "{line}");
 }
 
 /// All clusters, and below them what failed there.
@@ -89,7 +153,7 @@ mod tests {
             reason: "Conflict".into(),
             message: "configmaps/default/a: not Runnel's".into(),
             failures: vec![("configmaps/default/a".into(), "Conflict".into(), "not Runnel's".into())],
-            newest: false,
+            ..ClusterRow::default()
         };
         let ready = ClusterRow {
             name: "eu-2".into(),
@@ -108,17 +172,42 @@ What failed (at most five copies per cluster):
 ";
         assert_eq!(clusters(&[failed, ready.clone()], false), golden);
         assert!(!clusters(std::slice::from_ref(&ready), false).contains("failed"));
-        let newest = ClusterRow { newest: true, ..ready.clone() };
-        assert_eq!(
-            outdated(std::slice::from_ref(&newest), false),
-            "Every cluster (1) holds the newest revision of every source.\n"
-        );
-        let old = outdated(&[ready, newest], false);
-        assert!(
-            old.starts_with("1 of 2 clusters does not hold the newest revision of every source:\nCLUSTER"),
-            "{old}"
-        );
-        assert_eq!(old.matches("eu-2").count(), 1);
+    }
+
+    #[test]
+    fn what_outdated_shows() {
+        let row = |name: &str, state: &str, counts, reason: &str, message: &str| ClusterRow {
+            name: name.into(),
+            state: state.into(),
+            counts,
+            reason: reason.into(),
+            message: message.into(),
+            ..ClusterRow::default()
+        };
+        let proof = |newest, proof: &str, row: ClusterRow| ClusterRow { newest, proof: proof.into(), ..row };
+        let well = |name: &str| proof(true, "Yes", row(name, "Ready", [12, 0, 0], "AllApplied", ""));
+        let lost = "the agent is not connected; the counts are what it last said";
+        let differs =
+            "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+        let denied = "configmaps/shop/settings: an admission webhook or policy of this cluster changes the copy whenever it is \
+                      written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" \
+                      instead of \"red\"";
+        let older = proof(false, "Untold", row("eu-3", "Failed", [11, 1, 0], "Denied", denied));
+        let away = proof(false, "Untold", row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost));
+        let wrong = proof(true, "No", row("us-1", "Failed", [12, 0, 0], "Differs", differs));
+        let fresh = proof(true, "Untold", row("us-2", "Ready", [12, 0, 0], "AllApplied", ""));
+        let all = [
+            ("all is well", vec![well("eu-1"), well("eu-2")]),
+            ("one is behind", vec![away.clone(), well("eu-1"), well("eu-2")]),
+            ("one cannot prove it", vec![wrong.clone(), well("eu-1")]),
+            ("all of it", vec![older, wrong, away, fresh, well("eu-1"), well("eu-2")]),
+        ];
+        for width in [80, 160] {
+            let said = all.iter().map(|(name, rows)| format!("== {name}\n{}", outdated(rows, width, false)));
+            let said: Vec<String> = said.collect();
+            assert!(said.iter().flat_map(|text| text.lines()).all(|line| line.chars().count() <= width));
+            insta::assert_snapshot!(format!("outdated_{width}"), said.join("\n"));
+        }
     }
 
     #[test]

@@ -23,7 +23,8 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
         if options.outdated {
             let namespace = hub_namespace(options)?;
             let question = Question { namespace, address: options.hub_url.as_deref(), rule: &rule };
-            return say(&detail::outdated(&ask::clusters(&hub, &question).await?, colours()));
+            let rows = ask::clusters(&hub, &question).await?;
+            return say(&detail::outdated(&rows, width(), colours()));
         }
         return match for_machines(options.output, &rule)? {
             Some(text) => say(&text),
@@ -49,6 +50,11 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
         say(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
     Ok(())
+}
+
+/// The columns of the terminal, where the shell says so.
+fn width() -> usize {
+    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(100)
 }
 
 fn hub_namespace(options: &Status) -> anyhow::Result<&str> {

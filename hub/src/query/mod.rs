@@ -126,6 +126,7 @@ fn page(details: &[ClusterDetail]) -> wire::RuleClustersPage {
         message: detail.message.clone(),
         failures: detail.failures.iter().map(failure).collect(),
         newest: detail.newest,
+        proof: format!("{:?}", detail.proved),
     });
     wire::RuleClustersPage { clusters: clusters.collect() }
 }

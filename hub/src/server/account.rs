@@ -12,6 +12,7 @@ use super::admission;
 use super::session::Running;
 use crate::brake::Matter;
 use crate::index::Effect;
+use crate::plan::{Share, proof_on};
 use crate::status::SessionFacts;
 
 /// The longest version or uid that is taken from an agent, as the API takes it.
@@ -136,14 +137,25 @@ impl Running {
             let unknown = self.shared.index.read().rule(&uid).is_none();
             // A member speaks of what it holds, and of nothing else.
             let counts = state.gone || self.live.session.lock().holds(&uid);
+            let differs = counts && self.measure(&state);
             if counts {
-                self.measure(&state);
                 let matters = [Matter::Takeovers, Matter::GivenUp].into_iter().zip(self.asks_again(&state));
                 again.extend(matters.filter(|(_, asks)| *asks).map(|(matter, _)| (uid.clone(), matter)));
                 let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
                 lapsed.extend(self.live.session.lock().waits_to_go(&uid, waits).then(|| uid.clone()));
             }
-            if counts && self.shared.ledger.lock().report(&cluster, self.live.number, state) {
+            if !counts {
+                continue;
+            }
+            let news = {
+                let mut ledger = self.shared.ledger.lock();
+                ledger.differs(&cluster, &uid, differs);
+                ledger.report(&cluster, self.live.number, state)
+            };
+            if differs && news {
+                tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
+            }
+            if news {
                 changed.push(uid);
                 if unknown {
                     self.shared.dirty_members.add([cluster.clone()]);
@@ -217,19 +229,24 @@ impl Running {
         }
     }
 
-    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule.
-    fn measure(&self, state: &RuleState) {
+    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the agent shows
+    /// something else than what it says it has applied.
+    fn measure(&self, state: &RuleState) -> bool {
         let index = self.shared.index.read();
         let share = index.rule(&state.uid).and_then(|entry| entry.share(&self.identity.cluster));
         let took =
             self.shared.deliveries.lock().reported(&self.identity.cluster, state, share.as_ref(), Instant::now());
-        let Some(took) = took else { return };
-        if let Some(took) = took.cluster {
+        if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);
         }
-        if let Some(took) = took.rule {
+        if let Some(took) = took.and_then(|took| took.rule) {
             self.metrics.rule_delivered(&state.uid, took);
         }
+        let holds =
+            |share: &Share| state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
+        let expected =
+            share.filter(holds).and_then(|share| proof_on(&share.plan, &share.terms, &self.shared.proof_key));
+        expected.zip(state.proof).is_some_and(|(expected, shown)| expected != shown)
     }
 
     pub(super) fn refused(&self, refused: &[Refusal]) {
@@ -265,6 +282,7 @@ mod tests {
             given_up: None,
             travel: Default::default(),
             left: 0,
+            proof: None,
         };
         let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
         assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);

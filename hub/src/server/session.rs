@@ -373,6 +373,7 @@ impl Running {
             hub_id: self.shared.settings.hub_id.clone(),
             hub_cluster_uid: self.shared.settings.cluster_uid.clone(),
             behind: self.hold() == Hold::Everything,
+            proof_key: Some(self.shared.proof_key.clone()),
         }));
         self.hello = Some(hello);
         self.say_authorities();
@@ -410,9 +411,7 @@ impl Drop for Running {
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
         if self.shared.sessions.remove_if(cluster, own).is_some() {
             tracing::info!(%cluster, "session ended");
-            for (uid, took) in self.shared.deliveries.lock().lost(cluster) {
-                self.metrics.rule_delivered(&uid, took);
-            }
+            self.metrics.rules_delivered(self.shared.deliveries.lock().lost(cluster));
             self.shared.ledger.lock().disconnected(cluster, self.live.number, Instant::now());
             self.shared.dirty_members.add([cluster.clone()]);
         }

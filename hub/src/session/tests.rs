@@ -71,6 +71,7 @@ impl Agent {
             given_up: None,
             travel: Default::default(),
             left: 0,
+            proof: None,
         }
     }
 

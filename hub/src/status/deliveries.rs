@@ -178,6 +178,7 @@ mod tests {
             given_up: None,
             travel: Default::default(),
             left: 0,
+            proof: None,
         }
     }
 

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
 
-use super::standing::{is_newest, standing};
+use super::standing::{Proved, is_newest, proved, standing};
 use super::{Ledger, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;
@@ -29,6 +29,8 @@ pub struct ClusterDetail {
     pub failures: Vec<Failure>,
     /// Whether it holds the newest revision of every source, as far as it is known.
     pub newest: bool,
+    /// Whether it has proved that.
+    pub proved: Proved,
 }
 
 /// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
@@ -46,6 +48,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             message: standing.message,
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
             newest: account.is_some_and(|account| is_newest(view, cluster, account)),
+            proved: account.map_or(Proved::Untold, |account| proved(view, ledger, cluster, account)),
         }
     };
     let mut all: Vec<_> = view.goes.clusters.keys().map(one).collect();

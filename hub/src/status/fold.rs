@@ -263,6 +263,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
+            0 if worst.reason == Reason::Differs => "copies are not as they should be".to_owned(),
             0 => "copies cannot be removed".to_owned(),
             more => format!("{} failed", counted(more, "copy", "copies")),
         };

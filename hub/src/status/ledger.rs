@@ -1,10 +1,11 @@
 //! What the agents last said.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    Asked, ClusterName, Counts, Failure, GivenUp, RuleName, RuleState, RuleUid, SetDigest, TermsDigest, Travel,
+    Asked, ClusterName, Counts, Failure, GivenUp, Proof, ProofKey, RuleName, RuleState, RuleUid, SetDigest,
+    TermsDigest, Travel,
 };
 
 use super::SILENCE;
@@ -29,6 +30,8 @@ pub(super) struct Account {
     pub(super) travel: Travel,
     /// How many of the copies that should have gone back had nothing to go back to.
     pub(super) left: u32,
+    /// What it shows of its copies.
+    pub(super) proof: Option<Proof>,
 }
 
 /// What a session says about its member.
@@ -57,6 +60,8 @@ struct Presence {
     /// Whether its silence has been told.
     silence_told: bool,
     accounts: BTreeMap<RuleUid, Account>,
+    /// Of those, the ones of which it showed something else than it said, when it last said something.
+    differing: BTreeSet<RuleUid>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
     /// Something is not said to it before an administrator confirms.
@@ -69,9 +74,16 @@ pub struct Ledger {
     clusters: BTreeMap<ClusterName, Presence>,
     /// What the rules of clusters that leave retain there.
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
+    /// Under which agents prove what stands in their clusters.
+    pub(super) proof_key: Option<ProofKey>,
 }
 
 impl Ledger {
+    /// A ledger that knows nothing, of a hub that gives its agents this key.
+    pub fn proving(key: ProofKey) -> Self {
+        Self { proof_key: Some(key), ..Self::default() }
+    }
+
     /// Whether something is not said to a connected cluster before an administrator confirms.
     pub fn waits_for_confirmation(&mut self, cluster: &ClusterName, waits: bool) {
         if let Some(presence) = self.clusters.get_mut(cluster) {
@@ -92,6 +104,7 @@ impl Ledger {
         presence.number = number;
         let before = std::mem::take(&mut presence.accounts);
         presence.names.clear();
+        presence.differing.clear();
         presence.lost_at = None;
         presence.silence_told = false;
         presence.unconfirmed = false;
@@ -151,8 +164,23 @@ impl Ledger {
             failures: state.failures,
             travel: state.travel,
             left: state.left,
+            proof: state.proof,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
+    }
+
+    /// What an agent last reported of a rule is not what it shows, or it is.
+    pub fn differs(&mut self, cluster: &ClusterName, rule: &RuleUid, differs: bool) {
+        let Some(presence) = self.clusters.get_mut(cluster) else { return };
+        match differs {
+            true => drop(presence.differing.insert(rule.clone())),
+            false => drop(presence.differing.remove(rule)),
+        }
+    }
+
+    /// Rules of which clusters last showed something else than they said, each counted in every such cluster.
+    pub fn differing(&self) -> usize {
+        self.clusters.values().map(|presence| presence.differing.len()).sum()
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.
@@ -286,6 +314,7 @@ mod tests {
             given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
             travel: Default::default(),
             left: 0,
+            proof: None,
         }
     }
 

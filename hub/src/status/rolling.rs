@@ -6,7 +6,8 @@ use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 use super::fold::{Verdict, counted};
 use super::ledger::Account;
 use super::standing::{
-    failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old, standing,
+    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
+    proved, standing,
 };
 use super::{Ledger, Now, View};
 use crate::crd::conditions::{ConditionStatus, Reason, shortened};
@@ -109,6 +110,7 @@ fn health(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> 
         () if !view.sent(cluster).withheld.is_empty() => Health::Failed,
         () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
         () if counts.failed > 0 || counts.removing > 0 => Health::Pending,
+        () if proved(view, ledger, cluster, account) == Proved::No => Health::Failed,
         () if is_comparable(view, cluster) => Health::Applied,
         () => Health::Quiet,
     }

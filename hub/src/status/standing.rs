@@ -9,7 +9,22 @@ use super::withheld::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
-use crate::plan::digest_on;
+use crate::plan::{digest_on, proof_on};
+
+/// What is said of a cluster that says it has applied everything, and shows something else.
+const DIFFERS: &str =
+    "its agent says that every copy is applied, but what it shows to stand there is not what the hub has sent";
+
+/// Whether an agent has proved what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proved {
+    /// All that was sent stands in the member's API.
+    Yes,
+    /// Something else stands there.
+    No,
+    /// Nothing is to be compared (yet): not every copy is applied, or one of the two cannot tell.
+    Untold,
+}
 
 /// How one rule stands in one cluster.
 pub(super) struct Standing {
@@ -84,6 +99,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
             ClusterState::Progressing
         }
         () if counts.drifted > 0 => ClusterState::Drifted,
+        () if shown(view, ledger, cluster, account) == Proved::No => ClusterState::Failed,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }
@@ -98,6 +114,9 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         ClusterState::Failed if counts.failed == 0 && is_too_old(view, ledger, cluster, now) => {
             let message = "the agent is too old for what this rule says, or is granted; upgrade it";
             (model::Reason::Unsupported.into(), message.to_owned())
+        }
+        ClusterState::Failed if account.is_some_and(|all| proved(view, ledger, cluster, all) == Proved::No) => {
+            (Reason::Differs, DIFFERS.to_owned())
         }
         ClusterState::Failed | ClusterState::Drifted => {
             worst(account).or_else(|| from_cluster(view, cluster)).unwrap_or_else(failed)
@@ -234,6 +253,30 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Accoun
         && same
         && !went_back
         && counts.applied.saturating_add(counts.waiting) == counts.copies
+}
+
+/// Whether a cluster has proved that what the plan says stands in its API.
+pub(super) fn proved(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
+    let counts = account.counts;
+    let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
+    let all = all && !account.travel.reverts();
+    match all && !is_reading(view) && holds_the_plan(view, cluster, account) {
+        true => shown(view, ledger, cluster, account),
+        false => Proved::Untold,
+    }
+}
+
+/// The same of a cluster that says it has applied the plan.
+fn shown(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
+    let (Some(said), Some(key), Some(terms)) = (account.proof, &ledger.proof_key, view.goes.clusters.get(cluster))
+    else {
+        return Proved::Untold;
+    };
+    match proof_on(view.sent(cluster), terms, key).filter(|_| is_comparable(view, cluster)) {
+        None => Proved::Untold,
+        Some(expected) if expected == said => Proved::Yes,
+        Some(_) => Proved::No,
+    }
 }
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake

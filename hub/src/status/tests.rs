@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
-    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Reason, Revision, RuleState, RuleUid,
-    SourceRef, Travel,
+    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason, Revision, RuleState,
+    RuleUid, SourceRef, Travel,
 };
 use serde_json::json;
 
@@ -15,6 +15,7 @@ use crate::crd::{self, ClusterState, RuleStatus};
 use crate::plan::{Body, Deal, Goes, Place, Rule, RulePlan, SourceContent};
 
 mod pages;
+mod proof;
 mod rollouts;
 mod snapshots;
 
@@ -35,6 +36,7 @@ struct World {
     held_given_up: Option<crate::index::HeldNamed>,
     rolling: Option<rollouts::Under>,
     travel: Travel,
+    proof: Option<Proof>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -65,11 +67,11 @@ impl World {
     fn new(clusters: &[&str]) -> Self {
         let rule = rule(json!({}));
         let mut plan = RulePlan::empty(&rule);
-        let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
+        let content = SourceContent::new(Revision([1; 16]), Payload::encode(b"{}".to_vec()));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
         let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
         let goes = Goes { clusters, ..Goes::default() };
-        let mut ledger = Ledger::default();
+        let mut ledger = Ledger::proving(ProofKey::new([1; 32]));
         for cluster in goes.clusters.keys() {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
@@ -91,6 +93,7 @@ impl World {
             held_given_up: None,
             rolling: None,
             travel: Travel::Plain,
+            proof: None,
         }
     }
 
@@ -139,6 +142,7 @@ impl World {
             given_up: self.given_up.clone(),
             travel: self.travel.clone(),
             left: 0,
+            proof: self.proof,
         };
         self.ledger.report(&cluster.into(), 1, state);
     }

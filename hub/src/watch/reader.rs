@@ -107,7 +107,7 @@ fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body
             }
             let revision = shared.settings.revision_key.revision(kind.resource, &canonical);
             let denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
-            Body::Read(Arc::new(SourceContent { denied, ..SourceContent::new(revision, Payload::encode(canonical)) }))
+            Body::Read(Arc::new(SourceContent { denied, ..SourceContent::of(revision, &content, canonical) }))
         }
     }
 }

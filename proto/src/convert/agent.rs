@@ -7,7 +7,7 @@ use super::parts::{
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, NAMESPACES_LIMIT,
-    Refusal, RuleState, SetDigest, TermsDigest, Travel,
+    Proof, Refusal, RuleState, SetDigest, TermsDigest, Travel,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -95,6 +95,10 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         given_up,
         travel: wire.travel.map_or(Ok(Travel::Plain), travel)?,
         left: wire.left,
+        proof: match wire.proof.as_ref() {
+            [] => None,
+            bytes => Some(Proof(bytes.try_into().map_err(|_| "proof")?)),
+        },
     })
 }
 
@@ -178,6 +182,7 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
         travel: (state.travel != Travel::Plain).then(|| travel_to_wire(&state.travel)),
         left: state.left,
+        proof: state.proof.map(|proof| proof.0.to_vec().into()).unwrap_or_default(),
     }
 }
 

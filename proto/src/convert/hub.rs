@@ -6,8 +6,8 @@ use super::parts::{
 };
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, Reason, Refusal, Revision, RuleDelta,
-    RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
+    AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason, Refusal, Revision,
+    RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -58,6 +58,10 @@ fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable
         hub_id: bounded(wire.hub_id, NAME_LIMIT, "hub_id")?,
         hub_cluster_uid: bounded(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
         behind: wire.behind,
+        proof_key: match wire.proof_key.as_ref() {
+            [] => None,
+            bytes => Some(ProofKey::new(bytes.try_into().map_err(|_| "proof_key")?)),
+        },
     })
 }
 
@@ -198,6 +202,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             hub_id: begin.hub_id.clone(),
             hub_cluster_uid: begin.hub_cluster_uid.clone(),
             behind: begin.behind,
+            proof_key: begin.proof_key.as_ref().map(|key| key.bytes().to_vec().into()).unwrap_or_default(),
         }),
         HubFrame::WantDetail(uids) => {
             Frame::WantDetail(wire::WantDetail { rule_uids: uids.iter().map(RuleUid::to_string).collect() })

@@ -41,9 +41,9 @@ fn state() -> impl Strategy<Value = RuleState> {
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<bool>(), takeovers, given_up, travel(), any::<u32>());
+    let rest = (any::<bool>(), takeovers, given_up, travel(), any::<u32>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, (gone, takeovers, given_up, travel, left))| RuleState {
+        |(head, n, failures, (gone, takeovers, given_up, travel, left, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -60,6 +60,7 @@ fn state() -> impl Strategy<Value = RuleState> {
             }),
             travel,
             left,
+            proof: proof.map(Proof),
         },
     )
 }
@@ -359,6 +360,7 @@ fn the_largest_possible_item_fits_a_frame() {
         }),
         travel: Travel::Revert { target: long(), base: long() },
         left: u32::MAX,
+        proof: Some(Proof([1; 16])),
     };
     let frames = split(AgentFrame::HeldRules(vec![state; 9], true));
     assert!(frames.iter().all(|frame| agent_frame_to_wire(frame).encoded_len() <= AGENT_FRAME_LIMIT));
@@ -414,9 +416,10 @@ proptest! {
     }
 
     #[test]
-    fn the_other_frames_of_the_hub_read_back(uids in vec(uid(), 0..9), n: u32, digest: [u8; 16], text in name()) {
+    fn the_other_frames_of_the_hub_read_back(uids in vec(uid(), 0..9), n: u32, digest: [u8; 16], text in name(), key: Option<[u8; 32]>) {
+        let proof_key = key.map(ProofKey::new);
         let digest = SetDigest::from_bytes(&digest).unwrap();
-        let begin = SnapshotBegin { protocol: n, hub_id: text.clone(), hub_cluster_uid: text, behind: n % 2 == 1 };
+        let begin = SnapshotBegin { protocol: n, hub_id: text.clone(), hub_cluster_uid: text, behind: n % 2 == 1, proof_key };
         let end = SnapshotEnd { intents: n.into(), digest };
         let read = |frame| hub_frame(hub_frame_to_wire(&frame)).ok().unwrap().0;
         prop_assert!(matches!(read(HubFrame::SnapshotBegin(begin.clone())), HubFrame::SnapshotBegin(b) if b == begin));

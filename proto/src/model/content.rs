@@ -7,6 +7,8 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::ProofKey;
+
 /// The largest decoded payload that an agent takes, in bytes.
 ///
 /// An API server stores 1.5 MiB at most; JSON escapes of control characters can make six times as much of it.
@@ -145,6 +147,9 @@ const REVISION_FORMAT: &[u8] = b"runnel revision 1\0";
 /// The same of what the hub seals; no revision's input begins with it.
 const SEAL_FORMAT: &[u8] = b"runnel seal 1\0";
 
+/// The same of the key for proofs.
+const PROOF_KEY_FORMAT: &[u8] = b"runnel proof key 1\0";
+
 /// The hub's key for revisions. It lies in the hub's identity Secret, so revisions survive a restart.
 #[derive(Clone)]
 pub struct RevisionKey(hmac::Key);
@@ -172,6 +177,13 @@ impl RevisionKey {
         context.update(SEAL_FORMAT);
         context.update(words);
         short(context).0
+    }
+
+    /// The key that agents get for proofs: of that key nobody can tell this one.
+    pub fn proof_key(&self) -> ProofKey {
+        let mut bytes = [0; ProofKey::LENGTH];
+        bytes.copy_from_slice(hmac::sign(&self.0, PROOF_KEY_FORMAT).as_ref());
+        ProofKey::new(bytes)
     }
 }
 
@@ -224,6 +236,8 @@ mod tests {
         assert_ne!(revision, one.revision("secrets", b"{}"));
         assert_ne!(revision, one.revision("configmaps", b"{ }"));
         assert_eq!(Revision::parse(&revision.to_string()), Some(revision));
+        assert_eq!(one.proof_key(), RevisionKey::new(b"one").proof_key());
+        assert_ne!(one.proof_key(), two.proof_key());
     }
 
     #[test]

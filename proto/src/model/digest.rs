@@ -28,6 +28,11 @@ impl SetDigest {
         self.0 = self.0.wrapping_add(other.0);
     }
 
+    /// The digest of a set without a part of it.
+    pub fn take_away(&mut self, part: SetDigest) {
+        self.0 = self.0.wrapping_sub(part.0);
+    }
+
     /// The bytes that travel.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()

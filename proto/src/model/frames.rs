@@ -2,8 +2,8 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, Reason, Revision, RuleState, RuleUid, SetDigest,
-    SourceRef, Terms, TermsDigest, Travel,
+    AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, ProofKey, Reason, Revision, RuleState, RuleUid,
+    SetDigest, SourceRef, Terms, TermsDigest, Travel,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -151,6 +151,8 @@ pub struct SnapshotBegin {
     pub hub_cluster_uid: String,
     /// The hub knows less than the agent's witness says.
     pub behind: bool,
+    /// The key for what agents prove; `None` from a hub that asks for no proof.
+    pub proof_key: Option<ProofKey>,
 }
 
 /// Hub and agent are equal for every rule that the hub can compute.

@@ -7,6 +7,7 @@ mod grants;
 mod inspect;
 mod kinds;
 mod names;
+mod proof;
 mod report;
 mod selector;
 mod terms;
@@ -23,6 +24,7 @@ pub use grants::{Allowance, Grant};
 pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
 pub use kinds::{KINDS, Kind};
 pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
+pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
 pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleState};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use terms::{

@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{AskedDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest, Travel};
+use super::{AskedDigest, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest, Travel};
 
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
@@ -121,6 +121,9 @@ pub struct RuleState {
     pub travel: Travel,
     /// Copies that should have gone back, and of which nothing was stored.
     pub left: u32,
+    /// What stands of the copies in the member's API, where nothing is under way and nothing else than applied or waiting;
+    /// `None` where it is not, or the agent cannot tell.
+    pub proof: Option<Proof>,
 }
 
 /// Objects in one cluster about which the agent asks the hub, for one rule: they are not ours and are to be overwritten, or

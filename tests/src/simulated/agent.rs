@@ -175,10 +175,15 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         HubFrame::SnapshotEnd(end) => {
             state.up_to_date = true;
             compare(state, end);
+            // What it held before it could prove it.
+            let states = state.holdings.states();
+            if states.is_empty() { Vec::new() } else { vec![AgentFrame::Report(states)] }
+        }
+        HubFrame::SnapshotBegin(begin) => {
+            state.holdings.prove_with(begin.proof_key.clone());
             Vec::new()
         }
-        HubFrame::SnapshotBegin(_)
-        | HubFrame::Drain(_)
+        HubFrame::Drain(_)
         | HubFrame::HandedOver
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)

@@ -1,16 +1,25 @@
 //! What a simulated agent holds: the desired set, taken in as `sync.proto` says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use parking_lot::Mutex;
 use runnel_proto::model::{
-    Batch, Content, Counts, HeldIntent, Payload, Revision, RuleDelta, RuleName, RuleState, RuleUid, SetDigest,
-    SourceRef, Terms, TermsDigest,
+    Batch, Content, ContentDigest, Counts, HeldIntent, Payload, ProofKey, Revision, RuleDelta, RuleName, RuleState,
+    RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
 };
+
+/// How many digests of contents are remembered.
+const DIGESTS: usize = 20_000;
+
+/// The digests of contents by their revisions, once for all agents of the process: see [`HeldRule`].
+static KNOWN: Mutex<BTreeMap<Revision, ContentDigest>> = Mutex::new(BTreeMap::new());
 
 /// Everything that an agent holds; cloning shares the payloads.
 #[derive(Clone, Default)]
 pub struct Holdings {
     rules: BTreeMap<RuleUid, HeldRule>,
+    /// What the hub gave for proofs.
+    proof_key: Option<ProofKey>,
 }
 
 /// What an agent holds of one rule.
@@ -20,11 +29,15 @@ pub struct HeldRule {
     pub terms: Option<(Terms, TermsDigest)>,
     /// The intents.
     pub intents: BTreeMap<SourceRef, (Revision, Payload)>,
+    /// What their copies show.
+    contents: BTreeMap<SourceRef, ContentDigest>,
     /// Whether the hub said that it does not know the rule.
     pub unclaimed: bool,
     /// The digest of the intents, kept as they change: to hash them all for each batch would be the agents' work, and many
     /// of them share a machine with the hub that is measured.
     digest: SetDigest,
+    /// The same of what the copies show, each just as it was sent.
+    shown: Shown,
 }
 
 impl Holdings {
@@ -52,12 +65,18 @@ impl Holdings {
         self.rules.values().flat_map(|rule| rule.intents.keys())
     }
 
+    /// What is held is proved with this key from now on.
+    pub fn prove_with(&mut self, key: Option<ProofKey>) {
+        self.proof_key = key;
+    }
+
     /// Takes a batch in. Returns the state of every rule that it names, for a report.
     pub fn take_in(&mut self, batch: &Batch) -> Vec<RuleState> {
         batch.rules.iter().map(|delta| self.take_delta(delta)).collect()
     }
 
     fn take_delta(&mut self, delta: &RuleDelta) -> RuleState {
+        let key = self.proof_key.as_ref();
         let rule = self.rules.entry(delta.uid.clone()).or_default();
         if let Some(terms) = &delta.terms {
             rule.terms = Some(terms.clone());
@@ -71,17 +90,17 @@ impl Holdings {
         }
         rule.unclaimed |= delta.unclaimed;
         if delta.removal.is_some() {
-            let gone = RuleState { gone: true, ..rule.state(&delta.uid) };
+            let gone = RuleState { gone: true, ..rule.state(&delta.uid, key) };
             self.rules.remove(&delta.uid);
             return RuleState { intents: 0, intents_digest: SetDigest::default(), counts: Counts::default(), ..gone };
         }
-        rule.state(&delta.uid)
+        rule.state(&delta.uid, key)
     }
 
     /// The state of every rule, as a new stream begins with it.
     #[must_use]
     pub fn states(&self) -> Vec<RuleState> {
-        self.rules.iter().map(|(uid, rule)| rule.state(uid)).collect()
+        self.rules.iter().map(|(uid, rule)| rule.state(uid, self.proof_key.as_ref())).collect()
     }
 
     /// The pairs of one rule.
@@ -104,11 +123,14 @@ impl Holdings {
 }
 
 impl HeldRule {
-    /// What the agent says of it: every copy is applied, and every namespace that is named exists.
+    /// What the agent says of it: every copy is applied, and every namespace that is named exists. It proves so with this key,
+    /// where the rule leaves nothing alone.
     #[must_use]
-    pub fn state(&self, uid: &RuleUid) -> RuleState {
+    pub fn state(&self, uid: &RuleUid, key: Option<&ProofKey>) -> RuleState {
         let terms = self.terms.as_ref();
         let suspended = terms.is_some_and(|(terms, _)| terms.suspend);
+        let ignores = terms.is_some_and(|(terms, _)| !terms.ignore_fields.is_empty());
+        let can_prove = !ignores && !suspended && self.contents.len() == self.intents.len();
         let places = terms.and_then(|(terms, _)| terms.namespaces.as_ref()).map_or(1, |n| n.wanted_literals().count());
         let copies = if suspended { 0 } else { u32::try_from(places * self.intents.len()).unwrap_or(u32::MAX) };
         RuleState {
@@ -124,12 +146,17 @@ impl HeldRule {
             given_up: None,
             travel: Default::default(),
             left: 0,
+            proof: key.filter(|_| can_prove).map(|key| key.proof(uid, self.shown)),
         }
     }
 
     fn hold(&mut self, source: &SourceRef, revision: Revision, payload: &Payload) {
         self.let_go(source);
         self.digest.insert(source, &revision);
+        if let Some(content) = digest_of(&revision, payload) {
+            self.shown.insert(source, content);
+            self.contents.insert(source.clone(), content);
+        }
         self.intents.insert(source.clone(), (revision, payload.clone()));
     }
 
@@ -137,7 +164,24 @@ impl HeldRule {
         if let Some((revision, _)) = self.intents.remove(source) {
             self.digest.remove(source, &revision);
         }
+        if let Some(content) = self.contents.remove(source) {
+            self.shown.remove(source, content);
+        }
     }
+}
+
+/// What copies of a content show; `None` where it cannot be decoded. It is remembered by the revision.
+pub(crate) fn digest_of(revision: &Revision, payload: &Payload) -> Option<ContentDigest> {
+    if let Some(known) = KNOWN.lock().get(revision) {
+        return Some(*known);
+    }
+    let digest = ContentDigest::of(&payload.decode().ok()?, &BTreeSet::new());
+    let mut known = KNOWN.lock();
+    if known.len() >= DIGESTS {
+        known.clear();
+    }
+    known.insert(*revision, digest);
+    Some(digest)
 }
 
 #[cfg(test)]
@@ -155,6 +199,6 @@ mod tests {
         rule.let_go(&source("never"));
         let whole: SetDigest = rule.intents.iter().map(|(source, (revision, _))| (source, revision)).collect();
         assert_eq!(rule.intents.len(), 2);
-        assert_eq!(rule.state(&"u".to_owned().into()).intents_digest, whole);
+        assert_eq!(rule.state(&"u".to_owned().into(), None).intents_digest, whole);
     }
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::counted::{self, Bytes};
 use super::states::{fail, made_up};
 use crate::scratch::keep_everything;
-use crate::simulated::{Credentials, Holdings, Line, hello};
+use crate::simulated::{Credentials, Holdings, Line, digest_of, hello};
 
 /// Handshakes at once: each end has its own work with one, and they share the machine.
 const OPENING: usize = 64;
@@ -312,6 +312,7 @@ impl Agent {
                         send(&line, AgentFrame::Detail(uid.clone(), self.holdings.detail(&uid), true));
                     }
                 }
+                Ok(Some(HubFrame::SnapshotBegin(begin))) => self.holdings.prove_with(begin.proof_key),
                 Ok(Some(_)) => {}
                 Ok(None) => return "the hub ended the stream".to_owned(),
                 Err(status) => return format!("{:?}: {}", status.code(), status.message()),
@@ -338,6 +339,8 @@ impl Agent {
             // What was in it is of no use here, and ten thousand agents would keep it ten thousand times.
             let nothing = Payload::encode(Vec::new());
             for intent in batch.rules.iter_mut().flat_map(|rule| &mut rule.upserts) {
+                // But what it says is proved.
+                let _ = digest_of(&intent.revision, &intent.payload);
                 intent.payload = nothing.clone();
             }
             send(line, AgentFrame::Report(self.holdings.take_in(&batch)));

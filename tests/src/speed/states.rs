@@ -33,6 +33,7 @@ pub(super) fn made_up() -> RuleState {
         given_up: None,
         travel: Default::default(),
         left: 0,
+        proof: None,
         counts: Counts { copies: 1, applied: 1, ..Default::default() },
         failures: Vec::new(),
         gone: false,

@@ -321,7 +321,9 @@ impl Service {
             }
         }
         let (hub_id, hub_cluster_uid) = (shared.hub_id.clone(), "hub-cluster".to_owned());
-        send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false })).await?;
+        let proof_key = Some(RevisionKey::new(b"fake").proof_key());
+        send(HubFrame::SnapshotBegin(SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false, proof_key }))
+            .await?;
         let mut unlike: Vec<_> = held
             .iter()
             .filter(|state| {

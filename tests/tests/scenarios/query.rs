@@ -12,7 +12,7 @@ use runnel_proto::wire::{RuleCluster, RuleQuestion};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -61,10 +61,12 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
         ensure!(out.contains("member-2: configmaps/asked/taken: Conflict: "), "{out}");
     }
 
-    // The copy that failed is not the newest; nor is one that its agent cannot have got.
+    // The copy that failed is not the newest; nor is one that its agent cannot have got. The other cluster has proved it.
     let outdated = ["status", "rule", "-n", home, "--outdated", "--hub-url", &fleet.hub_address()];
     let said = String::from_utf8(runnel(&fleet, fleet.hub().kubeconfig(), &outdated).await?.stdout)?;
     ensure!(said.starts_with("1 of 2 clusters does not hold the newest") && !said.contains("member-1"), "{said}");
+
+    proved(&fleet, &scene).await?;
 
     // A ServiceAccount is let in when it may read the rule.
     let words = ["status", "rule", "-n", home, "-o", "wide", "--hub-url", &fleet.hub_address()];
@@ -109,6 +111,108 @@ async fn the_hub_tells_of_every_cluster_to_whoever_may_read_the_rule() -> Result
     let clusters = asked.by(Some(&token), home, "rule").await?;
     ensure!(clusters.iter().map(|cluster| cluster.name.as_str()).eq(["member-2", "member-1"]), "{clusters:?}");
     Ok(())
+}
+
+/// Waits until `--outdated` says this of the rule `proved/all`.
+async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
+    let words = ["status", "all", "-n", "proved", "--outdated", "--hub-url", &fleet.hub_address()];
+    eventually(what, SOON, async || {
+        let said = runnel(fleet, fleet.hub().kubeconfig(), &words).await?;
+        let out = String::from_utf8(said.stdout)?;
+        ensure!(said.status.success() && is_so(&out), "{out}");
+        Ok(Some(()))
+    })
+    .await
+}
+
+/// What stands in each cluster is proved, and what a webhook there has changed is not, until it is mended.
+async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
+    let (hub, home) = (&scene.hub, "proved");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    let settings = hub.make(&Draft::config_map(home, "settings").label("team", "a").data("k", CANARY).json()).await?;
+    hub.make(&Draft::secret(home, "login").data("k", CANARY).json()).await?;
+    let id = Id::of(&settings)?;
+    let rule = Id::of(&hub.make(&RuleDraft::new(home, "all").named(&["*"]).everywhere().json()).await?)?;
+    hub.all_applied(&rule, 4).await?;
+    let all = "Every cluster (2) holds the newest revision of every source, and has proved it.\n";
+    outdated(fleet, "both to have proved it", |out| out == all).await?;
+
+    // A policy of the first member adds a label to whatever is written, which is nobody's affair.
+    mutates(fleet, scene, "adds", r#"Object{metadata: Object.metadata{labels: {"example.com/scanned": "yes"}}}"#)
+        .await?;
+    hub.change(&id, json!({"data": {"k": "second"}})).await?;
+    let scanned = scene.member(1).sees("scanned", &id, |copy| {
+        let labels = &copy["metadata"]["labels"];
+        ensure!(copy["data"]["k"] == "second" && labels["example.com/scanned"] == "yes", "{copy}");
+        Ok(())
+    });
+    scanned.await?;
+    hub.all_applied(&rule, 4).await?;
+    outdated(fleet, "both to have proved the edit", |out| out == all).await?;
+
+    // Another one forces content.
+    mutates(fleet, scene, "forces", r#"Object{data: {"k": "forced"}}"#).await?;
+    hub.change(&id, json!({"data": {"k": "third"}})).await?;
+    hub.says_of(&rule, "member-1", "Failed", "Denied").await?;
+    hub.says_of(&rule, "member-2", "Ready", "AllApplied").await?;
+    outdated(fleet, "the first one to be told", |out| {
+        let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+        rows.iter().any(|row| row.starts_with(&["member-1", "Older", "Failed"])) && !out.contains("member-2")
+    })
+    .await?;
+
+    for kind in ["MutatingAdmissionPolicyBinding", "MutatingAdmissionPolicy"] {
+        fleet.member(1).kubectl(&["delete", kind, "forces"]).await?;
+    }
+    hub.change(&id, json!({"data": {"k": "fourth"}})).await?;
+    hub.all_applied(&rule, 4).await?;
+    outdated(fleet, "both to have proved what was mended", |out| out == all).await?;
+
+    // Somebody changes a copy, and it is put back.
+    scene.member(2).change(&id, json!({"data": {"k": "tampered"}})).await?;
+    let back = scene.member(2).sees("put back", &id, |copy| {
+        ensure!(copy["data"]["k"] == "fourth", "{copy}");
+        Ok(())
+    });
+    back.await?;
+    outdated(fleet, "both to have proved what was put back", |out| out == all).await?;
+    // What an agent has to find out again after it was restarted.
+    fleet.stop_agent(1).await?;
+    fleet.start_agent(1).await?;
+    fleet.connected(1).await?;
+    outdated(fleet, "both to have proved it after a restart", |out| out == all).await
+}
+
+/// A policy of the first member that changes the ConfigMaps of one namespace whenever they are written.
+async fn mutates(fleet: &Fleet, scene: &Scene, name: &str, expression: &str) -> Result<()> {
+    let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}]);
+    let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "proved"}});
+    let version = "admissionregistration.k8s.io/v1";
+    let member = scene.member(1);
+    member
+        .make(&json!({"apiVersion": version, "kind": "MutatingAdmissionPolicy", "metadata": {"name": name}, "spec": {
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+            "matchConstraints": {"resourceRules": rules, "namespaceSelector": selector},
+            "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
+        }}))
+        .await?;
+    member
+        .make(&json!({"apiVersion": version, "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": {
+            "policyName": name,
+        }}))
+        .await?;
+    let probe = Draft::config_map("proved", "probe").data("k", "probe").json().to_string();
+    eventually(&format!("the policy {name} to be in force"), SOON, async || {
+        let arguments = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+        let made: Value = serde_json::from_str(&fleet.member(1).kubectl_stdin(&arguments, &probe).await?)?;
+        let in_force = made["data"]["k"] == "forced" || name != "forces";
+        let labelled = made["metadata"]["labels"]["example.com/scanned"] == "yes";
+        ensure!(in_force && labelled, "made would be {made}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// `kubectl runnel explain`, of the copies of the rule `asked/rule`.

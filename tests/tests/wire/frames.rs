@@ -45,6 +45,7 @@ fn state(uid: &str) -> RuleState {
         given_up: None,
         travel: Default::default(),
         left: 0,
+        proof: None,
     }
 }
 

@@ -58,6 +58,7 @@ impl Scene {
             given_up: None,
             travel: Default::default(),
             left: 0,
+            proof: None,
         });
         RuleState { intents_digest, terms_digest, ..base }
     }

@@ -185,6 +185,17 @@ impl Hub {
         }
     }
 
+    /// Of every rule whose copies are all applied, or wait, the agent has proved what the hub wants; and of no other one anything.
+    fn is_shown_proofs(&self, world: &World) -> Result<(), TestCaseError> {
+        for (uid, (_, sources)) in &self.rules {
+            let Some(state) = world.told_state(uid) else { continue };
+            let wanted = proof_of(uid, sources.iter().map(|(name, revision)| (name.as_str(), *revision)));
+            let all = state.counts.applied + state.counts.waiting == state.counts.copies;
+            prop_assert_eq!(state.proof, all.then_some(wanted), "{} {:?}", uid, state.counts);
+        }
+        Ok(())
+    }
+
     /// What the copy of a name in a namespace should be: by the older rule, if any wants it.
     fn wants(&self, namespace: &str, name: &str) -> Option<(&str, u8)> {
         ["r0", "r1"].into_iter().find_map(|uid| {
@@ -225,6 +236,7 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
             }
         }
     }
+    hub.is_shown_proofs(&world)?;
     let writes = world.writes;
     world.settle();
     prop_assert_eq!(world.writes, writes, "something is written again and again");
@@ -232,7 +244,7 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     hub.reconnect(&mut world);
     world.settle();
     prop_assert_eq!(world.writes, writes, "a restart writes");
-    Ok(())
+    hub.is_shown_proofs(&world)
 }
 
 proptest! {

@@ -157,7 +157,13 @@ fn an_object_that_is_not_ours_is_overwritten_where_that_is_said_and_the_policy_l
 fn in_the_hubs_own_cluster_no_source_is_taken_over() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
-    let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "member".into(), behind: false };
+    let begin = SnapshotBegin {
+        protocol: 1,
+        hub_id: "h".into(),
+        hub_cluster_uid: "member".into(),
+        behind: false,
+        proof_key: None,
+    };
     world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
     world.make_foreign(&copy("a", "s0"));
     let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };

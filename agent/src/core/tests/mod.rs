@@ -4,6 +4,7 @@ mod histories;
 mod inspected;
 mod keeping;
 mod policy;
+mod proof;
 mod renames;
 mod revoke;
 mod takeovers;
@@ -325,7 +326,13 @@ fn unreadable_and_unknown_items_are_refused_and_count_as_held() {
 fn the_hubs_own_cluster_never_touches_a_source() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
-    let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "member".into(), behind: false };
+    let begin = SnapshotBegin {
+        protocol: 1,
+        hub_id: "h".into(),
+        hub_cluster_uid: "member".into(),
+        behind: false,
+        proof_key: None,
+    };
     world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["team", "a"])) }]);
     world.settle_now();

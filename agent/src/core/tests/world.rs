@@ -79,12 +79,29 @@ pub fn with_terms(uid: &str, terms: Terms) -> RuleDelta {
     RuleDelta { terms: Some((terms, digest)), ..RuleDelta::new(uid.into()) }
 }
 
-pub fn intent(name: &str, revision: u8) -> Intent {
-    let content = Content {
+/// The content of a revision.
+pub fn content(revision: u8) -> Content {
+    Content {
         fields: BTreeMap::from([("data".to_owned(), serde_json::json!({"k": revision.to_string()}))]),
         ..Content::default()
-    };
-    let payload = Payload::encode(content.to_bytes());
+    }
+}
+
+/// What the hub expects an agent to prove that has these sources, by name and revision, applied.
+pub fn proof_of<'a>(uid: &str, sources: impl IntoIterator<Item = (&'a str, u8)>) -> Proof {
+    let mut shown = Shown::default();
+    for (name, revision) in sources {
+        shown.insert(&copy("team", name), ContentDigest::of(&content(revision), &BTreeSet::new()));
+    }
+    proof_key().proof(&uid.into(), shown)
+}
+
+fn proof_key() -> ProofKey {
+    ProofKey::new([9; 32])
+}
+
+pub fn intent(name: &str, revision: u8) -> Intent {
+    let payload = Payload::encode(content(revision).to_bytes());
     Intent { source: copy("team", name), revision: Revision([revision; 16]), payload }
 }
 
@@ -228,7 +245,9 @@ impl World {
 
     pub fn connect(&mut self) {
         self.hear(Event::HubConnected);
-        let begin = SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into(), behind: false };
+        let proof_key = Some(proof_key());
+        let begin =
+            SnapshotBegin { protocol: 1, hub_id: "h".into(), hub_cluster_uid: "hub".into(), behind: false, proof_key };
         self.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
@@ -542,7 +561,7 @@ impl World {
             ownership: Ownership::Ours,
             sealed: Some(Box::new(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() })),
             intact: true,
-            facts: Facts::default(),
+            facts: Facts::default().digested(&content(body.revision.0[0]), &body.ignored),
             others: None,
             terminating: false,
             number: body.version.unwrap_or_default(),

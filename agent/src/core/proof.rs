@@ -1,0 +1,25 @@
+//! Proof to the hub of what stands here.
+use runnel_proto::model::{Proof, RuleUid, SourceRef};
+
+use super::Core;
+use crate::decide::Outcome;
+use crate::desired::Shows;
+
+impl Core {
+    /// What stands of a rule, under the hub's key; `None` while not every copy is applied or waiting for its namespace.
+    pub(super) fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
+        let key = self.proof_key.clone()?;
+        let counts = self.report.counts(uid);
+        // Where copies go back they are not what is held, and on purpose.
+        let goes_back = self.desired.travel(uid).reverts();
+        if goes_back || counts.applied.saturating_add(counts.waiting) != counts.copies {
+            return None;
+        }
+        let (report, records) = (&self.report, &self.records);
+        let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
+            Some(Outcome::Applied) => Shows::Content(records.live(copy).and_then(|live| live.facts.digest)),
+            _ => Shows::Nothing,
+        };
+        Some(key.proof(uid, self.desired.shown(uid, shows)?))
+    }
+}

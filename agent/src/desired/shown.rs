@@ -1,0 +1,75 @@
+//! What stands of the intents of a rule, kept up to date intent by intent: only those of which something may have changed
+//! are looked at again, when the hub is told.
+use runnel_proto::model::{ContentDigest, RuleUid, Shown, SourceRef};
+
+use super::{Desired, Rule};
+use crate::records::IntentKey;
+
+/// What one copy shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// It is not applied: it waits for its namespace.
+    Nothing,
+    /// It is applied, and shows this; `None` where that is not known.
+    Content(Option<ContentDigest>),
+}
+
+impl Rule {
+    /// Everything is to be looked at again.
+    pub(super) fn show_anew(&mut self) {
+        self.intents.values_mut().for_each(|held| held.shown = None);
+        self.shown = (Shown::default(), true);
+    }
+}
+
+impl Desired {
+    /// Something may have changed about the copies of an intent.
+    pub fn show_again(&mut self, key: &IntentKey) {
+        let Some(rule) = self.rules.get_mut(&key.rule) else { return };
+        if let Some(shown) = rule.intents.get_mut(&key.source).and_then(|held| held.shown.take()) {
+            rule.shown.0.take_away(shown);
+            rule.shown.1 = true;
+        }
+    }
+
+    /// What stands of the intents of a rule, given what its copies show; `None` where the agent cannot tell.
+    pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
+        let rule = self.rules.get(uid)?;
+        if rule.shown.1 {
+            let unknown = rule.intents.iter().filter(|(_, held)| held.shown.is_none());
+            let parts: Option<Vec<_>> =
+                unknown.map(|(source, _)| Some((source.clone(), self.part(rule, source, &shows)?))).collect();
+            let (parts, rule) = (parts?, self.rules.get_mut(uid)?);
+            for (source, part) in parts {
+                if let Some(held) = rule.intents.get_mut(&source) {
+                    held.shown = Some(part);
+                    rule.shown.0.merge(part);
+                }
+            }
+            rule.shown.1 = false;
+        }
+        self.rules.get(uid).map(|rule| rule.shown.0)
+    }
+
+    /// What the copies of one intent show: each content once. Of which there is none (yet), nothing can be wrong.
+    fn part(&self, rule: &Rule, source: &SourceRef, shows: &impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
+        let held = rule.intents.get(source).filter(|held| held.refused.is_none())?;
+        let mut contents = vec![];
+        for copy in self.expand(rule, source) {
+            match shows(&copy) {
+                Shows::Nothing => {}
+                Shows::Content(content) => contents.push(content?),
+            }
+        }
+        if contents.is_empty() {
+            // As it was sent: with what the rule leaves alone.
+            let ignores = rule.terms.as_ref().is_none_or(|(terms, _)| !terms.ignore_fields.is_empty());
+            contents.push(held.facts.as_ref()?.digest.filter(|_| !ignores)?);
+        }
+        contents.sort_unstable();
+        contents.dedup();
+        let mut part = Shown::default();
+        contents.into_iter().for_each(|content| part.insert(source, content));
+        Some(part)
+    }
+}

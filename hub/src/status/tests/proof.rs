@@ -1,0 +1,102 @@
+//! An agent that says what is right is believed when it shows it.
+use runnel_proto::model::{Proof, ProofKey};
+
+use super::*;
+use crate::plan::proof_on;
+use crate::status::{Proved, details};
+
+fn key() -> ProofKey {
+    ProofKey::new([1; 32])
+}
+
+impl World {
+    /// What an agent shows that has applied all.
+    fn right(&self) -> Option<Proof> {
+        proof_on(&self.plan, &self.rule.terms, &key())
+    }
+
+    fn shows(&mut self, cluster: &str, proof: Option<Proof>) {
+        self.proof = proof;
+        self.applied(cluster);
+    }
+
+    fn detail(&self, cluster: &str) -> (bool, Proved) {
+        let all = details(&self.view(&self.status), &self.ledger, self.now().instant);
+        let one = all.into_iter().find(|detail| detail.name.as_str() == cluster).unwrap();
+        (one.newest, one.proved)
+    }
+}
+
+#[test]
+fn a_cluster_that_shows_something_else_than_it_says_has_failed_until_it_shows_it() {
+    let mut world = World::new(&["one", "two"]);
+    let right = world.right();
+    assert!(right.is_some());
+    world.shows("one", right);
+    world.shows("two", Some(Proof([3; 16])));
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "Differs"));
+    assert_eq!((world.detail("one"), world.detail("two")), ((true, Proved::Yes), (true, Proved::No)));
+    let entry = &world.status.clusters[0];
+    assert_eq!((entry.name.as_str(), entry.reason.as_str(), entry.failed), ("two", "Differs", 0));
+    insta::assert_snapshot!(condition(&world.status.conditions, ConditionType::Ready).unwrap().message);
+    world.shows("two", right);
+    world.fold();
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+}
+
+#[test]
+fn who_shows_nothing_is_believed_and_not_taken_for_proved() {
+    let mut world = World::new(&["one"]);
+    world.shows("one", None);
+    world.fold();
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
+    assert_eq!(world.detail("one"), (true, Proved::Untold));
+}
+
+#[test]
+fn what_is_on_its_way_or_of_another_plan_is_not_compared() {
+    let mut world = World::new(&["one"]);
+    let right = world.right();
+    world.shows("one", right);
+    world.proof = Some(Proof([3; 16]));
+    world.report("one", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
+    assert_eq!(world.detail("one"), (false, Proved::Untold));
+    // The agent has not got the edit.
+    world.shows("one", right);
+    let content = SourceContent::new(Revision([2; 16]), Payload::encode(br#"{"fields":{"data":{"k":"v"}}}"#.to_vec()));
+    let source = SourceRef::new("configmaps", "a", "s");
+    let before = world.plan.intents.get(&source).cloned().unwrap();
+    world.plan.set(&source, Some(&Body::Read(content.into())));
+    assert_eq!(world.detail("one"), (false, Proved::Untold));
+    assert_ne!(world.right(), right, "another content, another proof");
+    // It was taken back before the agent heard of it.
+    world.plan.set(&source, Some(&Body::Read(before)));
+    assert_eq!((world.right(), world.detail("one")), (right, (true, Proved::Yes)));
+}
+
+#[test]
+fn fields_that_are_left_alone_do_not_count() {
+    let plan = |ignored: serde_json::Value, text: &str| {
+        let rule = rule(json!({"ignoreFields": ignored}));
+        let mut plan = RulePlan::empty(&rule);
+        let content = json!({"fields": {"data": {"k": text, "own": "x"}}}).to_string();
+        let content = SourceContent::new(Revision([1; 16]), Payload::encode(content.into_bytes()));
+        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+        proof_on(&plan, &rule.terms, &key()).unwrap()
+    };
+    assert_ne!(plan(json!([]), "one"), plan(json!([]), "two"));
+    assert_eq!(plan(json!(["/data/k"]), "one"), plan(json!(["/data/k"]), "two"));
+}
+
+#[test]
+fn what_is_not_granted_is_not_expected() {
+    let mut world = World::new(&["one"]);
+    let before = world.right();
+    let content = SourceContent::new(Revision([5; 16]), Payload::encode(b"{}".to_vec()));
+    world.plan.set(&SourceRef::new("secrets", "a", "t"), Some(&Body::Read(content.into())));
+    let grant = runnel_proto::model::Grant { resources: vec!["configmaps".into()], ..Default::default() };
+    let narrow = runnel_proto::model::Terms { grants: Some(vec![grant]), ..(*world.rule.terms.shared()).clone() };
+    assert_ne!(world.right(), before);
+    assert_eq!(proof_on(&world.plan, &narrow, &key()), before);
+}

@@ -1,0 +1,251 @@
+//! By what an agent proves that what it was sent stands in its cluster.
+//!
+//! Both ends digest content in one form: the hub what it sends, the agent what the member's API server shows of each copy.
+//! An agent adds up one digest for each intent of a rule (more, where its copies are not alike), and shows the sum under the
+//! hub's [`ProofKey`]. The digests themselves never leave the process: they are no secret only beside the content.
+//!
+//! 16 bytes are enough, as a proof guards against mistakes (an agent that takes one revision for another, a copy that is
+//! not what the agent believes): two contents look alike by chance once in 2^128. An agent that means to lie holds content
+//! and key, and can.
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use ring::{digest, hmac};
+use serde_json::Value;
+
+use super::{
+    Content, FieldMap, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, Revision, RuleUid, SetDigest, SourceRef,
+};
+
+/// The version of the form that is digested.
+const CONTENT_FORMAT: &[u8] = b"runnel content 1\0";
+/// The version of what is shown.
+const PROOF_FORMAT: &[u8] = b"runnel proof 1\0";
+
+/// A digest of content as it stands in an object. Not keyed: it is for memory only, and is never shown.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ContentDigest([u8; 16]);
+
+impl ContentDigest {
+    /// Digests content without these fields: the labels and annotations of it, every key of its maps, its other fields.
+    /// Runnel's own marks are not part of it, nor are maps without keys.
+    pub fn of(content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
+        let counts = |map, key: &str| ignored.is_empty() || !ignored.contains(&FieldPath::new(map, key));
+        let mut sum = Sum(digest::Context::new(&digest::SHA256));
+        sum.0.update(CONTENT_FORMAT);
+        for (map, pairs) in [(FieldMap::Labels, &content.labels), (FieldMap::Annotations, &content.annotations)] {
+            for (key, value) in pairs.iter().filter(|(key, _)| !is_mark(key) && counts(map, key)) {
+                sum.entry(map.pointer(), key, value);
+            }
+        }
+        for (field, value) in &content.fields {
+            let map = [FieldMap::Data, FieldMap::BinaryData].into_iter().find(|map| map.field() == Some(field));
+            match value {
+                Value::Null => {}
+                Value::Object(keys) => {
+                    let sorted: BTreeMap<_, _> = keys.iter().collect();
+                    let counted = sorted.into_iter().filter(|(key, _)| map.is_none_or(|map| counts(map, key)));
+                    counted.for_each(|(key, value)| sum.value(field, key, value));
+                }
+                value => sum.value(field, "", value),
+            }
+        }
+        let mut short = [0; 16];
+        short.copy_from_slice(&sum.0.finish().as_ref()[..16]);
+        Self(short)
+    }
+}
+
+impl fmt::Debug for ContentDigest {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("ContentDigest")
+    }
+}
+
+/// What is digested, entry by entry.
+struct Sum(digest::Context);
+
+impl Sum {
+    /// Lengths keep the parts apart: no two different lists of entries are the same input.
+    fn entry(&mut self, map: &str, key: &str, value: &str) {
+        for part in [map, key, value] {
+            self.0.update(&(part.len() as u64).to_be_bytes());
+            self.0.update(part.as_bytes());
+        }
+    }
+
+    fn value(&mut self, field: &str, key: &str, value: &Value) {
+        match value.as_str() {
+            Some(text) => self.entry(field, key, text),
+            // Only API servers that know more than this build write anything else than a text or a boolean here.
+            None => self.entry(field, key, &format!("json {value}")),
+        }
+    }
+}
+
+/// Whether a label or annotation is a mark of Runnel's own, never content.
+pub fn is_mark(key: &str) -> bool {
+    key == MANAGED_BY_LABEL || key == HUB_LABEL || key.starts_with(RESERVED_PREFIX)
+}
+
+/// What stands of the intents of a rule: the sum of one digest for each intent and each content that its copies hold. Like
+/// [`ContentDigest`] it never leaves the process.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shown(SetDigest);
+
+impl Shown {
+    /// With this content of an intent added.
+    pub fn insert(&mut self, intent: &SourceRef, content: ContentDigest) {
+        self.0.insert(intent, &Revision(content.0));
+    }
+
+    /// With this content of an intent, which was in it, taken away.
+    pub fn remove(&mut self, intent: &SourceRef, content: ContentDigest) {
+        self.0.remove(intent, &Revision(content.0));
+    }
+
+    /// The sum of two.
+    pub fn merge(&mut self, other: Shown) {
+        self.0.merge(other.0);
+    }
+
+    /// The sum without a part that was in it.
+    pub fn take_away(&mut self, part: Shown) {
+        self.0.take_away(part.0);
+    }
+}
+
+/// What an agent shows of one rule: a keyed digest.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Proof(pub [u8; 16]);
+
+impl fmt::Debug for Proof {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Proof")
+    }
+}
+
+/// The key that a hub gives its agents for proofs. It is derived from the hub's key for revisions, which it does not tell.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProofKey([u8; ProofKey::LENGTH]);
+
+impl ProofKey {
+    /// Bytes of a key.
+    pub const LENGTH: usize = 32;
+
+    /// A key of these bytes.
+    pub fn new(bytes: [u8; ProofKey::LENGTH]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes, which only agents may see.
+    pub fn bytes(&self) -> &[u8; ProofKey::LENGTH] {
+        &self.0
+    }
+
+    /// What is shown of a rule: the first 16 bytes of HMAC-SHA-256 over a format version, the rule and the sum.
+    pub fn proof(&self, rule: &RuleUid, shown: Shown) -> Proof {
+        let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.0));
+        context.update(PROOF_FORMAT);
+        context.update(rule.as_str().as_bytes());
+        context.update(b"\0");
+        context.update(&shown.0.to_bytes());
+        let mut short = [0; 16];
+        short.copy_from_slice(&context.sign().as_ref()[..16]);
+        Proof(short)
+    }
+}
+
+impl fmt::Debug for ProofKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("ProofKey")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn content(labels: &[(&str, &str)], fields: Value) -> Content {
+        let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        let fields = fields.as_object().unwrap().iter().map(|(field, value)| (field.clone(), value.clone())).collect();
+        Content { labels: labels.iter().map(pair).collect(), annotations: BTreeMap::new(), fields }
+    }
+
+    fn digest(content: &Content) -> ContentDigest {
+        ContentDigest::of(content, &BTreeSet::new())
+    }
+
+    #[test]
+    fn everything_that_is_distributed_counts_and_nothing_else() {
+        let right = content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"}));
+        let others = [
+            content(&[("team", "b")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"})),
+            content(&[], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque"})),
+            content(&[("team", "a")], json!({"data": {"a": "1", "b": "3"}, "type": "Opaque"})),
+            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2", "c": ""}, "type": "Opaque"})),
+            content(&[("team", "a")], json!({"data": {"a": "1b", "": "2"}, "type": "Opaque"})),
+            content(&[("team", "a")], json!({"binaryData": {"a": "1", "b": "2"}, "type": "Opaque"})),
+            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "another"})),
+            content(&[("team", "a")], json!({"data": {"a": "1", "b": "2"}, "type": "Opaque", "immutable": true})),
+        ];
+        for (number, other) in others.iter().enumerate() {
+            assert!(digest(other) != digest(&right), "{number}");
+        }
+        let mut same = content(
+            &[("team", "a"), ("runnel.dev/hub", "h"), ("app.kubernetes.io/managed-by", "runnel")],
+            json!({"data": {"b": "2", "a": "1"}, "binaryData": {}, "immutable": null, "type": "Opaque"}),
+        );
+        same.annotations.insert("runnel.dev/seal".into(), "s".into());
+        assert!(digest(&same) == digest(&right));
+    }
+
+    #[test]
+    fn what_is_left_alone_does_not_count() {
+        let of = |label: &str, key: &str| content(&[("team", label)], json!({"data": {"a": "1", "b": key}}));
+        let ignored =
+            BTreeSet::from([FieldPath::parse("/data/b").unwrap(), FieldPath::parse("/metadata/labels/team").unwrap()]);
+        let all = ContentDigest::of(&of("x", "2"), &ignored);
+        assert!(all == ContentDigest::of(&of("y", "3"), &ignored));
+        assert!(all == digest(&content(&[], json!({"data": {"a": "1"}}))));
+        assert!(all != ContentDigest::of(&content(&[], json!({"data": {"a": "2"}})), &ignored));
+    }
+
+    #[test]
+    fn a_proof_is_of_one_key_one_rule_and_one_sum() {
+        let (one, two) = (ProofKey::new([1; 32]), ProofKey::new([2; 32]));
+        let (none, mut some) = (Shown::default(), Shown::default());
+        some.insert(&SourceRef::new("configmaps", "a", "b"), digest(&Content::default()));
+        let proof = one.proof(&"r".into(), some);
+        assert_eq!(proof, ProofKey::new([1; 32]).proof(&"r".into(), some));
+        for other in [two.proof(&"r".into(), some), one.proof(&"s".into(), some), one.proof(&"r".into(), none)] {
+            assert!(proof != other);
+        }
+        assert_eq!(format!("{proof:?} {one:?}"), "Proof ProofKey", "neither is ever shown");
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_is_of_what_is_in_it_in_any_order(
+            items in proptest::collection::vec(("[a-c]{1,2}", "[a-c]{0,2}"), 0..8),
+        ) {
+            let items: Vec<_> = items
+                .iter()
+                .map(|(name, value)| {
+                    (SourceRef::new("secrets", "n", name), digest(&content(&[], json!({"data": {"k": value}}))))
+                })
+                .collect();
+            let (mut forward, mut backward) = (Shown::default(), Shown::default());
+            items.iter().for_each(|(source, content)| forward.insert(source, *content));
+            items.iter().rev().for_each(|(source, content)| backward.insert(source, *content));
+            prop_assert!(forward == backward);
+            items.iter().for_each(|(source, content)| forward.remove(source, *content));
+            prop_assert!(forward == Shown::default());
+            forward.merge(backward);
+            forward.take_away(backward);
+            prop_assert!(forward == Shown::default());
+        }
+    }
+}

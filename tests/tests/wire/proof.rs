@@ -1,0 +1,83 @@
+//! What a member says is believed when it shows it.
+
+use anyhow::{Context, Result, bail, ensure};
+use runnel_proto::model::{AgentFrame, HubFrame, Proof, RuleState};
+use runnel_tests::scene::Metrics;
+use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::wait::eventually;
+use serde_json::json;
+
+use super::stage::{SOON, Stage, alone};
+
+/// Takes in what the hub sends until a batch has come; what is to be reported then.
+async fn takes_in(line: &mut Line, held: &mut Holdings) -> Result<Vec<RuleState>> {
+    loop {
+        if let HubFrame::Batch(batch) = line.must().await? {
+            line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
+            return Ok(held.take_in(&batch));
+        }
+    }
+}
+
+/// Waits until the rule's condition Ready has this reason; with its message.
+async fn says(stage: &Stage, reason: &str) -> Result<String> {
+    eventually(&format!("the rule to say {reason}"), SOON, async || {
+        let status = stage.rules().get("all").await?.status.context("no status")?;
+        let ready = status.conditions.iter().find(|known| known.type_ == "Ready").context("no Ready")?;
+        ensure!(ready.reason == reason, "{}", serde_json::to_string(&status)?);
+        Ok(Some(ready.message.clone()))
+    })
+    .await
+}
+
+async fn differing(stage: &Stage) -> Result<f64> {
+    Metrics::of(&stage.fleet.hub_ops_url()).await?.sum("runnel_rule_clusters_differ")
+}
+
+#[tokio::test]
+async fn a_member_that_says_it_has_applied_everything_and_shows_something_else_is_not_believed() -> Result<()> {
+    let stage = alone("proof").await?;
+    stage.write("settings", "first").await?;
+    stage.write_secret("login", "first").await?;
+    let names = ["proof-honest", "proof-wrong"];
+    stage.rule("all", &["settings", "login"], json!({"clusters": {"names": names}})).await?;
+    let honest = SimulatedAgent::up_to_date(&stage.join(names[0]).await?, Holdings::default()).await?;
+    let credentials = stage.join(names[1]).await?;
+    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let mut held = Holdings::default();
+    let Some(HubFrame::SnapshotBegin(begin)) = line.record().frames.first() else { bail!("no begin") };
+    ensure!(begin.proof_key.is_some(), "the hub asks for no proof");
+    held.prove_with(begin.proof_key.clone());
+
+    let right = takes_in(&mut line, &mut held).await?;
+    ensure!(right.len() == 1 && right[0].proof.is_some(), "{right:?}");
+    let with = |proof| RuleState { proof, ..right[0].clone() };
+    line.send(&AgentFrame::Report(vec![with(Some(Proof([7; 16])))]));
+    let message = says(&stage, "Differs").await?;
+    ensure!(message.contains("in proof-wrong"), "{message}");
+    ensure!(differing(&stage).await? == 1.0);
+    // One that shows nothing is believed, and has proved nothing.
+    line.send(&AgentFrame::Report(vec![with(None)]));
+    says(&stage, "AllApplied").await?;
+    line.send(&AgentFrame::Report(vec![with(Some(Proof([8; 16])))]));
+    says(&stage, "Differs").await?;
+    line.send(&AgentFrame::Report(right.clone()));
+    stage.ready("all", 2).await?;
+    ensure!(differing(&stage).await? == 0.0);
+
+    // An edit of which it says that it is there, and shows what was there before.
+    stage.write("settings", "second").await?;
+    let next = takes_in(&mut line, &mut held).await?;
+    line.send(&AgentFrame::Report(vec![RuleState { proof: right[0].proof, ..next[0].clone() }]));
+    says(&stage, "Differs").await?;
+    line.send(&AgentFrame::Report(next.clone()));
+    stage.ready("all", 2).await?;
+
+    // Nor can it show what it showed of another hub, or rule: a proof is of one rule.
+    stage.rule("other", &["login"], json!({"clusters": {"names": names}})).await?;
+    let other = takes_in(&mut line, &mut held).await?;
+    ensure!(other[0].proof.is_some() && other[0].proof != next[0].proof);
+    line.send(&AgentFrame::Report(other));
+    stage.ready("other", 2).await?;
+    honest.check()
+}
