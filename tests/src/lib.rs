@@ -15,6 +15,7 @@ pub mod e2e;
 pub mod fleet;
 pub mod guard;
 pub mod helm;
+pub mod http;
 pub mod nodes;
 pub mod pod;
 pub mod ports;

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::assets::{Places, variable, wait_for_turn};
 use crate::guard::Program;
+use crate::http;
 use crate::ports::{self, local};
 use crate::restartable::Restartable;
 use crate::scratch::Scratch;
@@ -183,18 +182,8 @@ impl Prometheus {
     }
 
     async fn get(&self, path: &str) -> Result<Value> {
-        let address = local(self.port);
-        let ask = async {
-            let mut stream = TcpStream::connect(address).await?;
-            // HTTP/1.0, so that the answer comes in one piece.
-            stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::Ok(answer)
-        };
-        let answer = tokio::time::timeout(ANSWER, ask).await.context("no answer in time")??;
-        let (_, body) = answer.split_once("\r\n\r\n").context("an odd answer")?;
-        serde_json::from_str(body).with_context(|| format!("an odd answer: {body}"))
+        let body = http::get(&local(self.port).to_string(), path, ANSWER).await?.body;
+        serde_json::from_str(&body).with_context(|| format!("an odd answer: {body}"))
     }
 }
 

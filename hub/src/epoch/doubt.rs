@@ -1,8 +1,9 @@
 //! What a witness gives rise to.
+use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 
 use super::line::Line;
-use super::witness::{To, Witness, hex};
+use super::witness::{To, Witness};
 use crate::crd::conditions::{ConditionType, Reason};
 use crate::session::Hold;
 
@@ -68,7 +69,7 @@ pub fn judge(facts: &Facts<'_>, witness: &Witness) -> Option<Doubt> {
     let other_member = witness.to.member != facts.to.member;
     if other_member || witness.to.cluster != facts.to.cluster {
         let former = if other_member { witness.to.member } else { witness.to.cluster };
-        return Some(Doubt::Rejoined { former: hex(&former), other_member });
+        return Some(Doubt::Rejoined { former: HEXLOWER.encode(&former), other_member });
     }
     None
 }

@@ -6,8 +6,9 @@
 //! has come to, as a [`Witness`]: epoch, term, random number and the version of its last renewal, sealed with the hub's
 //! key. An agent stores the newest one and shows it when it connects. All that is ever told is at most what the next to
 //! lead finds in the Lease, so a witness that says more was told by a hub whose time was lost ([`judge`]), however far the
-//! versions have come since and whoever led then. A renewal comes every two seconds by default: what was changed within the
-//! last two seconds before a backup may go unnoticed.
+//! versions have come since and whoever led then. A renewal comes every two seconds by default. What was told between a
+//! backup and the next renewal (two seconds, or as long as the API server lets a renewal wait) may go unnoticed where
+//! nothing was told after it.
 //!
 //! The same tells two hubs with one identity apart: a witness that was told after this process took the lead, and not by
 //! it, was told by another hub that lives. And as a witness names the `MemberCluster` and the cluster that it was told to,

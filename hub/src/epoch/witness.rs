@@ -1,5 +1,6 @@
 //! What an agent remembers of its hub: sealed, and opaque to the agent.
 use bytes::Bytes;
+use data_encoding::HEXLOWER;
 use ring::digest;
 use runnel_proto::model::RevisionKey;
 
@@ -98,10 +99,6 @@ impl Witness {
 
     /// Who told it: the term and the process.
     pub fn by(&self) -> String {
-        format!("{}-{}", self.term, hex(&self.random))
+        format!("{}-{}", self.term, HEXLOWER.encode(&self.random))
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

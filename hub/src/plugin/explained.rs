@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::limit;
 use super::table::{Tone, age};
+use super::wrap::wrapped;
 
 /// Where sentences are broken.
 const WIDTH: usize = 76;
@@ -77,7 +78,8 @@ pub fn text(question: &CopyQuestion, answer: &CopyExplained, now: Timestamp, col
     stands(&mut out, answer, now);
     if answer.rules.is_empty() {
         let who = if answer.hidden > 0 { "of those that you may get " } else { "" };
-        wrapped(&mut out, "", &format!("No rule {who}has a source whose copies are called {}.", question.name));
+        let nothing = format!("No rule {who}has a source whose copies are called {}.", question.name);
+        wrapped(&mut out, ("", ""), &nothing, WIDTH);
     } else {
         out.push_str("\nRules that have a source for it:\n");
     }
@@ -129,27 +131,12 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: 
     let end = if rule.message.is_empty() { "" } else { ":" };
     let _ = writeln!(out, "    {}{end}", tone.paint(state, colours));
     if !rule.message.is_empty() {
-        wrapped(out, "      ", &rule.message);
+        wrapped(out, ("      ", "      "), &rule.message, WIDTH);
     }
 }
 
 fn short(revision: &str) -> &str {
     revision.get(..DIGITS).unwrap_or(revision)
-}
-
-fn wrapped(out: &mut String, indent: &str, text: &str) {
-    let mut line = indent.to_owned();
-    for word in text.split_whitespace() {
-        if line.len() > indent.len() && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            let _ = writeln!(out, "{line}");
-            line = indent.to_owned();
-        }
-        if line.len() > indent.len() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    let _ = writeln!(out, "{line}");
 }
 
 /// For machines.

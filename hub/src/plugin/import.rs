@@ -82,7 +82,7 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow
 fn named(command: &str, cluster: &Cluster) -> String {
     let quoted = |text: &str| {
         let plain = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c));
-        if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''").replace('\n', " ")) }
+        if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
     };
     let file = cluster.kubeconfig.as_ref().map(|file| format!(" --kubeconfig {}", quoted(&file.display().to_string())));
     format!("{command} {}{}", quoted(&cluster.context), file.unwrap_or_default())

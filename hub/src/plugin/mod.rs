@@ -30,6 +30,7 @@ mod uninstall;
 mod unjoin;
 mod values;
 mod version;
+mod wrap;
 
 use std::io::Write;
 use std::path::Path;

@@ -25,12 +25,13 @@ pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<Witness> 
     witness
 }
 
-/// What this gives rise to; not, if an administrator has confirmed it.
-fn weigh(shared: &Shared, book: &Book, cluster: &ClusterName, to: To, witness: &Witness) -> Option<Doubt> {
+/// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
+/// `None`: this process does not lead.
+fn weigh(shared: &Shared, to: To, witness: &Witness) -> Option<(Option<Doubt>, bool)> {
     let standing = shared.standing.read();
     let standing = standing.as_ref()?;
     let facts = Facts { line: &standing.line, since: standing.since, to };
-    judge(&facts, witness).filter(|doubt| !is_confirmed(book, cluster, doubt))
+    Some((judge(&facts, witness), standing.line.newer().any(|taking| witness.is_of(taking))))
 }
 
 fn is_confirmed(book: &Book, cluster: &ClusterName, doubt: &Doubt) -> bool {
@@ -64,8 +65,10 @@ impl Server {
         status: Status,
     ) -> Status {
         let to = witness.map_or(To::new("", ""), |witness| witness.to);
-        let doubt = witness.and_then(|witness| weigh(&self.shared, &self.book, &identity.cluster, to, witness));
-        let Some(doubt) = doubt.filter(|doubt| doubt.hold() == Hold::Everything) else { return status };
+        let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
+        let weighs =
+            |doubt: &Doubt| doubt.hold() == Hold::Everything && !is_confirmed(&self.book, &identity.cluster, doubt);
+        let Some(doubt) = doubt.filter(weighs) else { return status };
         note(&self.shared, &identity.cluster, &doubt);
         refusal(format!(
             "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
@@ -114,12 +117,10 @@ impl Running {
             self.gives_witness = true;
             return;
         };
-        let standing = self.shared.standing.read().clone();
-        let Some(standing) = standing else { return };
-        let facts = Facts { line: &standing.line, since: standing.since, to: self.to };
-        let Some(doubt) = judge(&facts, witness) else {
+        let Some((doubt, is_of_newer)) = weigh(&self.shared, self.to, witness) else { return };
+        let Some(doubt) = doubt else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
-            self.gives_witness = !standing.line.newer().any(|taking| witness.is_of(taking));
+            self.gives_witness = !is_of_newer;
             return;
         };
         // What was confirmed is to be forgotten there.

@@ -243,16 +243,10 @@ fn is_unconfirmed(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, accou
 pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
     let plan = view.sent(cluster);
     let Some(terms) = view.goes.clusters.get(cluster) else { return false };
-    let known = plan.unread.is_empty() && plan.unreadable.is_empty() && plan.unknown.is_empty();
-    // What is held back from removal is held besides, so that nobody can tell.
-    let same = view.held.is_none() && account.intents_digest == digest_on(plan, terms);
+    let same = account.intents_digest == digest_on(plan, terms);
     let counts = account.counts;
-    let went_back = account.travel.reverts();
-    known
-        && plan.withheld.is_empty()
-        && same
-        && !went_back
-        && counts.applied.saturating_add(counts.waiting) == counts.copies
+    let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !account.travel.reverts();
+    is_comparable(view, cluster) && plan.unread.is_empty() && same && applied
 }
 
 /// Whether a cluster has proved that what the plan says stands in its API.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use data_encoding::BASE64;
 use serde::Deserialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+
+use crate::http;
 
 const ANSWER: Duration = Duration::from_secs(60);
 /// Everything: from the least key on, and no end.
@@ -29,8 +29,10 @@ struct Pair {
 
 /// The bytes of each key with its value, in the newest revision; Leases are left out.
 pub(super) async fn stored(etcd: &str) -> Result<BTreeMap<String, usize>> {
-    let answer = tokio::time::timeout(ANSWER, ask(etcd)).await.context("etcd did not answer in time")??;
-    let answer: Answer = serde_json::from_str(&answer).context("an odd answer of etcd")?;
+    let address = etcd.strip_prefix("http://").with_context(|| format!("an odd address: {etcd}"))?;
+    let answer = http::post(address, "/v3/kv/range", ALL, ANSWER).await?;
+    ensure!(answer.status == 200, "etcd answers {}", answer.status);
+    let answer: Answer = serde_json::from_str(&answer.body).context("an odd answer of etcd")?;
     let size = |pair: Pair| {
         let key = String::from_utf8_lossy(&BASE64.decode(pair.key.as_bytes())?).into_owned();
         let size = key.len() + BASE64.decode(pair.value.as_bytes())?.len();
@@ -39,22 +41,4 @@ pub(super) async fn stored(etcd: &str) -> Result<BTreeMap<String, usize>> {
     let all: BTreeMap<String, usize> = answer.kvs.into_iter().map(size).collect::<Result<_>>()?;
     ensure!(!all.is_empty(), "etcd says that it holds nothing");
     Ok(all.into_iter().filter(|(key, _)| !LEASES.iter().any(|lease| key.starts_with(lease))).collect())
-}
-
-/// In HTTP/1.0, in which an answer is not in chunks.
-async fn ask(etcd: &str) -> Result<String> {
-    let address = etcd.strip_prefix("http://").with_context(|| format!("an odd address: {etcd}"))?;
-    let mut stream = TcpStream::connect(address).await?;
-    let head = format!(
-        "POST /v3/kv/range HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        ALL.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(ALL.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
-    let first = head.lines().next().unwrap_or_default();
-    ensure!(first.contains(" 200"), "etcd answered {first}");
-    Ok(body.to_owned())
 }

@@ -5,10 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::{Pod, container_of};
+use crate::http;
 
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -39,16 +38,8 @@ impl Pod {
             IntOrString::String(name) => self.port(name)?,
         };
         let path = get.path.as_deref().unwrap_or("/");
-        let ask = async {
-            let mut stream = TcpStream::connect(&address).await?;
-            let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::Ok(answer)
-        };
-        let answer = tokio::time::timeout(ANSWER, ask).await.context("no answer in time")??;
-        ensure!(answer.starts_with("HTTP/1.1 200"), "{path} at {address} answers {answer}");
+        let answer = http::get(&address, path, ANSWER).await?;
+        ensure!(answer.status == 200, "{path} at {address} answers {} {}", answer.status, answer.body);
         Ok(())
     }
 }

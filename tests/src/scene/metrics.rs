@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+
+use crate::http;
 
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -19,17 +19,9 @@ impl Metrics {
     /// When it does not answer with metrics.
     pub async fn of(url: &str) -> Result<Self> {
         let address = url.strip_prefix("http://").with_context(|| format!("an odd address: {url}"))?;
-        let ask = async {
-            let mut stream = TcpStream::connect(address).await?;
-            let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::Ok(answer)
-        };
-        let answer = tokio::time::timeout(ANSWER, ask).await.context("no answer in time")??;
-        ensure!(answer.starts_with("HTTP/1.1 200"), "an odd answer: {}", answer.lines().next().unwrap_or_default());
-        Ok(Self(answer))
+        let answer = http::get(address, "/metrics", ANSWER).await?;
+        ensure!(answer.status == 200, "{url} answers {}", answer.status);
+        Ok(Self(answer.body))
     }
 
     /// Whether it knows a metric of this name, counted or not.

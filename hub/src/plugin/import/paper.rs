@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::rules::{Import, Made, Standing};
 use super::wishes::{Copier, Id};
+use crate::plugin::wrap::{on_one_line, wrapped};
 
 /// How many names stand in one command, and how many of one thing are listed.
 const IN_A_COMMAND: usize = 20;
@@ -211,44 +212,20 @@ fn list(out: &mut String, title: &str, items: impl Iterator<Item = String>) {
 }
 
 fn comment(out: &mut String, text: &str) {
-    wrapped(out, "# ", "# ", text);
+    wrapped(out, ("# ", "# "), text, WIDTH);
 }
 
 fn item(out: &mut String, text: &str) {
-    wrapped(out, "#  - ", "#    ", text);
+    wrapped(out, ("#  - ", "#    "), text, WIDTH);
 }
 
 fn step(out: &mut String, number: usize, text: &str) {
-    wrapped(out, &format!("#  {number}. "), "#     ", text);
+    wrapped(out, (&format!("#  {number}. "), "#     "), text, WIDTH);
 }
 
-/// A command, which is not broken.
+/// A command, which is not broken: whoever applies the text applies no word of a stranger.
 fn line(out: &mut String, text: &str) {
     let _ = writeln!(out, "#     {}", on_one_line(text));
-}
-
-/// What would end the comment, or speaks to a terminal, goes: whoever applies the text applies no word of a stranger.
-fn on_one_line(text: &str) -> String {
-    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    text.chars().map(|c| if breaks(c) { ' ' } else { c }).collect()
-}
-
-fn wrapped(out: &mut String, first: &str, rest: &str, text: &str) {
-    let mut current = first.to_owned();
-    let mut empty = true;
-    for word in on_one_line(text).split_whitespace() {
-        if !empty && current.chars().count() + 1 + word.chars().count() > WIDTH {
-            let _ = writeln!(out, "{}", current.trim_end());
-            current = rest.to_owned();
-            empty = true;
-        }
-        if !empty {
-            current.push(' ');
-        }
-        current.push_str(word);
-        empty = false;
-    }
-    let _ = writeln!(out, "{}", current.trim_end());
 }
 
 #[cfg(test)]
@@ -259,7 +236,7 @@ mod tests {
     fn no_word_of_a_stranger_ends_a_comment_or_speaks_to_a_terminal() {
         let mut out = String::new();
         line(&mut out, "helm uninstall r\n---\r\nkind: ClusterRoleBinding\u{85}a\u{2028}b\u{1b}[2J");
-        wrapped(&mut out, "# ", "# ", "x\u{1b}]0;y\n---");
+        wrapped(&mut out, ("# ", "# "), "x\u{1b}]0;y\n---", WIDTH);
         assert!(out.lines().all(|line| line.starts_with('#')) && out.lines().count() == 2, "{out}");
         assert!(!out.contains(['\r', '\u{85}', '\u{2028}', '\u{1b}']), "{out:?}");
     }
