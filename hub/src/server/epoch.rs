@@ -124,8 +124,8 @@ impl Running {
             return;
         };
         // What was confirmed is to be forgotten there.
-        self.gives_witness = true;
-        if is_confirmed(&self.book, cluster, &doubt) {
+        self.gives_witness = is_confirmed(&self.book, cluster, &doubt);
+        if self.gives_witness {
             tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
             return;
         }
@@ -169,7 +169,7 @@ impl Running {
     pub(super) fn end_hold_of_nothing(&mut self) {
         let mut session = self.live.session.lock();
         if matches!(self.doubt, Some(Doubt::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
-            self.doubt = None;
+            (self.doubt, self.gives_witness) = (None, true);
             session.hold(Hold::Nothing);
         }
     }
@@ -188,12 +188,23 @@ impl Running {
             _ => false,
         };
         let standing = self.shared.standing.read();
-        let standing = standing.as_ref().filter(|_| tells && self.doubt.is_none());
-        let witness = standing.and_then(|standing| {
+        let witness = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
-            Some(Witness::of(newest, (standing.version, standing.renewed_at), self.to))
+            Some(Witness::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
         });
         witness.map(|witness| witness.seal(&self.shared.settings.revision_key)).unwrap_or_default()
+    }
+}
+
+impl Running {
+    /// As whom the agent is to remember what it hears. One that joined anew stays who it was until that is settled, and yet
+    /// remembers how far the hub has come. Nobody, where it hears nothing.
+    fn remembered_as(&self) -> Option<To> {
+        match &self.doubt {
+            None => Some(self.to),
+            Some(Doubt::Rejoined { .. }) => self.witness.as_ref().map(|witness| witness.to),
+            Some(_) => None,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ impl Session {
             Items::Asked(_) => {}
             Items::Digest { digest, .. } if *digest == share.digest() => {
                 held.items = Items::exactly(share.clone());
+                held.former = false;
                 self.serve_wants(uid);
             }
             // An account that matches nothing yet, and may still.

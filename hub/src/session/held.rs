@@ -35,6 +35,8 @@ pub(super) struct Held {
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,
+    /// The agent came with it, and it has not been just what is wanted here since: who told it is not certain.
+    pub(super) former: bool,
     /// What the hub last said.
     pub(super) claim: Option<Claim>,
 }
@@ -45,7 +47,7 @@ impl Held {
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
         let (travel, told_travel) = (state.travel.clone(), state.travel.clone());
         let (terms, told) = (state.terms_digest, state.terms_digest);
-        Self { terms, told, items, waits, travel, told_travel, ..Self::default() }
+        Self { terms, told, items, waits, travel, told_travel, former: true, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.
@@ -109,6 +111,11 @@ impl Items {
             Items::Pairs(pairs) => pairs.is_empty(),
             Items::Share { share, beyond } => share.plan.intents.is_empty() && beyond.is_empty(),
         }
+    }
+
+    /// Whether these are what a share wants, and nothing else.
+    pub(super) fn are_exact(&self) -> bool {
+        matches!(self, Items::Share { beyond, .. } if beyond.is_empty())
     }
 
     /// The number of pairs and their digest.

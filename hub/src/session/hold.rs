@@ -29,21 +29,33 @@ impl Session {
         self.kept_back
     }
 
-    /// Whether the agent holds exactly what is wanted of every rule, so that nothing was kept back and nothing will be.
+    /// Whether what the agent came with was exactly what is wanted of every rule, so that nothing was kept back and nothing
+    /// will be.
     pub fn holds_nothing_else(&self) -> bool {
-        self.rules.values().all(|held| matches!(&held.items, Items::Share { beyond, .. } if beyond.is_empty()))
+        self.rules.values().all(|held| !held.former)
+    }
+
+    /// Whether nothing of a rule is removed. What was exactly as it is wanted once has nothing left of former times, and a
+    /// rule of which nobody can tell keeps none but its own copies.
+    pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
+        let is_former = || self.rules.get(uid).is_some_and(|held| held.former);
+        match self.hold {
+            Hold::Everything => true,
+            Hold::Removals => is_former(),
+            Hold::Nothing => false,
+        }
     }
 
     /// What is made of a claim while something is held.
     pub(super) fn withheld(&mut self, uid: &RuleUid, claim: Claim) -> Claim {
         match (self.hold, claim) {
             (Hold::Everything, _) => Claim::Unknown,
-            (Hold::Removals, Claim::Unwanted(_)) => {
-                self.kept_back |= self.rules.contains_key(uid);
+            (Hold::Removals, Claim::Unwanted(_)) if self.keeps(uid) => {
+                self.kept_back = true;
                 Claim::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
-            (Hold::Removals, Claim::Wanted(share)) if self.has_other_terms(uid, &share) => {
+            (Hold::Removals, Claim::Wanted(share)) if self.keeps(uid) && self.has_other_terms(uid, &share) => {
                 self.kept_back = true;
                 Claim::Unknown
             }
@@ -57,8 +69,8 @@ impl Session {
     }
 
     /// What may go of what is in namespaces given up.
-    pub(super) fn may_let_go(&self, let_go: Option<AskedDigest>) -> Option<AskedDigest> {
-        let_go.filter(|_| self.hold == Hold::Nothing)
+    pub(super) fn may_let_go(&self, uid: &RuleUid, let_go: Option<AskedDigest>) -> Option<AskedDigest> {
+        let_go.filter(|_| !self.keeps(uid))
     }
 }
 

@@ -343,7 +343,7 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        self.say_permits(uid, share.permit(), self.may_let_go(share.let_go()));
+        self.say_permits(uid, share.permit(), self.may_let_go(uid, share.let_go()));
         if self.knows_items(uid, share) {
             self.follow(uid, share);
         }
@@ -354,6 +354,7 @@ impl Session {
         if self.would_remove_unknown(uid, share) {
             return self.take_back(uid);
         }
+        let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
         if held.items.are_none() && share.sends_all() && !self.unsent.has(uid) {
             held.items = Items::exactly(share.clone());
@@ -361,10 +362,11 @@ impl Session {
             return self.serve_wants(uid);
         }
         let mut step = held.items.step_to(share);
-        if self.hold == Hold::Removals {
+        if keeps {
             self.kept_back |= held.items.keep(&mut step);
         }
         held.items = step.items;
+        held.former &= !held.items.are_exact();
         let strays = held.items.unjudged(share);
         if !strays.is_empty() {
             self.strays.entry(uid.clone()).or_default().extend(strays);

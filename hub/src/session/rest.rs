@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{AskedDigest, RuleUid, Travel};
 
 use super::held::Items;
-use super::{Heading, Hold, Session};
+use super::{Heading, Session};
 use crate::plan::Share;
 
 impl Session {
@@ -51,13 +51,14 @@ impl Session {
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
         let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(share.terms.digest));
-        self.say_permits(uid, None, self.may_let_go(share.let_go().filter(|_| has_terms)));
+        self.say_permits(uid, None, self.may_let_go(uid, share.let_go().filter(|_| has_terms)));
         if !self.knows_items(uid, share) {
             return;
         }
+        let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
         let (kept, gone) = held.items.without_surplus(share);
-        if self.hold == Hold::Removals && !gone.is_empty() {
+        if keeps && !gone.is_empty() {
             self.kept_back = true;
             return;
         }

@@ -300,6 +300,27 @@ fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
 }
 
 #[test]
+fn only_what_a_member_that_joined_anew_came_with_is_kept() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
+    agent.drain(&mut session);
+    let mut session = agent.connect();
+    session.hold(Hold::Removals);
+    // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
+    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Claim::Unknown)]);
+    session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
+    agent.drain(&mut session);
+    assert!(!session.has_kept_back() && !session.holds_nothing_else());
+    session.update([wanted("r1", &[(1, content(1))]), wanted("r3", &[(4, content(4))])]);
+    agent.drain(&mut session);
+    assert_eq!((agent.removed.len(), session.has_kept_back()), (2, false));
+    session.update([("r2".into(), Claim::Unwanted(DeletionPolicy::Delete))]);
+    agent.drain(&mut session);
+    assert_eq!((agent.removed.len(), session.has_kept_back()), (2, true));
+}
+
+#[test]
 fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
     let mut agent = Agent::default();
     let mut session = agent.connect();

@@ -82,7 +82,12 @@ impl Writer {
         }
         if let Some(live) = self.shared.sessions.get(name) {
             let holds = ledger.held_rules(name).any(|(held, _)| held == uid);
-            return if !holds && live.session.lock().is_free_of(uid) { Answer::Free } else { Answer::Awaited };
+            return match () {
+                () if !holds && live.session.lock().is_free_of(uid) => Answer::Free,
+                // It hears of no removal before an administrator confirms that it may.
+                () if ledger.is_unconfirmed(name) => Answer::Away,
+                () => Answer::Awaited,
+            };
         }
         if !cluster.was_connected && !ledger.has_connected(name) {
             return Answer::Free;
