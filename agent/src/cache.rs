@@ -35,7 +35,7 @@ impl PayloadCache {
         self.clock += 1;
         self.bytes += payload.bytes().len();
         self.by_use.insert(self.clock, key.clone());
-        self.entries.insert(key, Entry { revision, payload, used: self.clock });
+        self.entries.insert(key, Entry { revision, payload: payload.detached(), used: self.clock });
         while self.bytes > self.limit && self.entries.len() > 1 {
             let Some((_, oldest)) = self.by_use.first_key_value() else { break };
             let oldest = oldest.clone();

@@ -16,6 +16,7 @@ pub mod desired;
 pub mod differ;
 pub mod events;
 pub mod fence;
+pub mod few;
 pub mod fight;
 pub mod ignore;
 pub mod job;

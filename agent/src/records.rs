@@ -1,9 +1,10 @@
 //! What is known of the live copies, and which of them hold a given intent.
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
+use crate::few::Few;
 use crate::live::{Live, Ownership};
 
 /// How many past versions of one object are remembered, to know late echoes of a watch.
@@ -52,7 +53,7 @@ impl Record {
 #[derive(Default)]
 pub struct Records {
     records: BTreeMap<SourceRef, Record>,
-    by_intent: BTreeMap<IntentKey, BTreeSet<SourceRef>>,
+    by_intent: BTreeMap<IntentKey, Few<SourceRef>>,
 }
 
 impl Records {
@@ -162,14 +163,14 @@ impl Records {
     }
 
     /// The intents of one rule of which live copies exist, with those copies.
-    pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &BTreeSet<SourceRef>)> {
+    pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &Few<SourceRef>)> {
         let first = IntentKey { rule: rule.clone(), source: SourceRef::new("", "", "") };
         let rule = rule.clone();
         self.by_intent.range(first..).take_while(move |(key, _)| key.rule == rule)
     }
 
     /// Every intent of which live copies exist, with those copies.
-    pub fn intents(&self) -> impl Iterator<Item = (&IntentKey, &BTreeSet<SourceRef>)> {
+    pub fn intents(&self) -> impl Iterator<Item = (&IntentKey, &Few<SourceRef>)> {
         self.by_intent.iter()
     }
 
@@ -195,6 +196,8 @@ fn intent_of(live: &Live) -> Option<IntentKey> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::live::Sealed;
     use crate::policy::Facts;

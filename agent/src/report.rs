@@ -32,7 +32,7 @@ pub struct Report {
 
 impl Report {
     /// Replaces what is said of one copy, by the rules that want it or remove it.
-    pub fn set(&mut self, copy: &SourceRef, outcomes: Vec<(RuleUid, Outcome)>) {
+    pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, Outcome)>) {
         let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
         if before == outcomes {
             return;
@@ -45,6 +45,8 @@ impl Report {
             self.count(rule, copy, outcome, true);
         }
         if !outcomes.is_empty() {
+            // Nearly always there is one, and there are many copies.
+            outcomes.shrink_to_fit();
             self.copies.insert(copy.clone(), outcomes);
         }
     }

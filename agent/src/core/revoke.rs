@@ -16,7 +16,7 @@ impl Core {
         if std::mem::replace(&mut self.revoked, true) {
             return;
         }
-        let copies = self.records.intents().map(|(_, copies)| copies.len()).sum::<usize>();
+        let copies = self.records.intents().map(|(_, copies)| copies.iter().count()).sum::<usize>();
         match self.policy.on_revoke {
             OnRevoke::Keep => {
                 tracing::warn!(copies, "the hub has revoked this cluster: the copies here are kept as they are")

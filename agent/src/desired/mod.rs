@@ -20,6 +20,7 @@ use runnel_proto::model::{
 };
 
 use crate::decide::Trouble;
+use crate::few::Few;
 use crate::policy::{Facts, Policy, names};
 use crate::records::IntentKey;
 
@@ -130,7 +131,7 @@ pub struct Desired {
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
     /// Who wants a copy.
-    claims: BTreeMap<SourceRef, BTreeSet<IntentKey>>,
+    claims: BTreeMap<SourceRef, Few<IntentKey>>,
     /// Who ordered a copy to go, and how.
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
     /// Rules of which nothing is left since this was last asked for.

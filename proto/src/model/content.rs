@@ -96,9 +96,15 @@ impl Payload {
             && let Ok(compressed) = zstd::bulk::compress(&canonical, COMPRESSION_LEVEL)
             && compressed.len() < canonical.len()
         {
-            return Self { encoding: Encoding::Zstd, bytes: compressed.into(), size };
+            return Self { encoding: Encoding::Zstd, bytes: exactly(compressed), size };
         }
-        Self { encoding: Encoding::Plain, bytes: canonical.into(), size }
+        Self { encoding: Encoding::Plain, bytes: exactly(canonical), size }
+    }
+
+    /// The same in memory of its own: what came from the wire is a part of all that came with it, and keeps that.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self { encoding: self.encoding, bytes: Bytes::copy_from_slice(&self.bytes), size: self.size }
     }
 
     /// A payload as it came from the wire; checked when it is decoded.
@@ -139,6 +145,11 @@ impl Payload {
             }
         }
     }
+}
+
+/// In no more memory than they need: payloads are kept for long.
+fn exactly(bytes: Vec<u8>) -> Bytes {
+    bytes.into_boxed_slice().into()
 }
 
 /// The version of the revision's input format; part of the digest, so that a new format never equals an old one.

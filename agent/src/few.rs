@@ -1,0 +1,103 @@
+//! A set that nearly always has one member: an index of many such sets has no tree for each.
+use std::collections::BTreeSet;
+use std::iter::{Chain, Flatten};
+use std::{mem, option};
+
+/// A set that takes no memory of its own for one member. Ordered, and as quick as a tree when there are many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Few<T> {
+    /// At most one.
+    One(Option<T>),
+    /// Any number.
+    Many(BTreeSet<T>),
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Few::One(None)
+    }
+}
+
+impl<T: Ord> Few<T> {
+    /// Adds a member, if it is not there.
+    pub fn insert(&mut self, member: T) {
+        match self {
+            Few::One(one) if one.as_ref().is_none_or(|one| *one == member) => *one = Some(member),
+            Few::One(one) => *self = Few::Many(one.take().into_iter().chain([member]).collect()),
+            Few::Many(many) => _ = many.insert(member),
+        }
+    }
+
+    /// Takes a member out, if it is there.
+    pub fn remove(&mut self, member: &T) {
+        match self {
+            Few::One(one) => _ = one.take_if(|one| one == member),
+            Few::Many(many) => {
+                many.remove(member);
+                if many.len() <= 1 {
+                    *self = Few::One(mem::take(many).pop_first());
+                }
+            }
+        }
+    }
+
+    /// Whether it is there.
+    pub fn contains(&self, member: &T) -> bool {
+        match self {
+            Few::One(one) => one.as_ref() == Some(member),
+            Few::Many(many) => many.contains(member),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Few::One(None))
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> Iter<'_, T> {
+        self.into_iter()
+    }
+}
+
+/// All members of a [`Few`], in order.
+pub type Iter<'a, T> = Chain<option::IntoIter<&'a T>, Flatten<option::IntoIter<&'a BTreeSet<T>>>>;
+
+impl<'a, T> IntoIterator for &'a Few<T> {
+    type Item = &'a T;
+    type IntoIter = Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        let (one, many): (Option<&T>, Option<&BTreeSet<T>>) = match self {
+            Few::One(one) => (one.as_ref(), None),
+            Few::Many(many) => (None, Some(many)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn it_is_a_set(steps in proptest::collection::vec((0u8..4, any::<bool>()), 0..40)) {
+            let (mut few, mut set) = (Few::default(), BTreeSet::new());
+            for (member, inserts) in steps {
+                if inserts {
+                    few.insert(member);
+                    set.insert(member);
+                } else {
+                    few.remove(&member);
+                    set.remove(&member);
+                }
+                prop_assert!(few.iter().eq(&set));
+                prop_assert_eq!(few.is_empty(), set.is_empty());
+                prop_assert!((0..4).all(|member| few.contains(&member) == set.contains(&member)));
+                prop_assert_eq!(matches!(few, Few::Many(_)), set.len() > 1);
+            }
+        }
+    }
+}
