@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 66] = [
+const DECIDE: [&str; 68] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -48,6 +48,7 @@ const DECIDE: [&str; 66] = [
     "hub/src/plugin/seen",
     "hub/src/plugin/table",
     "hub/src/plugin/values",
+    "hub/src/plugin/wrap",
     "hub/src/query/because",
     "hub/src/rollout",
     "hub/src/rounds",
@@ -66,6 +67,7 @@ const DECIDE: [&str; 66] = [
     "agent/src/differ",
     "agent/src/fence",
     "agent/src/deletes",
+    "agent/src/few",
     "agent/src/fight",
     "agent/src/ignore",
     "agent/src/job",
