@@ -381,11 +381,6 @@ impl Session {
         self.serve_wants(uid);
     }
 
-    /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
-    fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
-        self.unsent.tombstones(uid).any(|source| share.must_stay(source))
-    }
-
     fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
         let held = self.rules.entry(uid.clone()).or_default();
         let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);

@@ -104,6 +104,11 @@ impl Session {
         }
     }
 
+    /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
+    pub(super) fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
+        self.unsent.tombstones(uid).any(|source| share.must_stay(source))
+    }
+
     /// What may be overwritten, and what may go in namespaces given up, is said once, when it is judged.
     pub(super) fn say_permits(&mut self, uid: &RuleUid, overwrite: Option<AskedDigest>, let_go: Option<AskedDigest>) {
         let Some(held) = self.rules.get_mut(uid) else { return };
