@@ -23,6 +23,8 @@ use crate::queue::Key;
 use crate::records::Sight;
 use crate::seal::Sealer;
 
+mod rehearse;
+
 /// The longest that one request may take: kube's client itself waits for ever.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
@@ -46,6 +48,8 @@ impl Member {
     pub async fn run(&self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
+            (_, Work::Foresee(supposition)) => done.supposed = Some(self.foresee(*supposition).await),
+            (Key::Question(_), _) => {}
             (Key::Namespace(name), _) => done.trouble = self.create_namespace(name).await.err(),
             (Key::Kept(_), work) => self.keep.work(work, &mut done).await,
             (Key::Copy(copy), work) => {
@@ -142,7 +146,7 @@ struct Run<'a> {
 impl Run<'_> {
     async fn work(mut self, work: Work) {
         let ended = match work {
-            Work::CreateNamespace | Work::Forget(_) => Ok(()),
+            Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => Ok(()),
             Work::Read => self.read().await,
             Work::Create(body) => self.write(None, &body).await,
             Work::Change(target, body) => self.change(target, &body).await,

@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> BTreeSet<FieldPath> {
 /// The content without these fields.
 pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
     for path in ignored {
-        take(&mut content, path);
+        content.take_out(path);
     }
     content
 }
@@ -32,7 +32,7 @@ pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
 /// has is left out, which leaves it to him; one that is ours and left out would be deleted.
 pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &DynamicObject) -> Content {
     for path in ignored {
-        take(&mut content, path);
+        content.take_out(path);
         let Some(value) = value(object, path).filter(|_| live::owns(object, path)) else { continue };
         match (path.map.field(), path.map) {
             (Some(field), _) => {
@@ -47,18 +47,6 @@ pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &Dynami
         }
     }
     content
-}
-
-fn take(content: &mut Content, path: &FieldPath) {
-    match (path.map.field(), path.map) {
-        (Some(field), _) => {
-            if let Some(map) = content.fields.get_mut(field).and_then(Value::as_object_mut) {
-                map.remove(&path.key);
-            }
-        }
-        (None, FieldMap::Labels) => drop(content.labels.remove(&path.key)),
-        (None, _) => drop(content.annotations.remove(&path.key)),
-    }
 }
 
 fn value<'a>(object: &'a DynamicObject, path: &FieldPath) -> Option<&'a str> {

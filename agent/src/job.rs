@@ -2,10 +2,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef};
+use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef, Supposed};
 
 use crate::decide::{Target, Trouble, differs, waits};
 use crate::desired::NewPayload;
+use crate::foresee::Supposition;
 use crate::live::Live;
 use crate::policy::Policy;
 use crate::previous::{Kept, ToKeep};
@@ -44,6 +45,8 @@ pub enum Work {
     Retain(Target, RuleName),
     /// Forget what was kept of these intents.
     Forget(Vec<(IntentKey, usize)>),
+    /// Find out what would become of copies; changes nothing.
+    Foresee(Box<Supposition>),
 }
 
 /// What to write. Without `Debug`: it may hold content.
@@ -137,6 +140,8 @@ pub struct Done {
     pub forgot: Vec<IntentKey>,
     /// In what the live object of this version differs.
     pub compared: Option<Box<(Arc<str>, Trouble)>>,
+    /// What would become of copies.
+    pub supposed: Option<Supposed>,
 }
 
 impl Done {
@@ -152,6 +157,7 @@ impl Done {
             kept: None,
             forgot: vec![],
             compared: None,
+            supposed: None,
         }
     }
 }

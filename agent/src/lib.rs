@@ -2,7 +2,8 @@
 //!
 //! Files that decide (pure: no I/O, no clock): [`seal`], [`live`], [`records`], [`desired`], [`decide`], [`report`],
 //! [`policy`] but for its file, [`rights`], [`queue`], [`backoff`], [`cache`], [`room`], [`body`], [`classify`], [`differ`],
-//! [`fight`], [`ignore`], [`previous`], [`takeovers`] and [`core`], which puts them together. Files that do I/O: the others.
+//! [`fight`], [`foresee`], [`ignore`], [`previous`], [`takeovers`] and [`core`], which puts them together. Files that do I/O: the
+//! others.
 pub mod apply;
 pub mod backoff;
 pub mod body;
@@ -18,6 +19,7 @@ pub mod events;
 pub mod fence;
 pub mod few;
 pub mod fight;
+pub mod foresee;
 pub mod ignore;
 pub mod job;
 pub mod join;

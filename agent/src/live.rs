@@ -5,8 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldMap, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
-    RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    Content, FieldMap, FieldPath, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, NEWEST_LABEL,
+    Payload, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
     VERSION_ANNOTATION, is_mark,
 };
 use serde_json::Value;
@@ -159,6 +159,11 @@ pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content, 
     let masked = |content: Content| seal::canonical(&ignore::mask(content, ignored)).fields;
     let live = Content { fields: fields(kind, object), ..Content::default() };
     masked(live) == masked(seal::canonical(content))
+}
+
+/// Names what [`has_equal_fields`] compares, by the key of a question.
+pub fn named_fields(kind: &Kind, object: &DynamicObject, ignored: &BTreeSet<FieldPath>, key: &FieldsKey) -> [u8; 32] {
+    key.name(Content { fields: fields(kind, object), ..Content::default() }, ignored)
 }
 
 /// Whether a field is ours: applied by us, and not changed by anybody since.

@@ -15,6 +15,8 @@ pub enum Key {
     Namespace(Arc<str>),
     /// What is kept of a rule, to be forgotten.
     Kept(RuleUid),
+    /// A question of the hub, which is never queued.
+    Question(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

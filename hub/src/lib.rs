@@ -3,7 +3,7 @@
 //!
 //! A file either decides or does I/O, never both. These decide: [`crd`] (the API), [`plan`] (what one rule wants),
 //! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`rollout`] (which clusters may have a change now), [`status`] (what a rule's
-//! status should say).
+//! status should say), [`whatif`] (what a rule would do).
 
 pub mod authority;
 pub mod brake;
@@ -26,4 +26,5 @@ pub mod shared;
 pub mod status;
 pub mod token;
 pub mod watch;
+pub mod whatif;
 pub mod writer;

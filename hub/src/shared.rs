@@ -24,7 +24,7 @@ use crate::lease::{Lead, Leader};
 use crate::plan::{Minter, Place, Scope, digest_on};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
-pub use inquiries::Inquiries;
+pub use inquiries::{Asked, Inquiries};
 
 use crate::status::{Deliveries, Ledger};
 
@@ -34,7 +34,7 @@ pub struct LiveSession {
     pub number: u64,
     /// What the agent holds.
     pub session: Mutex<Session>,
-    /// What is asked of the agent about single copies.
+    /// What is asked of the agent.
     pub inquiries: Inquiries,
     /// Woken when a claim to its cluster changed, or something is to be asked.
     pub wake: Notify,

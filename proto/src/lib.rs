@@ -55,6 +55,8 @@ pub const RENAMES_SINCE: u32 = 3;
 pub const KEEPS_SINCE: u32 = 3;
 /// The protocol since which agents are asked about single copies.
 pub const INSPECT_SINCE: u32 = 3;
+/// The protocol since which agents are asked what would become of copies.
+pub const SUPPOSE_SINCE: u32 = 3;
 
 /// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
 pub const WITNESS_METADATA: &str = "runnel-witness-bin";

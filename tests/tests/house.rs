@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 68] = [
+const DECIDE: [&str; 71] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -43,6 +43,7 @@ const DECIDE: [&str; 68] = [
     "hub/src/plugin/import/rules",
     "hub/src/plugin/import/wishes",
     "hub/src/plugin/limit",
+    "hub/src/plugin/planned",
     "hub/src/plugin/rights",
     "hub/src/plugin/rules",
     "hub/src/plugin/seen",
@@ -56,6 +57,7 @@ const DECIDE: [&str; 68] = [
     "hub/src/status",
     "hub/src/token/manifest",
     "hub/src/token/request",
+    "hub/src/whatif",
     "hub/src/writer/book",
     "agent/src/backoff",
     "agent/src/body",
@@ -69,6 +71,7 @@ const DECIDE: [&str; 68] = [
     "agent/src/deletes",
     "agent/src/few",
     "agent/src/fight",
+    "agent/src/foresee",
     "agent/src/ignore",
     "agent/src/job",
     "agent/src/lib",

@@ -32,6 +32,7 @@ impl Core {
     /// hub in another one.
     pub(super) fn lost(&mut self, now: Instant) {
         self.session = None;
+        self.suppositions.clear();
         self.told.clear();
         let allowed = [self.takeovers.end_stream(), self.given_up.end_stream()];
         for copy in allowed.concat() {
@@ -74,6 +75,7 @@ impl Core {
             HubFrame::Batch(batch) => self.batch(batch, refused, now),
             HubFrame::SnapshotEnd(end) => self.end(end, now),
             HubFrame::Inspect(question) => self.answer(&question),
+            HubFrame::Suppose(asked) => self.suppose(&asked),
             // The connection is the link's affair.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) | HubFrame::Authorities(_) => {}
         }

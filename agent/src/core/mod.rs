@@ -9,6 +9,7 @@ mod look;
 mod policy;
 mod proof;
 mod revoke;
+mod suppose;
 mod takeovers;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use crate::decide::Trouble;
 use crate::deletes::Deletes;
 use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
 use crate::fight::Fights;
+use crate::foresee::Supposition;
 use crate::job::{Done, Wrote};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
@@ -225,6 +227,8 @@ pub struct Core {
     told: BTreeMap<RuleUid, AskedDigest>,
     /// What is kept of copies as they were before a rollout.
     previous: Previous,
+    /// Questions of the hub for which something is still to be read.
+    suppositions: VecDeque<Supposition>,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -276,6 +280,7 @@ impl Core {
             given_up: Allowed::default(),
             told: BTreeMap::new(),
             previous: Previous::of(setup.previous),
+            suppositions: VecDeque::new(),
             wanting: BTreeSet::new(),
             session: None,
             proof_key: None,

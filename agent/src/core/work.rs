@@ -2,7 +2,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, RuleName, SourceRef};
+use runnel_proto::model::{AgentFrame, Reason, RuleName, SourceRef};
 
 use super::look::about;
 use super::{Compared, Core, Failed, Notice, PARALLEL, Run};
@@ -17,11 +17,16 @@ impl Core {
     /// [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
         self.look_at_calm(now);
+        if let Some(supposition) = self.suppositions.pop_front() {
+            let key = Key::Question(supposition.question);
+            return Some(Job { key, work: Work::Foresee(Box::new(supposition)) });
+        }
         while let Some(key) = self.queue.pop(now, PARALLEL) {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
                 Key::Copy(copy) => self.work(copy, now),
                 Key::Kept(uid) => self.previous.going(uid).map(Work::Forget),
+                Key::Question(_) => None,
             };
             if let Some(work) = work {
                 return Some(Job { key, work });
@@ -165,6 +170,11 @@ impl Core {
             }
             Key::Copy(copy) => self.copy_done(&copy, done, now),
             Key::Kept(uid) => self.forgotten(&uid, &done, now),
+            Key::Question(_) => {
+                if let Some(supposed) = done.supposed {
+                    self.send(AgentFrame::Supposed(supposed));
+                }
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 mod places;
 mod restore;
 mod shown;
+mod suppose;
 mod take;
 #[cfg(test)]
 mod tests;
@@ -77,7 +78,7 @@ impl Ordered {
 }
 
 /// What is held of one rule.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Rule {
     terms: Option<(Arc<Terms>, TermsDigest)>,
     unclaimed: bool,
@@ -122,6 +123,7 @@ pub struct Home {
 }
 
 /// The desired set of this cluster.
+#[derive(Clone)]
 pub struct Desired {
     home: Home,
     policy: Arc<Policy>,

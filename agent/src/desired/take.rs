@@ -180,11 +180,23 @@ impl Desired {
             }
         };
         let key = IntentKey { rule: uid.clone(), source };
-        self.set_held(&key, Some(Held { facts, ..Held::of(revision) }));
-        self.claim_all(&key, taken);
-        let policy = self.rules.get(uid).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
-        self.order_versions(&key, policy.unwrap_or_default(), records, &mut taken.looks);
+        self.put(&key, revision, facts, records, taken);
         taken.payloads.push(NewPayload { key, revision, payload });
+    }
+
+    /// Puts a revision of an intent in force.
+    pub(super) fn put(
+        &mut self,
+        key: &IntentKey,
+        revision: Revision,
+        facts: Option<Facts>,
+        records: &Records,
+        taken: &mut Taken,
+    ) {
+        self.set_held(key, Some(Held { facts, ..Held::of(revision) }));
+        self.claim_all(key, taken);
+        let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
+        self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
     }
 
     fn claim_all(&mut self, key: &IntentKey, taken: &mut Taken) {
@@ -195,7 +207,7 @@ impl Desired {
     }
 
     /// Notes an item that is not taken in. What was in force stays in force.
-    fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
+    pub(super) fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
         let key = IntentKey { rule: refusal.rule.clone(), source: refusal.source.clone() };
         // Without a source it speaks of the rule's terms, without a revision of a tombstone: nothing counts as held.
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
@@ -264,6 +276,15 @@ fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
     if dropped.len() > DELIBERATE { BTreeSet::new() } else { dropped.into_iter().map(Arc::from).collect() }
 }
 
+/// Whether the names of an intent are such that Kubernetes takes.
+pub(super) fn check_name(source: &SourceRef) -> Result<(), Trouble> {
+    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
+    if !named || !names::is_namespace(&source.namespace) {
+        return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
+    }
+    Ok(())
+}
+
 /// Whether an intent can be taken in, and what the policy judges of it. The content itself is judged by the member's
 /// API server.
 fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
@@ -271,10 +292,7 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
         let message = format!("this agent does not know {}: upgrade the agent", source.resource);
         return Err(Trouble::new(Reason::Unsupported, message));
     };
-    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
-    if !named || !names::is_namespace(&source.namespace) {
-        return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
-    }
+    check_name(source)?;
     let content = payload.decode().map_err(|error| {
         let reason = match error {
             ContentError::TooLarge { .. } => Reason::TooLarge,

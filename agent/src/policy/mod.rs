@@ -77,23 +77,17 @@ impl Facts {
         Self { digest: Some(ContentDigest::of(content, ignored)), ..self }
     }
 
+    /// What somebody else has found out about an object's content.
+    pub fn said(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
+        let typed = kind.fields.contains(&"type");
+        Self { bytes, object_type: typed.then(|| named.unwrap_or(UNTYPED).into()), digest: None }
+    }
+
     /// The facts of an object's content.
     pub fn of(kind: &Kind, content: &Content) -> Self {
-        let maps =
-            ["data", "binaryData"].into_iter().filter_map(|map| Some((map, content.fields.get(map)?.as_object()?)));
-        let bytes = maps.flat_map(|(map, values)| values.values().map(move |value| (map, value)));
-        let bytes = bytes.map(|(map, value)| {
-            let text = value.as_str().unwrap_or_default();
-            let (length, padding) =
-                (text.len() as u64, text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64);
-            // In base64, 4 bytes stand for 3.
-            let encoded = kind.sensitive || map == "binaryData";
-            if encoded { (length / 4 * 3).saturating_sub(padding) } else { length }
-        });
-        let typed = kind.fields.contains(&"type");
         // The API server takes an empty type for the default one.
         let named = content.fields.get("type").and_then(Value::as_str).filter(|named| !named.is_empty());
-        Self { bytes: bytes.sum(), object_type: typed.then(|| named.unwrap_or(UNTYPED).into()), digest: None }
+        Self::said(kind, content.value_bytes(kind), named)
     }
 }
 

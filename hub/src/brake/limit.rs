@@ -36,7 +36,7 @@ impl Limit {
 }
 
 /// What passed without a release, within [`WINDOW`].
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Spent(VecDeque<(Instant, u64)>);
 
 impl Spent {

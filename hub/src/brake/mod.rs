@@ -64,7 +64,7 @@ pub const DELAY: Duration = Duration::from_secs(1);
 const REMEMBERED: usize = 20_000;
 
 /// The brake of one rule.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Brake {
     judged: Arc<Judged>,
     /// What was not judged yet, and so stays.

@@ -64,6 +64,7 @@ pub struct Question<'a> {
 }
 
 /// What is within the limit, and waits for what else may come.
+#[derive(Clone)]
 struct Ripening {
     open: Waiting,
     first: Instant,
@@ -71,7 +72,7 @@ struct Ripening {
 }
 
 /// The brake on one matter of a rule.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Named {
     matter: Matter,
     held: Waiting,

@@ -6,7 +6,7 @@ use runnel_proto::model::ClusterName;
 use super::Memory;
 
 /// What was before this process, or before the last release.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Past {
     /// What another process of the hub held and nobody has released.
     pub(super) carried: Option<Memory>,

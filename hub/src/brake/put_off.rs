@@ -6,7 +6,7 @@ use super::{Item, WINDOW};
 
 /// What was below the limit, within [`WINDOW`], and is judged again when its cluster is back, as nobody knows what is
 /// there. Until then it counts as what it may be, so that many small edits are not less than a large one.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct PutOff(BTreeMap<Item, (Instant, u64)>);
 
 impl PutOff {

@@ -14,7 +14,7 @@ use super::named::Waiting;
 const NAMES: usize = 256;
 
 /// The names that a set had lately.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Shown {
     /// What each cluster waits for, and since which change of the set.
     since: BTreeMap<ClusterName, (model::Asked, u64)>,

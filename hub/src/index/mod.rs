@@ -21,6 +21,7 @@ mod rules;
 mod sightings;
 mod sources;
 mod strays;
+mod suppose;
 #[cfg(test)]
 mod tests;
 mod weigh;

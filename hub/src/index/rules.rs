@@ -118,7 +118,10 @@ impl Index {
     }
 
     /// The sources that a rule could select, each with what is known of it.
-    fn candidates<'a>(&'a self, rule: &'a Rule) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
+    pub(super) fn candidates<'a>(
+        &'a self,
+        rule: &'a Rule,
+    ) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
         let Some(namespaces) = rule.literal_namespaces() else { return Box::new(self.sources.iter()) };
         let unique: BTreeSet<_> = namespaces.into_iter().map(ToOwned::to_owned).collect();
         Box::new(rule.resources().flat_map(move |resource| {

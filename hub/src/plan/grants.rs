@@ -49,7 +49,7 @@ impl RuleGrant {
 }
 
 /// What the hub knows about grants.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Grants {
     /// Every grant by its name; absent while they cannot be read.
     pub all: Option<BTreeMap<String, RuleGrant>>,

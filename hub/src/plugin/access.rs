@@ -204,6 +204,17 @@ impl Cluster {
         answer.map_err(|error| self.explained(action, error))
     }
 
+    /// Has an object saved, or one that `exists` replaced, as a dry run; gives it back as it would be saved.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn dry_run(&self, action: &str, path: &str, object: &Value, exists: bool) -> anyhow::Result<Value> {
+        let path = format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager={FIELD_MANAGER}");
+        let method = if exists { Method::PUT } else { Method::POST };
+        let answer = self.ask(method, &path, "application/json", object.clone()).await;
+        answer.map_err(|error| self.explained(action, error))
+    }
+
     /// The clock of the API server.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use super::import::wishes::Copier;
 pub const SYSTEM: &str = "runnel-system";
 
 /// What the exit codes mean; part of `--help`.
-const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 waited in vain.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 waited in vain; 4 plan: something would fail or be held.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 
@@ -22,7 +22,7 @@ pub struct Cli {
     /// The context of the hub; for join, unjoin and import that of the member, and --hub-context is the hub's.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// For status and release: the namespace of the rules. For import: of the sources. Else: where hub and agents live (runnel-system).
+    /// For status, release and plan: the namespace of the rules. For import: of the sources. Else: where hub and agents live (runnel-system).
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
@@ -51,6 +51,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Explain one copy: where it comes from, or why it is not there.
     Explain(Explain),
+    /// Say what a rule would do, saved or not: which copies would be made, changed, taken over, removed, held or refused.
+    Plan(Plan),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     Import(Import),
     /// Show the versions of this plugin, the hub and the agents.
@@ -277,6 +279,36 @@ pub struct Doctor {
 pub struct Explain {
     /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login.
     pub copy: String,
+    /// How to print.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<Output>,
+    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub hub_url: Option<String>,
+    /// Where the hub lives.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
+}
+
+/// Where writes are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DryRun {
+    /// At the members' API servers, which judge them and store nothing. What would be sent is sent for that.
+    Members,
+}
+
+/// Say what a rule would do.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// A saved rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
+    #[arg(required_unless_present = "files", conflicts_with = "files")]
+    pub rule: Option<String>,
+    /// A file with rules, YAML or JSON; - is standard input. May be given several times.
+    #[arg(short = 'f', long = "filename", value_name = "FILE")]
+    pub files: Vec<String>,
+    /// Have each write tried as a dry run, to find what the members' API servers, quotas and webhooks would refuse.
+    #[arg(long, value_enum)]
+    pub dry_run: Option<DryRun>,
     /// How to print.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,

@@ -22,10 +22,12 @@ use super::detail::ClusterRow;
 use super::helm::HUB;
 use super::seen::text;
 use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
-use crate::query::AUDIENCE;
+use crate::query::{AUDIENCE, PLANNER};
 
+/// Who may read rules.
+const QUERY: &str = "runnel-hub-query";
 /// How long the way to the hub, and its whole answer, may take.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(40);
 /// How long a token lives that is made for one question; no shorter one is given out.
 const TOKEN_SECONDS: u32 = 600;
 
@@ -98,6 +100,27 @@ pub async fn copy(
     .await
 }
 
+/// What a rule would do, page by page.
+///
+/// # Errors
+/// A sentence with the cure.
+pub async fn plan(
+    hub: &Cluster,
+    namespace: &str,
+    address: Option<&str>,
+    question: wire::PlanQuestion,
+) -> anyhow::Result<Vec<wire::PlanPage>> {
+    within_as(hub, (namespace, address), PLANNER, question, async |mut client, request| {
+        let mut pages = client.plan(request).await.map_err(refused)?.into_inner();
+        let mut all = Vec::new();
+        while let Some(page) = pages.message().await.map_err(refused)? {
+            all.push(page);
+        }
+        Ok(all)
+    })
+    .await
+}
+
 impl<'a> Question<'a> {
     fn place(&self) -> (&'a str, Option<&'a str>) {
         (self.namespace, self.address)
@@ -115,14 +138,25 @@ impl<'a> Question<'a> {
 /// Asks the hub within [`LIMIT`].
 async fn within<M, T>(
     hub: &Cluster,
+    place: (&str, Option<&str>),
+    asked: M,
+    ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    within_as(hub, place, QUERY, asked, ask).await
+}
+
+/// The same; who has no token asks as this ServiceAccount.
+async fn within_as<M, T>(
+    hub: &Cluster,
     (namespace, address): (&str, Option<&str>),
+    account: &str,
     asked: M,
     ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let (hub_id, pin) = identity(hub, namespace).await?;
     let token = match hub.bearer().await? {
         Some(token) => token,
-        None => own_token(hub, namespace).await?,
+        None => own_token(hub, namespace, account).await?,
     };
     let mut connector = Connector::new(join_config(pin, &hub_id)?);
     let forwarded;
@@ -187,16 +221,16 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     Ok((hub_id.to_owned(), pin))
 }
 
-/// A token for whom the API server knows by a certificate: that of a ServiceAccount that may read rules, good for
-/// questions to the hub alone.
-async fn own_token(hub: &Cluster, namespace: &str) -> anyhow::Result<String> {
-    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{HUB}-query/token");
+/// A token for whom the API server knows by a certificate: that of a ServiceAccount of the hub's chart, good for questions
+/// to the hub alone.
+async fn own_token(hub: &Cluster, namespace: &str, account: &str) -> anyhow::Result<String> {
+    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS},
     });
-    let action = format!("get a token of the ServiceAccount {HUB}-query, as your kubeconfig holds none of your own");
+    let action = format!("get a token of the ServiceAccount {account}, as your kubeconfig holds none of your own");
     let made = hub.post(&action, &path, request).await?;
     let token = text(&made, "/status/token");
     if token.is_empty() {

@@ -70,6 +70,7 @@ mod tests {
         assert_eq!(asked(&["uninstall", "--copies", ""]), ["delete", "keep"]);
         assert_eq!(asked(&["status", "-o", "j"]), ["json"]);
         assert_eq!(asked(&["import", "--from", "re"]), ["reflector", "replicator"]);
+        assert_eq!((asked(&["pl"]), asked(&["plan", "--dry-run", ""])), (vec!["plan".into()], vec!["members".into()]));
         assert_eq!(asked(&["completion", "k"]), ["kubectl"]);
         assert!(asked(&["join", "--kubec"]).contains(&"--kubeconfig".to_owned()));
         assert!(asked(&["join", "--label", ""]).is_empty());

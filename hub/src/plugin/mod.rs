@@ -1,6 +1,6 @@
 //! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `rights`, `rules`, `seen`,
+//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `planned`, `rights`, `rules`, `seen`,
 //! `table`, `values`. The others talk to clusters, to helm and to the person.
 mod access;
 pub mod args;
@@ -19,6 +19,8 @@ mod install;
 mod join;
 mod limit;
 mod look;
+mod plan;
+mod planned;
 mod progress;
 mod release;
 mod rights;
@@ -59,6 +61,8 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// What was waited for did not come.
 pub const IN_VAIN: u8 = 3;
+/// A plan was made, and something of it would fail or be held.
+pub const WOULD_FAIL: u8 = 4;
 
 fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
     Ended { code, text: text.into() }.into()
@@ -114,6 +118,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,
         Command::Explain(options) => explain::run(&session, &options).await,
+        Command::Plan(options) => plan::run(&session, &options).await,
         Command::Import(options) => import::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
         Command::Completion(options) => say(&script(options.shell)),

@@ -3,6 +3,7 @@
 //! Who may `get` a rule may ask about it, nobody else: the hub's API server tells both who a caller is and what he may.
 mod because;
 mod copy;
+mod plan;
 mod review;
 
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use futures::{Stream, stream};
 use runnel_proto::model::RuleName;
 use runnel_proto::wire;
 use runnel_proto::wire::query_server::{Query, QueryServer};
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::brake::{Item, Matter};
@@ -21,10 +23,16 @@ use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
 use crate::writer::{Book, view};
+pub use plan::PLANNER;
 pub use review::{AUDIENCE, Reviewer};
 
 /// Clusters, or what is held, on a page.
 const PAGE: usize = 256;
+
+/// The largest question: a rule of the longest kind.
+const QUESTION_LIMIT: usize = 256 * 1024;
+/// Rules that are planned at a time.
+const PLANS: usize = 4;
 
 /// The kinds of rules, with the resource by which rights to them are given.
 const KINDS: [(&str, &str); 2] =
@@ -35,17 +43,19 @@ pub struct Questions {
     shared: Arc<Shared>,
     book: Arc<Book>,
     reviewer: Reviewer,
+    /// What takes more than a look at what is known.
+    plans: Semaphore,
 }
 
 impl Questions {
     /// A service that answers whom `reviewer` lets.
     pub fn new(shared: Arc<Shared>, book: Arc<Book>, reviewer: Reviewer) -> Self {
-        Self { shared, book, reviewer }
+        Self { shared, book, reviewer, plans: Semaphore::new(PLANS) }
     }
 
     /// The service for a tonic router.
     pub fn into_service(self) -> QueryServer<Self> {
-        QueryServer::new(self).max_decoding_message_size(16 * 1024)
+        QueryServer::new(self).max_decoding_message_size(QUESTION_LIMIT)
     }
 
     fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {
@@ -181,6 +191,7 @@ fn held_item(item: &Item) -> wire::HeldItem {
 }
 
 type HeldPages = Pin<Box<dyn Stream<Item = Result<wire::RuleHeldPage, Status>> + Send>>;
+type PlanPages = Pin<Box<dyn Stream<Item = Result<wire::PlanPage, Status>> + Send>>;
 type Pages = Pin<Box<dyn Stream<Item = Result<wire::RuleClustersPage, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -202,6 +213,13 @@ impl Query for Questions {
         request: Request<wire::CopyQuestion>,
     ) -> Result<Response<wire::CopyExplained>, Status> {
         self.explain(request).await
+    }
+
+    type PlanStream = PlanPages;
+
+    async fn plan(&self, request: Request<wire::PlanQuestion>) -> Result<Response<Self::PlanStream>, Status> {
+        let pages = self.plan_pages(request).await?;
+        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
     }
 
     type RuleHeldStream = HeldPages;

@@ -49,8 +49,18 @@ impl User {
     }
 }
 
+/// Something that somebody may do or not. An empty namespace: in every one; an empty name: with every one.
+pub(super) struct Access<'a> {
+    pub(super) verb: &'a str,
+    pub(super) group: &'a str,
+    pub(super) resource: &'a str,
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+}
+
 /// Asks the API server about callers.
 pub struct Reviewer {
+    client: Client,
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
     attempts: Mutex<Attempts>,
@@ -62,7 +72,8 @@ impl Reviewer {
     pub fn new(client: Client) -> Self {
         Self {
             tokens: Api::all(client.clone()),
-            accesses: Api::all(client),
+            accesses: Api::all(client.clone()),
+            client,
             attempts: Mutex::default(),
             turns: Semaphore::new(REVIEWS),
         }
@@ -118,17 +129,31 @@ impl Reviewer {
         namespace: &str,
         name: &str,
     ) -> Result<bool, Status> {
+        self.may(user, &Access { verb: "get", group: "runnel.dev", resource, namespace, name }).await
+    }
+
+    /// Whether he may do something.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`, when the API server does not say.
+    pub(super) async fn may(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
         let turn = tokio::time::timeout(LIMIT, self.turns.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("too many questions at a time: try again"))?;
+        let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let attributes = ResourceAttributes {
-            verb: Some("get".to_owned()),
-            group: Some("runnel.dev".to_owned()),
-            resource: Some(resource.to_owned()),
-            namespace: Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty()),
-            name: Some(name.to_owned()),
+            verb: said(access.verb),
+            group: said(access.group),
+            resource: said(access.resource),
+            namespace: said(access.namespace),
+            name: said(access.name),
             ..ResourceAttributes::default()
         };
         self.is_allowed(user.0.clone(), attributes).await
+    }
+
+    /// A client with the hub's own rights.
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
     }
 
     async fn user_of(&self, token: &str) -> Result<Option<UserInfo>, Status> {

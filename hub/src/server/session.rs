@@ -22,7 +22,7 @@ use crate::join::refused;
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{Hold, RULES_LIMIT, Session};
-use crate::shared::{Inquiries, LiveSession, Shared, until};
+use crate::shared::{Asked, Inquiries, LiveSession, Shared, until};
 use crate::writer::Book;
 
 /// How long an agent may take to say what it holds.
@@ -297,8 +297,11 @@ impl Running {
         if !self.registered || !self.out.is_empty() || self.ending.is_some() || self.handed_over.is_some() {
             return;
         }
-        if let Some(inspect) = self.live.inquiries.next() {
-            return self.out.push_back(HubFrame::Inspect(inspect));
+        if let Some(asked) = self.live.inquiries.next() {
+            return self.out.push_back(match asked {
+                Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
+                Asked::Suppose(suppose) => HubFrame::Suppose(suppose),
+            });
         }
         let mut session = self.live.session.lock();
         let questions = session.take_questions();
@@ -343,6 +346,7 @@ impl Running {
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
             (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
             (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
+            (AgentFrame::Supposed(answer), _, true) => self.live.inquiries.supposed(answer),
             (AgentFrame::Handover, _, true) => self.hand_over(),
             _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
         }

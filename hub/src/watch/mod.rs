@@ -26,9 +26,9 @@ use crate::rounds::Follower;
 pub use definitions::watch_definition;
 pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
-pub use reader::{bury_sources, read_sources};
+pub use reader::{body_of, bury_sources, read_sources};
 pub use rules::{RuleKind, watch_rules};
-pub use sources::watch_sources;
+pub use sources::{api_resource, watch_sources};
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;

@@ -96,7 +96,8 @@ fn take_in(shared: &Shared, kind: &'static Kind, source: &SourceRef, object: Dyn
     });
 }
 
-fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body {
+/// The content of an object as the API server gave it, or why it is none.
+pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body {
     let Ok(object) = serde_json::to_value(object) else { return Body::Unreadable };
     match content_of(kind, &object) {
         Err(refused) => Body::Refused(refused),

@@ -21,7 +21,7 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 type Metadata = PartialObjectMeta<DynamicObject>;
 
 /// How the API server calls a kind.
-pub(super) fn api_resource(kind: &Kind) -> ApiResource {
+pub fn api_resource(kind: &Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
 }
 

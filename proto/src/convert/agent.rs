@@ -4,6 +4,7 @@ use super::parts::{
     Unreadable, bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
     rule_uid, source, source_to_wire, travel, travel_to_wire,
 };
+use super::suppose::{supposed, supposed_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, NAMESPACES_LIMIT,
@@ -31,6 +32,7 @@ fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
         Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
         Frame::Handover(_) => AgentFrame::Handover,
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
+        Frame::Supposed(wire) => AgentFrame::Supposed(supposed(wire)?),
     })
 }
 
@@ -153,6 +155,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         }
         AgentFrame::Handover => Frame::Handover(wire::Handover {}),
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
+        AgentFrame::Supposed(answer) => Frame::Supposed(supposed_to_wire(answer)),
     };
     wire::AgentFrame { frame: Some(frame) }
 }

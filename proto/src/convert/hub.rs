@@ -4,6 +4,7 @@ use super::parts::{
     Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision,
     rule_uid, source, source_to_wire, terms, terms_to_wire, travel, travel_to_wire,
 };
+use super::suppose::{suppose, suppose_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason, Refusal, Revision,
@@ -47,6 +48,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
+        Frame::Suppose(wire) => HubFrame::Suppose(Box::new(suppose(wire).map_err(malformed)?)),
         Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
     Ok((frame, refused))
@@ -66,7 +68,7 @@ fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable
 }
 
 /// Why one item is not taken in.
-enum ItemError {
+pub(super) enum ItemError {
     Unreadable(Unreadable),
     TooLarge,
 }
@@ -176,7 +178,7 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
     delta
 }
 
-fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
+pub(super) fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
     let encoding = match wire::Encoding::try_from(wire.encoding) {
         Ok(wire::Encoding::Plain) => Encoding::Plain,
         Ok(wire::Encoding::Zstd) => Encoding::Zstd,
@@ -190,7 +192,7 @@ fn intent(wire: wire::Intent) -> Result<Intent, ItemError> {
     Ok(Intent { source, revision, payload: Payload::from_wire(encoding, wire.payload, wire.size) })
 }
 
-fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
+pub(super) fn tombstone(wire: wire::Tombstone) -> Result<Tombstone, Unreadable> {
     Ok(Tombstone { source: source(wire.source)?, deletion_policy: deletion_policy(wire.deletion_policy)? })
 }
 
@@ -221,21 +223,18 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
         HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
         HubFrame::Inspect(question) => Frame::Inspect(inspect_to_wire(question)),
+        HubFrame::Suppose(question) => Frame::Suppose(suppose_to_wire(question)),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked { reason: reason.clone() }),
     };
     wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }
 }
 
 fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
-    let tombstone = |tombstone: &Tombstone| wire::Tombstone {
-        source: Some(source_to_wire(&tombstone.source)),
-        deletion_policy: deletion_policy_to_wire(tombstone.deletion_policy),
-    };
     wire::RuleDelta {
         rule_uid: delta.uid.to_string(),
         terms: delta.terms.as_ref().map(|(terms, digest)| terms_to_wire(terms, digest)),
         upserts: delta.upserts.iter().map(intent_to_wire).collect(),
-        tombstones: delta.tombstones.iter().map(tombstone).collect(),
+        tombstones: delta.tombstones.iter().map(tombstone_to_wire).collect(),
         removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
         unclaimed: delta.unclaimed,
         overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
@@ -244,7 +243,14 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
     }
 }
 
-fn intent_to_wire(intent: &Intent) -> wire::Intent {
+pub(super) fn tombstone_to_wire(tombstone: &Tombstone) -> wire::Tombstone {
+    wire::Tombstone {
+        source: Some(source_to_wire(&tombstone.source)),
+        deletion_policy: deletion_policy_to_wire(tombstone.deletion_policy),
+    }
+}
+
+pub(super) fn intent_to_wire(intent: &Intent) -> wire::Intent {
     let encoding = match intent.payload.encoding() {
         Encoding::Plain => wire::Encoding::Plain,
         Encoding::Zstd => wire::Encoding::Zstd,

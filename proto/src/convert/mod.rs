@@ -8,6 +8,7 @@ mod hub;
 mod inspect;
 mod parts;
 mod split;
+mod suppose;
 #[cfg(test)]
 mod tests;
 

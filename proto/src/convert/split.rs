@@ -4,7 +4,8 @@ use prost::encoding::encoded_len_varint;
 
 use super::agent::{held_intent_to_wire, refusal_to_wire, rule_state_to_wire};
 use super::parts::source_to_wire;
-use crate::model::{AGENT_FRAME_LIMIT, AgentFrame};
+use super::suppose::supposed_copy_to_wire;
+use crate::model::{AGENT_FRAME_LIMIT, AgentFrame, Supposed};
 
 /// What a frame costs beside its items: its envelope, a uid of the longest kind, a nonce, a flag.
 const ENVELOPE: usize = 320;
@@ -32,6 +33,11 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         }
         AgentFrame::Report(rules) => {
             pack(rules, |rule| rule_state_to_wire(rule).encoded_len()).into_iter().map(AgentFrame::Report).collect()
+        }
+        AgentFrame::Supposed(Supposed { question, copies, more, last }) => {
+            with_last(pack(copies, |copy| supposed_copy_to_wire(copy).encoded_len()), last)
+                .map(|(copies, last)| AgentFrame::Supposed(Supposed { question, copies, more, last }))
+                .collect()
         }
         AgentFrame::Want(uid, sources) => pack(sources, |source| source_to_wire(source).encoded_len())
             .into_iter()

@@ -7,7 +7,7 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ProofKey;
+use super::{FieldMap, FieldPath, Kind, ProofKey};
 
 /// The largest decoded payload that an agent takes, in bytes.
 ///
@@ -66,6 +66,36 @@ impl Content {
     /// [`ContentError::Malformed`] for anything else.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ContentError> {
         serde_json::from_slice(bytes).map_err(|_| ContentError::Malformed)
+    }
+}
+
+impl Content {
+    /// Without this field.
+    pub fn take_out(&mut self, path: &FieldPath) {
+        match (path.map.field(), path.map) {
+            (Some(field), _) => {
+                if let Some(map) = self.fields.get_mut(field).and_then(Value::as_object_mut) {
+                    map.remove(&path.key);
+                }
+            }
+            (None, FieldMap::Labels) => drop(self.labels.remove(&path.key)),
+            (None, _) => drop(self.annotations.remove(&path.key)),
+        }
+    }
+
+    /// Bytes of the values, as Kubernetes counts them.
+    pub fn value_bytes(&self, kind: &Kind) -> u64 {
+        let maps = ["data", "binaryData"].into_iter().filter_map(|map| Some((map, self.fields.get(map)?.as_object()?)));
+        let bytes = maps.flat_map(|(map, values)| values.values().map(move |value| (map, value)));
+        let bytes = bytes.map(|(map, value)| {
+            let text = value.as_str().unwrap_or_default();
+            let (length, padding) =
+                (text.len() as u64, text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64);
+            // In base64, 4 bytes stand for 3.
+            let encoded = kind.sensitive || map == "binaryData";
+            if encoded { (length / 4 * 3).saturating_sub(padding) } else { length }
+        });
+        bytes.sum()
     }
 }
 

@@ -3,7 +3,7 @@ use bytes::Bytes;
 
 use super::{
     AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, ProofKey, Reason, Revision, RuleState, RuleUid,
-    SetDigest, SourceRef, Terms, TermsDigest, Travel,
+    SetDigest, SourceRef, Suppose, Supposed, Terms, TermsDigest, Travel,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -69,6 +69,8 @@ pub enum AgentFrame {
     Handover,
     /// How a copy is, as the hub asked.
     Inspected(Box<Inspected>),
+    /// What would become of copies, as the hub asked.
+    Supposed(Supposed),
 }
 
 /// One source as a cluster should have it.
@@ -185,4 +187,6 @@ pub enum HubFrame {
     Authorities(Vec<Bytes>),
     /// How is this copy?
     Inspect(Inspect),
+    /// What would become of the copies of a rule?
+    Suppose(Box<Suppose>),
 }

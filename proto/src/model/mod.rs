@@ -10,6 +10,7 @@ mod names;
 mod proof;
 mod report;
 mod selector;
+mod suppose;
 mod terms;
 mod travel;
 
@@ -27,6 +28,7 @@ pub use names::{ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS};
 pub use proof::{ContentDigest, Proof, ProofKey, Shown, is_mark};
 pub use report::{Asked, Counts, FAILURES_LIMIT, Failure, GivenUp, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleState};
 pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
+pub use suppose::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
 pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest,
 };

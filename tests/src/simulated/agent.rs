@@ -187,6 +187,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         | HubFrame::HandedOver
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)
+        | HubFrame::Suppose(_)
         | HubFrame::Authorities(_) => Vec::new(),
     }
 }

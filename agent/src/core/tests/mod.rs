@@ -7,6 +7,7 @@ mod policy;
 mod proof;
 mod renames;
 mod revoke;
+mod supposed;
 mod takeovers;
 mod versions;
 mod world;

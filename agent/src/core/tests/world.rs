@@ -9,6 +9,7 @@ use runnel_proto::model::*;
 use crate::core::{Core, Event, Setup};
 use crate::decide::{Target, Trouble};
 use crate::desired::{Home, Namespace, StoredRule};
+use crate::foresee::{Found, Item, Known, Supposition, answer, foresee};
 use crate::job::{Body, Done, Job, Origin, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Area, Facts, Policy};
@@ -312,7 +313,7 @@ impl World {
                 let denied = self.policy.denies_namespace(name, "runnel-system").or(self.policy.denies_creation(name));
                 assert_eq!(denied, None, "{name} is created");
             }
-            (Key::Kept(_), _) => {}
+            (Key::Kept(_) | Key::Question(_), _) => {}
             (Key::Copy(copy), work) => {
                 assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
                 if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) =
@@ -445,6 +446,26 @@ impl World {
         }
     }
 
+    /// Looks for an answer; nothing is written.
+    fn look_for(&mut self, job: Job) -> Done {
+        let mut done = Done::new(job.key);
+        let Work::Foresee(supposition) = job.work else { return done };
+        let Supposition { question, items, more, .. } = *supposition;
+        let found = items.into_iter().map(|Item { copy, source, known, after }| {
+            let said = match known {
+                Known::Said(said) => Some(said),
+                Known::Open(open) => {
+                    let sight = if open.needs_look() { self.sight(&copy) } else { open.sight };
+                    let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
+                    foresee(&open.want, &sight, is_equal)
+                }
+            };
+            Found { copy, source, said, after }
+        });
+        done.supposed = Some(answer(question, found.collect(), more));
+        done
+    }
+
     fn carry_out(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         let copy = match &job.key {
@@ -462,13 +483,14 @@ impl World {
                 return done;
             }
             Key::Copy(copy) => copy.clone(),
+            Key::Question(_) => return self.look_for(job),
         };
         if self.failing.is_some() {
             done.trouble.clone_from(&self.failing);
             return done;
         }
         match job.work {
-            Work::CreateNamespace | Work::Forget(_) => {}
+            Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done),
             Work::Change(target, body) => {

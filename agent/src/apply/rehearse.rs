@@ -1,0 +1,141 @@
+//! Looks for the answer what would become of copies, and tries writes as dry runs: the API server judges them as real ones,
+//! admission included, and stores nothing.
+use std::time::Duration;
+
+use futures::stream::{self, StreamExt};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed};
+
+use super::{Call, CallError, Member, at};
+use crate::body::{self, Over, Written};
+use crate::classify::trouble;
+use crate::decide::{Target, Trouble, Want};
+use crate::differ;
+use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, writes};
+use crate::job::{Body, Limits, Origin};
+use crate::live::{self, FIELD_MANAGER};
+use crate::records::Sight;
+
+/// How many looks are under way at once.
+const LOOKS: usize = 6;
+/// How long the looks for one answer may take: a person waits for it.
+const LIMIT: Duration = Duration::from_secs(7);
+
+impl Member {
+    /// Finds out what would become of copies. Nothing is written.
+    pub(super) async fn foresee(&self, supposition: Supposition) -> Supposed {
+        let Supposition { question, key, items, more } = supposition;
+        let all = items.len();
+        let looks = stream::iter(items).map(|item| self.foresee_one(&key, item)).buffer_unordered(LOOKS);
+        let found: Vec<Found> = looks.take_until(tokio::time::sleep(LIMIT)).collect().await;
+        let late = u32::try_from(all.saturating_sub(found.len())).unwrap_or(u32::MAX);
+        answer(question, found, more.saturating_add(late))
+    }
+
+    async fn foresee_one(&self, key: &FieldsKey, item: Item) -> Found {
+        let Item { copy, source, known, after } = item;
+        let said = match known {
+            Known::Said(said) => Some(said),
+            Known::Open(open) => self.look(key, &copy, *open).await,
+        };
+        Found { copy, source, said, after }
+    }
+
+    async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open) -> Option<Said> {
+        let kind = Kind::by_resource(&copy.resource)?;
+        let needs_look = open.needs_look();
+        let Open { want, mut sight, fields, rehearse, body } = open;
+        let mut object = None;
+        if needs_look {
+            match self.get(kind, copy).await {
+                Ok(found) => {
+                    sight =
+                        live::reduce(kind, &found, &self.sealer).map_or(Sight::Absent, |(_, live)| Sight::Live(live));
+                    object = Some(found);
+                }
+                Err(error) if error.is_absent() => sight = Sight::Absent,
+                Err(error) => return Some((Foreseen::Refused, Some(trouble(&error)))),
+            }
+        }
+        let is_equal = match (&want, &object) {
+            (Want::Copy(wanted), Some(object)) => {
+                live::named_fields(kind, object, &wanted.policies.ignored, key) == fields
+            }
+            _ => false,
+        };
+        let (foreseen, said) = foresee(&want, &sight, is_equal)?;
+        if !rehearse {
+            return Some((foreseen, said));
+        }
+        let target = match &sight {
+            Sight::Live(live) => Some(Target { uid: live.uid.clone(), version: live.version.clone() }),
+            Sight::Absent | Sight::Unknown => None,
+        };
+        let tried = match (&body, &target) {
+            (Some(body), _) if writes(foreseen) => {
+                self.try_write(kind, copy, body, target.as_ref().zip(object.as_ref())).await
+            }
+            (None, _) if writes(foreseen) => {
+                let words = "this was not tried, as its content did not fit into one question";
+                return Some((foreseen, Some(Trouble::new(Reason::WaitingForHub, words))));
+            }
+            (_, Some(target)) if matches!(foreseen, Foreseen::Remove | Foreseen::GiveUp) => {
+                self.try_delete(kind, copy, target).await
+            }
+            _ => return Some((foreseen, said)),
+        };
+        Some(match tried {
+            Ok(()) => (foreseen, said),
+            Err(trouble) if trouble.reason == Reason::Immutable && body.is_some_and(|body| body.recreate) => {
+                let words = "it does not take the change, so it is deleted and created anew";
+                (foreseen, Some(Trouble::new(Reason::Immutable, words)))
+            }
+            Err(trouble) => (Foreseen::Refused, Some(trouble)),
+        })
+    }
+
+    /// The apply that would be sent, as a dry run.
+    async fn try_write(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        body: &Body,
+        over: Option<(&Target, &DynamicObject)>,
+    ) -> Result<(), Trouble> {
+        let Body { intent, rule, revision, ignored, version, .. } = body;
+        let Origin::Payload(payload) = &body.content else { return Ok(()) };
+        let content = payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()))?;
+        let Limits { policy, home } = &body.limits;
+        if let Some(denied) = policy.denies(kind, copy, &content, home) {
+            return Err(denied);
+        }
+        let version = *version;
+        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version };
+        let over = over.map(|(target, object)| Over { target, object: (!ignored.is_empty()).then_some(object) });
+        let request = body::apply(&written, over.as_ref(), &self.sealer);
+        let params = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
+        let answer: Call<DynamicObject> =
+            self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(&request))).await;
+        let object = answer.map_err(|error| refused(&error))?;
+        // What an apply leaves is removed by a second request, which a dry run has nothing to work on.
+        let is_whole = body::surplus(kind, &object, &content, ignored).is_none();
+        let holds = live::reduce(kind, &object, &self.sealer)
+            .is_some_and(|(_, live)| live.holds(&intent.rule, &intent.source, revision));
+        if is_whole && !holds { Err(differ::rewritten(kind, &object, &content, ignored)) } else { Ok(()) }
+    }
+
+    async fn try_delete(&self, kind: &Kind, copy: &SourceRef, target: &Target) -> Result<(), Trouble> {
+        let conditions =
+            Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
+        let params = DeleteParams { dry_run: true, ..DeleteParams::default().preconditions(conditions) };
+        let answer = self.text(at(kind, copy).delete(&copy.name, &params)).await;
+        answer.map(drop).map_err(|error| refused(&error))
+    }
+}
+
+fn refused(error: &CallError) -> Trouble {
+    match error.is_race() {
+        true => Trouble::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again"),
+        false => trouble(error),
+    }
+}

@@ -1,0 +1,145 @@
+//! The hub's question what would become of a rule's copies: the core's own decisions, with a desired set in which the hub
+//! has said that. The real one is not touched, and nothing is queued but the looks that the answer takes.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Foreseen, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent};
+
+use super::Core;
+use crate::decide::{Outcome, Place, Takeover, Verdict, Want, WantedCopy, decide};
+use crate::foresee::{Item, Known, Open, Said, Supposition, foresee};
+use crate::job::{Body, Limits, Origin};
+use crate::live::{Live, Ownership};
+use crate::records::Sight;
+
+type Intents<'a> = BTreeMap<&'a SourceRef, &'a SupposedIntent>;
+
+impl Core {
+    pub(super) fn suppose(&mut self, asked: &Suppose) {
+        let mut supposed = self.desired.clone();
+        supposed.suppose(asked, &self.records);
+        std::mem::swap(&mut self.desired, &mut supposed);
+        let supposition = self.supposition(asked);
+        self.desired = supposed;
+        self.suppositions.push_back(supposition);
+    }
+
+    fn supposition(&self, asked: &Suppose) -> Supposition {
+        let mut copies = self.desired.copies_of(&asked.uid);
+        copies.extend(self.records.intents_of(&asked.uid).flat_map(|(_, copies)| copies).cloned());
+        let intents: Intents<'_> = asked.intents.iter().map(|intent| (&intent.intent.source, intent)).collect();
+        let more = u32::try_from(copies.len().saturating_sub(SUPPOSED_LIMIT)).unwrap_or(u32::MAX);
+        let items = copies.into_iter().take(SUPPOSED_LIMIT).filter_map(|copy| self.supposed(asked, &intents, copy));
+        Supposition { question: asked.question, key: asked.key, items: items.collect(), more }
+    }
+
+    fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef) -> Option<Item> {
+        let uid = &asked.uid;
+        let held = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
+        let said = |source: SourceRef, said: Said| Some((source, Known::Said(said), vec![]));
+        let want = self.want(&copy);
+        let (source, known, after) = match want {
+            Want::Copy(wanted) if wanted.intent.rule == *uid => {
+                let source = wanted.intent.source.clone();
+                let known = self.supposed_copy(asked, intents.get(&source).copied(), &copy, *wanted)?;
+                Some((source, known, vec![]))
+            }
+            Want::Gone(key, rule, mut order) if key.rule == *uid => {
+                let live = self.records.live(&copy);
+                let suspended = matches!(self.desired.want(&copy, live), Want::Gone(_, _, plain) if plain.held);
+                let successors = self.desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
+                let after = if order.held && !suspended { successors.collect() } else { vec![] };
+                order.held = suspended;
+                let (source, sight) = (key.source.clone(), self.records.sight(&copy).clone());
+                let want = Want::Gone(key, rule, order);
+                let known = match asked.rehearse {
+                    true => open(want, sight, [0; 32], true, None),
+                    false => Known::Said(foresee(&want, &sight, false)?),
+                };
+                Some((source, known, after))
+            }
+            Want::Kept(key, _) if key.rule == *uid => said(key.source, (Foreseen::Unchanged, None)),
+            // Somebody else's; what is said to the rule is what its status would say.
+            _ => match (self.desired.claimed_by(uid, &copy), &held) {
+                (Some(source), _) => said(source, (Foreseen::Refused, self.loss(uid, &copy))),
+                (None, Some(source)) => said(
+                    source.clone(),
+                    match self.desired.idle_winner(&copy) {
+                        Some(_) => (Foreseen::HandOver, None),
+                        None => (Foreseen::Unchanged, None),
+                    },
+                ),
+                (None, None) => None,
+            },
+        }?;
+        let is_held = held.is_some_and(|source| asked.holds_all || asked.held.contains(&source));
+        let known = match known {
+            Known::Said((Foreseen::Unchanged | Foreseen::Rest, None)) if is_held => Known::Said((Foreseen::Held, None)),
+            other => other,
+        };
+        Some(Item { copy, source, known, after })
+    }
+
+    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::decide::Trouble> {
+        self.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
+            Outcome::Failed(trouble) if rule == *uid => Some(trouble),
+            _ => None,
+        })
+    }
+
+    fn supposed_copy(
+        &self,
+        asked: &Suppose,
+        supposed: Option<&SupposedIntent>,
+        copy: &SourceRef,
+        wanted: WantedCopy,
+    ) -> Option<Known> {
+        let watched = self.watched(copy);
+        let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
+        if let Some(trouble) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
+            return Some(Known::Said((Foreseen::Refused, Some(trouble))));
+        }
+        let sight = self.records.sight(copy).clone();
+        let is_ours = matches!(&sight, Sight::Live(live) if live.ownership == Ownership::Ours);
+        // A place that is not there yet has nothing in it.
+        let settled = settled || matches!(wanted.place, Place::ToCreate(_)) || wanted.suspend;
+        let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
+        let want = Want::Copy(Box::new(wanted));
+        let rests = |sight: &Sight| matches!(decide(&want, sight), Verdict::Rest(_));
+        if settled || (is_ours && (!asked.rehearse || rests(&sight))) || (!is_ours && rests(&Sight::Unknown)) {
+            return foresee(&want, &sight, false).map(Known::Said);
+        }
+        let fields = supposed.map_or([0; 32], |intent| intent.fields);
+        Some(open(want, sight, fields, asked.rehearse, body))
+    }
+
+    /// What would be written, if it came along.
+    fn supposed_body(&self, copy: &SourceRef, wanted: &WantedCopy, supposed: &SupposedIntent) -> Option<Body> {
+        let payload = supposed.intent.payload.clone();
+        if payload.bytes().is_empty() {
+            return None;
+        }
+        let number = self.records.live(copy).map_or(0, |live| live.number);
+        Some(Body {
+            intent: wanted.intent.clone(),
+            rule: wanted.rule.clone(),
+            revision: wanted.revision?,
+            content: Origin::Payload(payload),
+            ignored: wanted.policies.ignored.clone(),
+            version: wanted.policies.version.map(|least| least.max(number)),
+            recreate: wanted.policies.recreate,
+            keep: None,
+            asks: wanted.policies.takeover == Takeover::Asked,
+            limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
+        })
+    }
+}
+
+fn open(want: Want, sight: Sight, fields: [u8; 32], rehearse: bool, body: Option<Body>) -> Known {
+    Known::Open(Box::new(Open { want, sight, fields, rehearse, body }))
+}
+
+/// The source that a live copy of a rule was written for.
+fn sealed_for(live: &Live, uid: &RuleUid) -> Option<SourceRef> {
+    let sealed = live.sealed.as_ref().filter(|sealed| sealed.rule == *uid && live.ownership == Ownership::Ours)?;
+    Some(sealed.source.clone())
+}

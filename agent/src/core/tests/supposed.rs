@@ -1,0 +1,95 @@
+//! What the hub is answered when it asks what would become of copies; and that nothing becomes of them.
+use super::world::*;
+use crate::core::*;
+use runnel_proto::model::*;
+use std::collections::BTreeSet;
+
+fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &[&str]) -> Suppose {
+    let supposed = |(name, revision): &(&str, u8)| {
+        let intent =
+            Intent { payload: Payload::from_wire(Encoding::Plain, vec![].into(), 0), ..intent(name, *revision) };
+        SupposedIntent { intent, bytes: 1, object_type: None, fields: [0; 32] }
+    };
+    Suppose {
+        question: 9,
+        uid: uid.into(),
+        terms: terms.map(|terms| (terms, TermsDigest([9; 16]))),
+        intents: names.iter().map(supposed).collect(),
+        tombstones: tombstones.iter().map(|name| tombstone(name)).collect(),
+        removal: None,
+        held: BTreeSet::new(),
+        holds_all: false,
+        rehearse: false,
+        key: FieldsKey([3; 32]),
+    }
+}
+
+fn asked(world: &mut World, question: Suppose) -> Vec<String> {
+    let (writes, before) = (world.writes, world.sent.len());
+    world.core.hear(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+    world.settle();
+    assert_eq!(world.writes, writes, "something was written");
+    let supposed = world.sent[before..].iter().filter_map(|frame| match frame {
+        AgentFrame::Supposed(supposed) => Some(supposed.clone()),
+        _ => None,
+    });
+    let copies = supposed.flat_map(|supposed| supposed.copies);
+    copies.map(|one| format!("{}/{} {:?}", one.copy.namespace, one.copy.name, one.foreseen)).collect()
+}
+
+#[test]
+fn a_rule_that_nobody_has_saved_is_foreseen_and_forgotten() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    world.make_foreign(&copy("b", "s0"));
+    let wanted = terms("r", &["a", "b", "later"]);
+    let said = asked(&mut world, question("r", Some(wanted.clone()), &[("s0", 1)], &[]));
+    assert_eq!(said, ["a/s0 Create", "b/s0 Refused", "later/s0 Wait"]);
+    let overwrite = Terms { conflict_policy: ConflictPolicy::Overwrite, create_namespaces: true, ..wanted.clone() };
+    let said = asked(&mut world, question("r", Some(overwrite), &[("s0", 1)], &[]));
+    assert_eq!(said, ["a/s0 Create", "b/s0 Overwrite", "later/s0 Create"]);
+    let said = asked(&mut world, question("r", Some(Terms { suspend: true, ..wanted }), &[("s0", 1)], &[]));
+    assert_eq!(said, ["a/s0 Rest", "b/s0 Rest", "later/s0 Wait"]);
+    assert!(world.core.held_pairs("r").is_empty());
+}
+
+#[test]
+fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    let all = terms("r", &["a", "b"]);
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..with_terms("r", all.clone()) }]);
+    world.settle();
+    assert_eq!(
+        asked(&mut world, question("r", Some(all.clone()), &[("s0", 1), ("s1", 2)], &[])),
+        ["a/s0 Unchanged", "a/s1 Change", "b/s0 Unchanged", "b/s1 Change"]
+    );
+    assert_eq!(
+        asked(&mut world, question("r", Some(all.clone()), &[("s0", 1)], &["s1"])),
+        ["a/s0 Unchanged", "a/s1 Remove", "b/s0 Unchanged", "b/s1 Remove"]
+    );
+    let held = Suppose { held: BTreeSet::from([copy("team", "s1")]), ..question("r", Some(all), &[("s0", 1)], &[]) };
+    assert_eq!(asked(&mut world, held), ["a/s0 Unchanged", "a/s1 Held", "b/s0 Unchanged", "b/s1 Held"]);
+    // A name that is taken out of the list is a deliberate act; the labels of a namespace are not.
+    assert_eq!(
+        asked(&mut world, question("r", Some(terms("r", &["a"])), &[("s0", 1), ("s1", 1)], &[])),
+        ["a/s0 Unchanged", "a/s1 Unchanged", "b/s0 Remove", "b/s1 Remove"]
+    );
+    let globs = Terms {
+        namespaces: Some(NamespaceChoice { names: vec![Pattern::new("a*")], ..NamespaceChoice::default() }),
+        ..terms("r", &[])
+    };
+    assert_eq!(
+        asked(&mut world, question("r", Some(globs), &[("s0", 1), ("s1", 1)], &[])),
+        ["a/s0 Unchanged", "a/s1 Unchanged", "b/s0 GiveUp", "b/s1 GiveUp"]
+    );
+    let retain = Suppose { removal: Some(DeletionPolicy::Retain), ..question("r", None, &[], &[]) };
+    assert_eq!(asked(&mut world, retain), ["a/s0 Retain", "a/s1 Retain", "b/s0 Retain", "b/s1 Retain"]);
+    let braked = Suppose { holds_all: true, ..question("r", None, &[], &[]) };
+    assert_eq!(asked(&mut world, braked), ["a/s0 Held", "a/s1 Held", "b/s0 Held", "b/s1 Held"]);
+    // An older rule wins.
+    let older = Terms { created_at: 1, ..terms("q", &["a"]) };
+    assert_eq!(asked(&mut world, question("q", Some(older), &[("s0", 1)], &[])), ["a/s0 Change"]);
+    let younger = Terms { created_at: 900, ..terms("q", &["a"]) };
+    assert_eq!(asked(&mut world, question("q", Some(younger), &[("s0", 1)], &[])), ["a/s0 Refused"]);
+}

@@ -1,0 +1,53 @@
+//! What would be wanted if the hub said something else of a rule: the same as when it says so, on a set that is thrown away.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{Batch, Kind, Refusal, RuleDelta, RuleUid, SourceRef, Suppose, SupposedIntent};
+
+use super::Desired;
+use super::take::{Taken, check_name};
+use crate::policy::Facts;
+use crate::records::{IntentKey, Records};
+
+impl Desired {
+    /// Takes in what would be said: as a batch of the hub, but for the payloads, of which only what is judged by the policy
+    /// is told.
+    pub fn suppose(&mut self, asked: &Suppose, records: &Records) {
+        let delta = || RuleDelta::new(asked.uid.clone());
+        let batch = |delta: RuleDelta| Batch { nonce: 0, rules: vec![delta] };
+        if asked.terms.is_some() {
+            self.take(batch(RuleDelta { terms: asked.terms.clone(), ..delta() }), vec![], records);
+        }
+        let mut taken = Taken::default();
+        for intent in &asked.intents {
+            self.suppose_intent(&asked.uid, intent, records, &mut taken);
+        }
+        if !asked.tombstones.is_empty() || asked.removal.is_some() {
+            let tombstones = asked.tombstones.clone();
+            self.take(batch(RuleDelta { tombstones, removal: asked.removal, ..delta() }), vec![], records);
+        }
+    }
+
+    fn suppose_intent(&mut self, uid: &RuleUid, supposed: &SupposedIntent, records: &Records, taken: &mut Taken) {
+        let (source, revision) = (supposed.intent.source.clone(), supposed.intent.revision);
+        if let Err(trouble) = check_name(&source) {
+            let (rule, reason, message) = (uid.clone(), trouble.reason, trouble.message.to_string());
+            return self.refuse(Refusal { rule, source, revision, reason, message }, taken);
+        }
+        let kind = Kind::by_resource(&source.resource);
+        let facts = kind.map(|kind| Facts::said(kind, supposed.bytes, supposed.object_type.as_deref()));
+        self.put(&IntentKey { rule: uid.clone(), source }, revision, facts, records, taken);
+    }
+
+    /// Every copy that a rule wants or has ordered to go.
+    pub fn copies_of(&self, uid: &RuleUid) -> BTreeSet<SourceRef> {
+        let Some(rule) = self.rules.get(uid) else { return BTreeSet::new() };
+        let wanted = rule.intents.keys().flat_map(|source| self.expand(rule, source));
+        wanted.chain(rule.orders.iter().cloned()).collect()
+    }
+
+    /// The source of a rule that wants a copy, whoever wins it.
+    pub fn claimed_by(&self, uid: &RuleUid, copy: &SourceRef) -> Option<SourceRef> {
+        let claims = self.claims.get(copy).into_iter().flatten();
+        claims.filter(|key| key.rule == *uid).map(|key| key.source.clone()).next()
+    }
+}

@@ -1,0 +1,142 @@
+//! What would become of copies if the hub said something else of a rule: the same decisions as of real copies, carried out
+//! by nobody. Pure.
+//!
+//! What the agent knows answers most of it. Whether something that is not its own stands where a copy should, it finds out
+//! only when it writes there; so for the answer it is read ([`Known::Open`]), and [`foresee`] decides with what was seen.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{FieldsKey, Foreseen, Reason, SourceRef, Supposed, SupposedCopy};
+
+use crate::decide::{Action, Outcome, Takeover, Trouble, Verdict, Want, decide, differs};
+use crate::job::Body;
+use crate::live::Ownership;
+use crate::records::Sight;
+
+/// What is foreseen, and why.
+pub type Said = (Foreseen, Option<Trouble>);
+
+/// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
+pub struct Supposition {
+    /// The hub's number for it.
+    pub question: u64,
+    /// Names fields.
+    pub key: FieldsKey,
+    /// Copy by copy.
+    pub items: Vec<Item>,
+    /// How many copies are left out.
+    pub more: u32,
+}
+
+/// One copy.
+pub struct Item {
+    /// The copy.
+    pub copy: SourceRef,
+    /// Its source.
+    pub source: SourceRef,
+    /// What is known of it.
+    pub known: Known,
+    /// The copies that must stand before this one goes.
+    pub after: Vec<SourceRef>,
+}
+
+/// What is known of a copy.
+pub enum Known {
+    /// All.
+    Said(Said),
+    /// It takes a look.
+    Open(Box<Open>),
+}
+
+/// What a look is to find out.
+pub struct Open {
+    /// What would be wanted.
+    pub want: Want,
+    /// What is known to stand there.
+    pub sight: Sight,
+    /// Names the fields that it should have.
+    pub fields: [u8; 32],
+    /// Whether the write is tried.
+    pub rehearse: bool,
+    /// What would be written, as far as it came along.
+    pub body: Option<Body>,
+}
+
+impl Open {
+    /// Whether what stands there must be read.
+    pub fn needs_look(&self) -> bool {
+        let is_ours = matches!(&self.sight, Sight::Live(live) if live.ownership == Ownership::Ours);
+        self.rehearse || !is_ours
+    }
+}
+
+/// What was found out of one copy.
+pub struct Found {
+    /// The copy.
+    pub copy: SourceRef,
+    /// Its source.
+    pub source: SourceRef,
+    /// What becomes of it; `None`: nothing that is worth a word.
+    pub said: Option<Said>,
+    /// The copies that must stand before this one goes.
+    pub after: Vec<SourceRef>,
+}
+
+/// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent.
+pub fn foresee(want: &Want, sight: &Sight, is_equal: bool) -> Option<Said> {
+    let plain = |foreseen| Some((foreseen, None));
+    match decide(want, sight) {
+        Verdict::Over => None,
+        Verdict::Rest(outcome) => match outcome {
+            Outcome::Applied => plain(Foreseen::Unchanged),
+            Outcome::UnderWay => plain(Foreseen::Rest),
+            Outcome::Failed(trouble) if trouble.reason == Reason::TakeoverWaiting => plain(Foreseen::Overwrite),
+            Outcome::Failed(trouble) => Some((Foreseen::Refused, Some(trouble))),
+            Outcome::Waiting => plain(Foreseen::Wait),
+            Outcome::Drifted(trouble) => Some((Foreseen::Unchanged, Some(trouble))),
+            Outcome::Removing(_) => plain(Foreseen::Rest),
+            Outcome::GivenUp => plain(Foreseen::GiveUp),
+        },
+        Verdict::Do(action) => match action {
+            Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
+            Action::Read => None,
+            Action::Change(_) => plain(Foreseen::Change),
+            Action::Adopt(_) if is_equal => plain(Foreseen::Adopt),
+            Action::Adopt(_) => refused_or_asked(want, sight),
+            Action::Overwrite(_) => plain(Foreseen::Overwrite),
+            Action::Compare(_) | Action::Demote(_) => plain(Foreseen::Unchanged),
+            Action::Delete(_) => plain(Foreseen::Remove),
+            Action::Retain(_) => plain(Foreseen::Retain),
+        },
+    }
+}
+
+fn refused_or_asked(want: &Want, sight: &Sight) -> Option<Said> {
+    match (want, sight) {
+        (Want::Copy(wanted), _) if wanted.policies.takeover == Takeover::Asked => Some((Foreseen::Overwrite, None)),
+        (_, Sight::Live(live)) => Some((Foreseen::Refused, Some(differs(live)))),
+        _ => None,
+    }
+}
+
+/// Whether it is a write.
+pub fn writes(foreseen: Foreseen) -> bool {
+    use Foreseen::{Adopt, Change, Create, Overwrite};
+    matches!(foreseen, Create | Change | Adopt | Overwrite)
+}
+
+/// The answer: what was found, in order. What must wait for another copy that will not stand stays.
+pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
+    let stand = |said: &Said| writes(said.0) || said.0 == Foreseen::Unchanged;
+    let standing: BTreeSet<_> =
+        found.iter().filter(|one| one.said.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
+    let said = found.into_iter().filter_map(|one| {
+        let waits = one.after.iter().any(|before| !standing.contains(before));
+        let (foreseen, trouble) = one.said?;
+        let foreseen = if waits { Foreseen::Rest } else { foreseen };
+        let trouble = trouble.map(|trouble| (trouble.reason, trouble.message.to_string()));
+        let source = one.source;
+        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, trouble }))
+    });
+    let copies = said.collect::<BTreeMap<_, _>>().into_values().collect();
+    Supposed { question, copies, more, last: true }
+}

@@ -1,0 +1,49 @@
+//! A part of the index in which a rule can be tried: with everything that has to do with it, and nothing that anybody looks
+//! at.
+use std::collections::BTreeSet;
+
+use super::Index;
+use crate::plan::Rule;
+
+/// The most other rules that are taken along; they matter where copies change hands.
+const OTHERS: usize = 256;
+
+impl Index {
+    /// A copy of what has to do with a rule: clusters, grants, the sources that it needs or needed, the rules beside it, and
+    /// the rule itself as it is now, its brake included. Whatever is done to it, this index stays as it is. Payloads are
+    /// shared.
+    pub fn around(&self, rule: &Rule) -> Index {
+        let former = self.rules.get(&rule.uid);
+        let mut part = Index {
+            minter: self.minter.clone(),
+            scope: self.scope.clone(),
+            places: self.places.clone(),
+            clusters: self.clusters.clone(),
+            grants: self.grants.clone(),
+            deletions: self.deletions.clone(),
+            undated_deletions: self.undated_deletions,
+            dying: self.dying.clone(),
+            dying_definitions: self.dying_definitions.clone(),
+            ceiling: self.ceiling,
+            ..Index::default()
+        };
+        for rule in [Some(rule), former.map(|entry| &entry.rule)].into_iter().flatten() {
+            let needed = self.candidates(rule).filter(|(source, known)| rule.needs(source, &known.labels));
+            part.sources.extend(needed.map(|(source, known)| (source.clone(), known.clone())));
+        }
+        let vanished = self.vanished.iter().filter(|(source, _)| part.sources.contains_key(*source));
+        part.vanished = vanished.map(|(source, at)| (source.clone(), *at)).collect();
+        let readers = part.sources.keys().filter_map(|source| self.selected_by.get(source)).flatten();
+        let others: BTreeSet<_> = readers.filter(|uid| **uid != rule.uid).cloned().collect();
+        for other in others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid)) {
+            part.set_rule(other.rule.clone());
+        }
+        if let Some(former) = former {
+            part.set_rule(former.rule.clone());
+            if let Some(entry) = part.rules.get_mut(&rule.uid) {
+                (entry.brake, entry.gate) = (former.brake.clone(), former.gate.clone());
+            }
+        }
+        part
+    }
+}

@@ -1,0 +1,229 @@
+//! What `kubectl runnel plan` says.
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
+use serde_json::{Map, Value, json};
+
+use super::table::Tone;
+use super::wrap;
+
+/// Verdicts in the order in which they are counted, and how each is meant.
+const VERDICTS: [(&str, Tone); 15] = [
+    ("create", Tone::Good),
+    ("change", Tone::Good),
+    ("takeOver", Tone::Odd),
+    ("remove", Tone::Odd),
+    ("retain", Tone::Odd),
+    ("handOver", Tone::Odd),
+    ("held", Tone::Bad),
+    ("conflict", Tone::Bad),
+    ("denied", Tone::Bad),
+    ("forbidden", Tone::Bad),
+    ("invalid", Tone::Bad),
+    ("refused", Tone::Bad),
+    ("wait", Tone::Odd),
+    ("rest", Tone::Odd),
+    ("unchanged", Tone::Plain),
+];
+
+/// What would become of one rule.
+pub struct Planned {
+    /// The rule as a person calls it.
+    pub rule: String,
+    /// Whether it is the rule as it is saved.
+    pub saved: bool,
+    /// What the hub said, in one.
+    pub said: PlanPage,
+}
+
+impl Planned {
+    /// All pages of an answer in one.
+    pub fn of(rule: String, saved: bool, pages: impl IntoIterator<Item = PlanPage>) -> Self {
+        let mut pages = pages.into_iter();
+        let mut said = pages.next().unwrap_or_default();
+        said.copies.extend(pages.flat_map(|page| page.copies));
+        Self { rule, saved, said }
+    }
+
+    /// Whether something would fail, or be held until somebody releases it.
+    pub fn would_fail(&self) -> bool {
+        let fails = |copy: &PlanCopy| {
+            matches!(copy.verdict.as_str(), "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused")
+        };
+        let is_left_out = |source: &PlanSource| source.state != "Refused";
+        self.said.copies.iter().any(fails) || self.said.sources.iter().any(is_left_out)
+    }
+
+    fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
+        let count = |verdict: &str| self.said.copies.iter().filter(|copy| copy.verdict == verdict).count();
+        let all = VERDICTS.iter().map(|(verdict, tone)| (*verdict, *tone, count(verdict)));
+        all.filter(|(.., count)| *count > 0).collect()
+    }
+
+    /// For a person, in lines of this width.
+    pub fn text(&self, width: usize, colours: bool) -> String {
+        let mut out = String::new();
+        let said = &self.said;
+        let state = match (self.saved, said.exists) {
+            (true, _) => "as it is saved",
+            (false, true) => "an edit",
+            (false, false) => "new",
+        };
+        let sources = if said.sent == 1 { "source" } else { "sources" };
+        let clusters = if said.clusters.len() == 1 { "cluster" } else { "clusters" };
+        let all = said.clusters.len();
+        let _ = writeln!(out, "{} ({state}): {} {sources}, {all} {clusters}", self.rule, said.sent);
+        let counts: Vec<_> = self.counts();
+        let counts = counts.iter().map(|(verdict, tone, count)| tone.paint(&format!("{verdict} {count}"), colours));
+        let counts: Vec<_> = counts.collect();
+        if !counts.is_empty() {
+            let _ = writeln!(out, "  {}", counts.join(", "));
+        }
+        for note in &said.notes {
+            wrapped(&mut out, "  ", note, width);
+        }
+        for source in &said.sources {
+            let place = if source.cluster.is_empty() { String::new() } else { format!(" in {}", source.cluster) };
+            let _ = writeln!(out, "  {}{place}: {}", source.source, Tone::Bad.paint(&source.state, colours));
+            wrapped(&mut out, "    ", &source.message, width);
+        }
+        let mut by_cluster: BTreeMap<&str, Vec<&PlanCopy>> = BTreeMap::new();
+        for copy in &said.copies {
+            by_cluster.entry(&copy.cluster).or_default().push(copy);
+        }
+        for cluster in &said.clusters {
+            self.cluster(&mut out, cluster, by_cluster.get(cluster.name.as_str()), width, colours);
+        }
+        out
+    }
+
+    fn cluster(
+        &self,
+        out: &mut String,
+        cluster: &PlanCluster,
+        copies: Option<&Vec<&PlanCopy>>,
+        width: usize,
+        colours: bool,
+    ) {
+        let wave = if cluster.wave == 0 { String::new() } else { format!(" (wave {})", cluster.wave) };
+        let _ = writeln!(out, "\n{}{wave}", cluster.name);
+        wrapped(out, "  ", &cluster.message, width);
+        let rows: Vec<_> = copies.into_iter().flatten().map(|copy| (*copy, cells(copy))).collect();
+        let widths: Vec<usize> = (0..4)
+            .map(|column| rows.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or(0))
+            .collect();
+        let mut before = String::new();
+        for (copy, cells) in &rows {
+            let tone =
+                VERDICTS.iter().find(|(verdict, _)| *verdict == copy.verdict).map_or(Tone::Odd, |(_, tone)| *tone);
+            let mut line = format!("  {}", tone.paint(&cells[0], colours));
+            let mut at = cells[0].chars().count() + 2;
+            for (column, cell) in cells.iter().enumerate().skip(1) {
+                let _ =
+                    write!(line, "{}{cell}", " ".repeat(widths[column - 1] - cells[column - 1].chars().count() + 2));
+                at += widths[column - 1] - cells[column - 1].chars().count() + 2 + cell.chars().count();
+            }
+            let why = why(copy);
+            // Beside it, where there is room; else below, and once for rows that follow each other.
+            let beside = 2 + widths.iter().sum::<usize>() + 6;
+            let fits = beside + 2 + why.chars().count() <= width;
+            if fits && !why.is_empty() {
+                let why = wrap::on_one_line(&why);
+                let _ = write!(line, "{}{why}", " ".repeat((beside + 2).saturating_sub(at)));
+            }
+            let _ = writeln!(out, "{}", line.trim_end());
+            if !fits && why != before {
+                wrapped(out, "      ", &why, width);
+            }
+            before = why;
+        }
+        if cluster.more > 0 {
+            let _ = writeln!(out, "  ... and {} more", cluster.more);
+        }
+    }
+
+    /// For machines.
+    pub fn value(&self) -> Value {
+        let said = &self.said;
+        let summary: Map<String, Value> =
+            self.counts().into_iter().map(|(verdict, _, count)| (verdict.to_owned(), json!(count))).collect();
+        let sources = said.sources.iter().map(
+            |one| json!({"source": one.source, "state": one.state, "message": one.message, "cluster": one.cluster}),
+        );
+        let clusters = said.clusters.iter().map(|one| {
+            json!({"name": one.name, "state": one.state, "message": one.message, "wave": one.wave, "more": one.more})
+        });
+        let copies = said.copies.iter().map(|one| {
+            json!({
+                "cluster": one.cluster, "copy": one.copy, "source": one.source, "verdict": one.verdict,
+                "reason": one.reason, "message": one.message,
+            })
+        });
+        json!({
+            "rule": self.rule,
+            "exists": said.exists,
+            "sent": said.sent,
+            "summary": summary,
+            "notes": said.notes,
+            "sources": sources.collect::<Vec<_>>(),
+            "clusters": clusters.collect::<Vec<_>>(),
+            "copies": copies.collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn cells(copy: &PlanCopy) -> [String; 4] {
+    let mut parts = copy.copy.splitn(3, '/');
+    let mut part = || parts.next().unwrap_or_default().to_owned();
+    let (resource, namespace, name) = (part(), part(), part());
+    let kind = resource.strip_suffix('s').unwrap_or(&resource).to_owned();
+    [copy.verdict.clone(), namespace, kind, name]
+}
+
+fn why(copy: &PlanCopy) -> String {
+    match (copy.reason.is_empty(), copy.message.is_empty()) {
+        (_, true) => copy.reason.clone(),
+        (true, false) => copy.message.clone(),
+        (false, false) => format!("{}: {}", copy.reason, copy.message),
+    }
+}
+
+fn wrapped(out: &mut String, indent: &str, text: &str, width: usize) {
+    if !text.is_empty() {
+        wrap::wrapped(out, (indent, indent), text, width);
+    }
+}
+
+/// The rules of a file: its documents, and the items of lists.
+///
+/// # Errors
+/// A sentence that names what is no rule.
+pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<Value>, String> {
+    let items = |document: Value| match document.get("items").and_then(Value::as_array) {
+        Some(items) => items.clone(),
+        None => vec![document],
+    };
+    let mut rules = Vec::new();
+    for mut rule in documents.into_iter().flat_map(items).filter(|document| !document.is_null()) {
+        let kind = rule.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        match kind.as_str() {
+            "DistributionRule" => {
+                let metadata = rule.get_mut("metadata").and_then(Value::as_object_mut);
+                let metadata = metadata.ok_or_else(|| format!("{file}: a DistributionRule without metadata"))?;
+                metadata.entry("namespace").or_insert_with(|| json!(namespace));
+            }
+            "ClusterDistributionRule" => {}
+            _ => continue,
+        }
+        rules.push(rule);
+    }
+    match rules.is_empty() {
+        true => Err(format!("{file} holds no DistributionRule or ClusterDistributionRule")),
+        false => Ok(rules),
+    }
+}
+
+#[cfg(test)]
+#[path = "planned_tests.rs"]
+mod tests;

@@ -1,0 +1,98 @@
+use runnel_proto::wire::PlanCopy;
+
+use super::*;
+
+fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -> PlanCopy {
+    PlanCopy {
+        cluster: cluster.into(),
+        copy: copy.into(),
+        source: "secrets/team/login".into(),
+        verdict: verdict.into(),
+        reason: reason.into(),
+        message: message.into(),
+    }
+}
+
+fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> PlanCluster {
+    PlanCluster { name: name.into(), state: state.into(), message: message.into(), wave, more }
+}
+
+fn planned() -> Planned {
+    let conflict =
+        "an object that is not Runnel's stands here (written by kubectl-client-side-apply); delete it or rename it";
+    let held = "removalLimit holds it, as too much would go at a time: `kubectl runnel release` would let it go";
+    let head = PlanPage {
+        sources: vec![PlanSource {
+            source: "configmaps/team/settings".into(),
+            state: "Ambiguous".into(),
+            message: "configmaps/team/settings and configmaps/other/settings both want the copy settings in the same \
+                      namespaces, so neither is sent; narrow spec.sources, or tell them apart by spec.transform.name"
+                .into(),
+            cluster: String::new(),
+        }],
+        clusters: vec![
+            cluster("eu-1", "Answered", "", 1, 0),
+            cluster("eu-2", "Answered", "it is cordoned: it keeps what it has and gets nothing new", 2, 1200),
+            cluster("us-1", "NotConnected", "not asked: it is not connected", 2, 0),
+        ],
+        copies: vec![],
+        notes: vec![],
+        exists: true,
+        sent: 2,
+    };
+    let first = PlanPage {
+        copies: vec![
+            copy("eu-1", "secrets/default/login", "create", "", ""),
+            copy("eu-1", "configmaps/default/settings", "conflict", "Conflict", conflict),
+            copy("eu-1", "configmaps/web/settings", "conflict", "Conflict", conflict),
+            copy("eu-1", "secrets/web/login", "takeOver", "Equal", "what stands there is equal"),
+        ],
+        ..PlanPage::default()
+    };
+    let second = PlanPage {
+        copies: vec![
+            copy("eu-2", "secrets/default/login", "held", "Removal", held),
+            copy("eu-2", "secrets/later/login", "wait", "NamespaceMissing", ""),
+            copy("eu-2", "secrets/web/login", "unchanged", "", ""),
+        ],
+        ..PlanPage::default()
+    };
+    Planned::of("DistributionRule team/all".into(), false, [head, first, second])
+}
+
+#[test]
+fn snapshots_of_what_is_said() {
+    let planned = planned();
+    for width in [80, 160] {
+        assert!(planned.text(width, false).lines().all(|line| line.chars().count() <= width), "{width}");
+    }
+    let all = format!("== 80 columns\n{}\n== 160 columns\n{}", planned.text(80, false), planned.text(160, false));
+    insta::assert_snapshot!(all);
+    assert!(planned.would_fail());
+}
+
+#[test]
+fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
+    let of = |verdict: &str| {
+        let page = PlanPage { copies: vec![copy("a", "secrets/b/c", verdict, "", "")], ..PlanPage::default() };
+        Planned::of("r".into(), true, [PlanPage::default(), page]).would_fail()
+    };
+    for verdict in ["held", "conflict", "denied", "forbidden", "invalid", "refused"] {
+        assert!(of(verdict), "{verdict}");
+    }
+    for verdict in ["create", "change", "takeOver", "remove", "retain", "handOver", "wait", "rest", "unchanged"] {
+        assert!(!of(verdict), "{verdict}");
+    }
+}
+
+#[test]
+fn a_file_may_hold_several_rules_and_other_things() {
+    let rule = json!({"kind": "DistributionRule", "metadata": {"name": "a"}});
+    let whole = json!({"kind": "ClusterDistributionRule", "metadata": {"name": "b"}});
+    let list = json!({"kind": "List", "items": [rule, whole]});
+    let found = rules(vec![list, json!({"kind": "Namespace"}), Value::Null], "f", "team").unwrap();
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0]["metadata"]["namespace"], "team");
+    assert!(found[1]["metadata"]["namespace"].is_null());
+    assert!(rules(vec![json!({"kind": "Namespace"})], "f", "team").unwrap_err().contains("f holds no"));
+}

@@ -1,0 +1,197 @@
+//! What each cluster would be told, as a question to its agent.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    ClusterName, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent, Terms, Tombstone,
+};
+
+use super::{Holdings, Scene};
+use crate::index::{Claim, Cluster, RuleEntry};
+use crate::plan::{Share, SourceContent};
+
+/// The most bytes of payload that travel in one question, which is one message.
+const PAYLOADS: usize = 2 << 20;
+
+/// How a cluster is to the rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its agent can be asked.
+    Asked,
+    /// It is not accepted.
+    NotAccepted,
+    /// It leaves.
+    Leaving,
+    /// Nothing is granted there of what the rule sends.
+    NotGranted,
+    /// The hub cannot tell what is granted.
+    Unknown,
+    /// The rule rests and does not choose it: what is there stays.
+    Rests,
+}
+
+/// One cluster that the rule has to do with.
+pub struct Ask {
+    /// The cluster.
+    pub cluster: ClusterName,
+    /// How it is to the rule.
+    pub standing: Standing,
+    /// A sentence for a person; may be empty.
+    pub message: String,
+    /// In which wave of a rollout it would have its turn; 0: without one.
+    pub wave: u32,
+}
+
+impl Scene {
+    /// The clusters that the rule has, or had, to do with.
+    pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<Ask> {
+        let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
+        let waves = self.waves(entry);
+        let concerned = |name: &ClusterName, cluster: &Cluster| {
+            let holds = || holdings(&self.uid, name).is_some_and(|held| held.copies > 0);
+            let goes = &entry.goes;
+            entry.rule.chooses(name, &cluster.labels)
+                || goes.clusters.contains_key(name)
+                || self.former.contains_key(name)
+                || holds()
+        };
+        let all = self.index.clusters().filter(|(name, cluster)| concerned(name, cluster));
+        let ask = |(name, cluster): (&ClusterName, &Cluster)| {
+            let (standing, message) = self.standing(entry, name, cluster);
+            let wave = waves.get(name).copied().unwrap_or_default();
+            Ask { cluster: name.clone(), standing, message: message.to_owned(), wave }
+        };
+        all.map(ask).collect()
+    }
+
+    fn standing(&self, entry: &RuleEntry, name: &ClusterName, cluster: &Cluster) -> (Standing, &'static str) {
+        if !cluster.accepted {
+            return (Standing::NotAccepted, "it is not accepted: nothing is sent there");
+        }
+        if cluster.leaving {
+            return (Standing::Leaving, "it leaves: it gets nothing new");
+        }
+        match self.claim(name) {
+            Claim::Unknown => (Standing::Unknown, "the hub cannot read the grants now: nothing is sent or removed"),
+            Claim::Held(_) => (Standing::Rests, "spec.suspend is true: what is there stays"),
+            Claim::Unwanted(_) | Claim::Braked if entry.goes.not_granted.contains(name) && !self.has(name) => {
+                (Standing::NotGranted, "no DistributionGrant lets the rule send there")
+            }
+            Claim::Unwanted(_) | Claim::Braked if entry.goes.not_granted.contains(name) => {
+                (Standing::Asked, "no DistributionGrant lets the rule send there any more")
+            }
+            Claim::Unwanted(_) | Claim::Braked => (Standing::Asked, "spec.clusters does not choose it any more"),
+            Claim::Cordoned(_) => (Standing::Asked, "it is cordoned: it keeps what it has and gets nothing new"),
+            Claim::Reverts(_) => (Standing::Asked, "its rollout goes back: this is what a new change would do"),
+            Claim::Wanted(_) | Claim::Awaits(_) | Claim::Unclaimed => (Standing::Asked, ""),
+        }
+    }
+
+    /// What would be said to a cluster, when its turn has come.
+    fn claim(&self, name: &ClusterName) -> Claim {
+        let entry = self.index.rule(&self.uid);
+        match self.index.claim(&self.uid, name) {
+            Claim::Awaits(share) | Claim::Reverts(share)
+                if entry.is_some_and(|entry| entry.goes.cordoned.contains(name)) =>
+            {
+                Claim::Cordoned(share)
+            }
+            claim => claim,
+        }
+    }
+
+    fn has(&self, name: &ClusterName) -> bool {
+        self.former.contains_key(name)
+    }
+
+    /// In which wave each cluster has its turn, if all before it go well.
+    fn waves(&self, entry: &RuleEntry) -> BTreeMap<ClusterName, u32> {
+        let Some(rollout) = entry.rule.rollout.as_ref().filter(|_| !entry.rule.terms.suspend) else {
+            return BTreeMap::new();
+        };
+        let turns = self.index.turns(&self.uid);
+        let room = rollout.max_concurrency.of(turns.len());
+        let (mut waves, mut wave, mut inside) = (BTreeMap::new(), 0, 0);
+        let mut value = None;
+        for turn in turns {
+            if wave == 0 || inside >= room || value != Some(turn.value.clone()) {
+                (wave, inside, value) = (wave + 1, 0, Some(turn.value.clone()));
+            }
+            inside += 1;
+            waves.insert(turn.cluster, wave);
+        }
+        waves
+    }
+
+    /// What a cluster's agent is asked, and how many sources are left out of it; `None`: it would hear nothing.
+    pub fn ask(&self, cluster: &ClusterName, key: FieldsKey, rehearse: bool) -> Option<(Box<Suppose>, usize)> {
+        let nothing = || Suppose {
+            question: 0,
+            uid: self.uid.clone(),
+            terms: None,
+            intents: vec![],
+            tombstones: vec![],
+            removal: None,
+            held: BTreeSet::new(),
+            holds_all: false,
+            rehearse,
+            key,
+        };
+        let (asked, left_out) = match self.claim(cluster) {
+            Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
+                let terms = Terms::clone(&share.terms);
+                let ignored = terms.ignore_fields.clone();
+                let mut room = if rehearse { PAYLOADS } else { 0 };
+                let intents = share.intents().take(SUPPOSED_LIMIT);
+                let intents =
+                    intents.filter_map(|(source, content)| supposed(source, content, &ignored, key, &mut room));
+                let intents: Vec<_> = intents.collect();
+                let left_out = share.intents().count().saturating_sub(intents.len());
+                let terms = Some((terms, share.terms.digest));
+                (Suppose { terms, intents, ..self.with_removals(cluster, &share, nothing()) }, left_out)
+            }
+            Claim::Cordoned(share) => (self.with_removals(cluster, &share, nothing()), 0),
+            Claim::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
+            Claim::Braked => (Suppose { holds_all: true, ..nothing() }, 0),
+            Claim::Held(_) | Claim::Unknown | Claim::Unclaimed => return None,
+        };
+        Some((Box::new(asked), left_out))
+    }
+
+    /// What the cluster has now and would not have any more.
+    fn with_removals(&self, cluster: &ClusterName, share: &Share, mut asked: Suppose) -> Suppose {
+        let deletion_policy = share.terms.deletion_policy;
+        let gone = self.former(cluster).into_iter().flat_map(Share::intents).map(|(source, _)| source);
+        for source in gone.filter(|source| share.content(source).is_none() && !share.is_unknown(source)) {
+            match share.must_stay(source) {
+                true => drop(asked.held.insert(source.clone())),
+                false => asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy }),
+            }
+        }
+        asked
+    }
+}
+
+/// What an agent is told of an intent. What the hub has made itself it can decode.
+fn supposed(
+    source: &SourceRef,
+    content: &Arc<SourceContent>,
+    ignored: &BTreeSet<runnel_proto::model::FieldPath>,
+    key: FieldsKey,
+    room: &mut usize,
+) -> Option<SupposedIntent> {
+    let kind = Kind::by_resource(&source.resource)?;
+    let plain = content.payload.decode().ok()?;
+    let (bytes, object_type) = (plain.value_bytes(kind), plain.fields.get("type").and_then(|named| named.as_str()));
+    let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
+    let fits = content.payload.bytes().len() <= *room;
+    let payload = match fits && *room > 0 {
+        true => {
+            *room -= content.payload.bytes().len();
+            content.payload.clone()
+        }
+        false => Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0),
+    };
+    let intent = Intent { source: source.clone(), revision: content.revision, payload };
+    Some(SupposedIntent { intent, bytes, object_type, fields: key.name(plain, ignored) })
+}

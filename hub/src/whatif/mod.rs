@@ -1,0 +1,124 @@
+//! What a rule would do that is not saved. Pure.
+//!
+//! The rule is tried in a copy of the part of the index that has to do with it ([`Index::around`]): the same planner, the
+//! same grants, the same brake as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
+//! stands in them, they are asked: each hears what would be said to it ([`Scene::ask`]), decides as it would, and forgets
+//! it. With their answers the brake is asked about what only they could find ([`Scene::settle`]).
+//!
+//! A plan carries no payload to a member: a digest with a key of its own lets the agent compare what stands there. Only for
+//! a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
+mod ask;
+mod outcome;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+
+use crate::brake::DELAY;
+use crate::index::{Holding, Index, PlaceState};
+use crate::plan::{Body, Place, Rule, Share};
+
+pub use ask::{Ask, Standing};
+pub use outcome::{Row, SourceRow, rows};
+
+/// What is known of what agents hold.
+pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
+
+/// A rule, tried.
+pub struct Scene {
+    index: Index,
+    uid: RuleUid,
+    exists: bool,
+    /// What each cluster has of the rule as it is saved.
+    former: BTreeMap<ClusterName, Share>,
+    unread: BTreeSet<SourceRef>,
+}
+
+impl Scene {
+    /// Tries a rule. If it has the uid of a saved one, it is an edit of that.
+    pub fn new(index: &Index, rule: Rule) -> Self {
+        let (uid, mut index) = (rule.uid.clone(), index.around(&rule));
+        let saved = index.rule(&uid);
+        let exists = saved.is_some();
+        let shares = |cluster: &ClusterName| Some((cluster.clone(), saved?.share(cluster)?));
+        let former = saved.iter().flat_map(|entry| entry.goes.clusters.keys()).filter_map(shares).collect();
+        let unread = index.set_rule(rule).read;
+        Self { index, uid, exists, former, unread }
+    }
+
+    /// Whether the rule is saved already.
+    pub fn exists(&self) -> bool {
+        self.exists
+    }
+
+    /// Where the rule looks for sources and nobody has looked before.
+    pub fn unlisted(&self) -> Vec<Place> {
+        let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
+        let places = entry.rule.places(self.index.scope()).into_iter();
+        places.filter(|place| self.index.place(place) == PlaceState::Unwatched).collect()
+    }
+
+    /// These are the objects of a place.
+    pub fn list(&mut self, place: Place, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
+        let Some(entry) = self.index.rule(&self.uid) else { return };
+        let rule = entry.rule.clone();
+        for (source, labels) in objects.into_iter().filter(|(source, labels)| rule.needs(source, labels)) {
+            let effect = self.index.set_source(source, labels, None);
+            self.unread.extend(effect.read);
+        }
+        let effect = self.index.set_place(place, PlaceState::Known);
+        self.unread.extend(effect.read);
+    }
+
+    /// The sources whose content is needed and not known.
+    pub fn unread(&self) -> &BTreeSet<SourceRef> {
+        &self.unread
+    }
+
+    /// This is the content of a source.
+    pub fn read(&mut self, source: &SourceRef, body: Body) {
+        self.unread.remove(source);
+        if let Some(known) = self.index.source(source) {
+            let labels = known.labels.clone();
+            self.index.set_source(source.clone(), labels, Some(body));
+        }
+    }
+
+    /// Judges what the rule would no longer want.
+    pub fn judge(&mut self, holdings: Holdings<'_>, now: Instant) {
+        for (cluster, former) in &self.former {
+            let Some(share) = self.index.rule(&self.uid).and_then(|entry| entry.share(cluster)) else { continue };
+            let strays: BTreeSet<_> =
+                former.intents().map(|(source, _)| source).filter(|source| share.content(source).is_none()).collect();
+            // An agent would say that it holds these.
+            if holdings(&self.uid, cluster).is_some() && !strays.is_empty() {
+                self.index.strays(&self.uid, cluster, strays.into_iter().cloned().collect());
+            }
+        }
+        self.index.judge(&self.uid, holdings, now);
+    }
+
+    /// Judges what agents would ask for: `told` is what they would say that they hold.
+    pub fn settle(&mut self, told: Holdings<'_>, now: Instant) {
+        self.index.judge(&self.uid, told, now);
+        // What is within the limit passes when nothing else has come for a while.
+        self.index.judge(&self.uid, told, now + DELAY * 8);
+    }
+
+    /// The index in which it is tried.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The rule.
+    pub fn uid(&self) -> &RuleUid {
+        &self.uid
+    }
+
+    fn former(&self, cluster: &ClusterName) -> Option<&Share> {
+        self.former.get(cluster)
+    }
+}

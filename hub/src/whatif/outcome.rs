@@ -1,0 +1,184 @@
+//! What the answers of the agents come to.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Reason, Supposed, SupposedCopy};
+
+use super::{Holdings, Scene};
+use crate::index::Holding;
+use crate::plan::{Refused, RulePlan};
+
+/// By what the brake knows a set that nobody has.
+const TAKEOVERS: AskedDigest = AskedDigest([0x74; 16]);
+const GIVEN_UP: AskedDigest = AskedDigest([0x67; 16]);
+
+/// What the brake says of what it holds.
+const HELD: &str = "removalLimit holds it, as too much would go at a time: `kubectl runnel release` would let it go";
+
+/// What would become of one copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The cluster.
+    pub cluster: ClusterName,
+    /// What an agent said, with the brake's word.
+    pub copy: SupposedCopy,
+    /// A word, see `proto/query.proto`.
+    pub verdict: &'static str,
+    /// Why; may be empty.
+    pub reason: &'static str,
+    /// A sentence for a person; may be empty.
+    pub message: String,
+}
+
+/// A source that the rule selects and that is not sent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SourceRow {
+    /// The source as resource/namespace/name.
+    pub source: String,
+    /// A word, see `proto/query.proto`.
+    pub state: String,
+    /// A sentence for a person.
+    pub message: String,
+    /// Where, if not everywhere.
+    pub cluster: Option<ClusterName>,
+}
+
+impl Scene {
+    /// Asks the brake about what agents would ask for, and says what becomes of each copy.
+    pub fn conclude(
+        &mut self,
+        answers: &BTreeMap<ClusterName, Supposed>,
+        holdings: Holdings<'_>,
+        now: std::time::Instant,
+    ) -> Vec<Row> {
+        let told: BTreeMap<&ClusterName, Holding> =
+            answers.iter().map(|(cluster, answer)| (cluster, self.holding(cluster, answer))).collect();
+        let uid = self.uid().clone();
+        let holding = |rule: &_, cluster: &ClusterName| match told.get(cluster) {
+            Some(told) if *rule == uid => Some(*told),
+            _ => holdings(rule, cluster),
+        };
+        self.settle(&holding, now);
+        rows(self, answers)
+    }
+
+    /// What an agent would say that it holds, once it has heard of the rule.
+    fn holding(&self, cluster: &ClusterName, answer: &Supposed) -> Holding {
+        let count = |wanted: &[Foreseen]| answer.copies.iter().filter(|one| wanted.contains(&one.foreseen)).count();
+        let gone = count(&[Foreseen::Remove, Foreseen::Retain, Foreseen::HandOver]);
+        let asked = |foreseen, digest| {
+            let objects = u32::try_from(count(&[foreseen])).unwrap_or(u32::MAX);
+            (objects > 0).then_some(Asked { objects, digest })
+        };
+        let share = self.index().rule(self.uid()).and_then(|entry| entry.share(cluster));
+        Holding {
+            copies: (answer.copies.len() - gone) as u64,
+            intents: share.map_or(0, |share| share.intents().count() as u64),
+            takeovers: asked(Foreseen::Overwrite, TAKEOVERS),
+            given_up: asked(Foreseen::GiveUp, GIVEN_UP),
+        }
+    }
+
+    /// What is selected and not sent, at most `limit`.
+    pub fn sources(&self, limit: usize) -> Vec<SourceRow> {
+        let Some(entry) = self.index().rule(self.uid()) else { return vec![] };
+        let mut all: Vec<SourceRow> = Vec::new();
+        let mut add = |source: String, state: String, message: &str, cluster: Option<&ClusterName>| {
+            all.push(SourceRow { source, state, message: message.to_owned(), cluster: cluster.cloned() });
+        };
+        for (source, refused) in &entry.plan.refused {
+            add(source.to_string(), "Refused".to_owned(), why_refused(*refused), None);
+        }
+        for source in entry.plan.unread.iter().chain(&entry.plan.unreadable) {
+            add(
+                source.to_string(),
+                "Unread".to_owned(),
+                "the hub cannot read it now; its copies stay as they are",
+                None,
+            );
+        }
+        for (cluster, plan) in entry.deal.plans(&entry.plan) {
+            let cluster = cluster.filter(|_| entry.deal.outcomes() > 1);
+            for (source, withheld) in &plan.withheld {
+                add(source.to_string(), format!("{:?}", withheld.why), &withheld.message, cluster);
+            }
+        }
+        all.sort();
+        all.dedup();
+        all.truncate(limit);
+        all
+    }
+
+    /// How many sources are sent to some cluster.
+    pub fn sent(&self) -> usize {
+        let Some(entry) = self.index().rule(self.uid()) else { return 0 };
+        let sent = |plan: &RulePlan| plan.intents.keys().map(|intent| intent.plain()).collect::<Vec<_>>();
+        let all = entry.deal.plans(&entry.plan).flat_map(|(_, plan)| sent(plan));
+        all.collect::<std::collections::BTreeSet<_>>().len()
+    }
+
+    /// Sentences about the rule as a whole.
+    pub fn notes(&self) -> Vec<String> {
+        let Some(entry) = self.index().rule(self.uid()) else { return vec![] };
+        let mut notes: Vec<String> = self.index().unreadable_places(&entry.rule).into_values().collect();
+        if entry.goes.clusters.is_empty() && entry.goes.not_granted.is_empty() {
+            notes.push("spec.clusters chooses no accepted cluster".to_owned());
+        }
+        if entry.plan.selected().next().is_none() {
+            notes.push("spec.sources selects nothing that is there".to_owned());
+        }
+        notes
+    }
+}
+
+/// What becomes of each copy, as the brake has judged it.
+pub fn rows(scene: &Scene, answers: &BTreeMap<ClusterName, Supposed>) -> Vec<Row> {
+    let of_cluster = |(cluster, answer): (&ClusterName, &Supposed)| -> Vec<Row> {
+        let share = scene.index().rule(scene.uid()).and_then(|entry| entry.share(cluster));
+        let overwrites = share.as_ref().is_some_and(|share| share.permit() == Some(TAKEOVERS));
+        let lets_go = share.as_ref().is_some_and(|share| share.let_go() == Some(GIVEN_UP));
+        answer.copies.iter().map(|copy| row(cluster, copy.clone(), overwrites, lets_go)).collect()
+    };
+    answers.iter().flat_map(of_cluster).collect()
+}
+
+fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: bool) -> Row {
+    let (reason, message) =
+        copy.trouble.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
+    let held = |reason| ("held", reason, HELD.to_owned());
+    let (verdict, reason, message) = match copy.foreseen {
+        Foreseen::Overwrite if overwrites => ("takeOver", "Overwritten", "what stands there is lost".to_owned()),
+        Foreseen::Overwrite => held("Takeover"),
+        Foreseen::GiveUp if lets_go => ("remove", reason, message),
+        Foreseen::GiveUp | Foreseen::Held => held("Removal"),
+        Foreseen::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),
+        Foreseen::Adopt => ("takeOver", reason, message),
+        Foreseen::Create => ("create", reason, message),
+        Foreseen::Change => ("change", reason, message),
+        Foreseen::Unchanged => ("unchanged", reason, message),
+        Foreseen::Remove => ("remove", reason, message),
+        Foreseen::Retain => ("retain", reason, message),
+        Foreseen::HandOver => ("handOver", reason, message),
+        Foreseen::Wait => ("wait", "NamespaceMissing", message),
+        Foreseen::Rest => ("rest", reason, message),
+        Foreseen::Refused => (refused_word(copy.trouble.as_ref().map(|(reason, _)| *reason)), reason, message),
+    };
+    Row { cluster: cluster.clone(), copy, verdict, reason, message }
+}
+
+fn refused_word(reason: Option<Reason>) -> &'static str {
+    match reason {
+        Some(Reason::Conflict) => "conflict",
+        Some(Reason::Denied) => "denied",
+        Some(Reason::Forbidden) => "forbidden",
+        Some(Reason::Invalid | Reason::Immutable | Reason::TooLarge) => "invalid",
+        _ => "refused",
+    }
+}
+
+fn why_refused(refused: Refused) -> &'static str {
+    match refused {
+        Refused::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        Refused::TooLarge => "it is larger than an agent takes",
+        Refused::Annotation => "its owner says so by an annotation",
+    }
+}

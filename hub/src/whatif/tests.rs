@@ -1,0 +1,166 @@
+//! A rule is tried without a trace; the brake judges it as it would.
+use std::sync::Arc;
+
+use runnel_proto::model::{Content, FieldsKey, Foreseen, Payload, Revision, SourceRef, Supposed, SupposedCopy};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::index::Cluster;
+use crate::plan::{RuleGrant, SourceContent};
+
+const KEY: FieldsKey = FieldsKey([5; 32]);
+
+fn rule(names: &[&str], more: &Value) -> Rule {
+    let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": names}], "clusters": {"all": true}});
+    for (key, value) in more.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "spec": spec,
+        "metadata": {"name": "all", "namespace": "home", "uid": "all", "generation": 1},
+    });
+    Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
+}
+
+fn source(name: &str) -> SourceRef {
+    SourceRef::new("configmaps", "home", name)
+}
+
+fn body(name: &str) -> Body {
+    let data = json!({"k": name});
+    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
+    Body::Read(Arc::new(SourceContent::new(Revision([name.len() as u8; 16]), Payload::encode(content.to_bytes()))))
+}
+
+/// A hub with two members, a grant for all, and so many sources.
+fn index(sources: usize) -> Index {
+    let mut index = Index::new();
+    let grant = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
+        "spec": {
+            "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"], "clusters": {"all": true},
+            "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+        },
+    });
+    let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
+    index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
+    for name in ["one", "two"] {
+        let cluster = Cluster { uid: name.into(), accepted: true, was_connected: true, ..Cluster::default() };
+        index.set_cluster(name.into(), cluster);
+    }
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    for number in 0..sources {
+        let name = format!("s{number}");
+        index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
+    }
+    index
+}
+
+fn nobody(_: &RuleUid, _: &ClusterName) -> Option<Holding> {
+    None
+}
+
+fn read_all(scene: &mut Scene) {
+    for source in scene.unread().clone() {
+        scene.read(&source, body(&source.name));
+    }
+}
+
+#[test]
+fn a_rule_that_nobody_saved_leaves_no_trace() {
+    let index = index(2);
+    let before = index.claims_since(&"one".into(), 0).1;
+    let mut scene = Scene::new(&index, rule(&["s*"], &json!({})));
+    assert!(!scene.exists() && scene.unlisted().is_empty());
+    // What no rule has needed so far is not known.
+    assert_eq!(scene.unread().len(), 2);
+    read_all(&mut scene);
+    scene.judge(&nobody, Instant::now());
+    let clusters: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
+    assert_eq!(clusters, [("one".into(), Standing::Asked), ("two".into(), Standing::Asked)]);
+    let (asked, left_out) = scene.ask(&"one".into(), KEY, false).unwrap();
+    assert_eq!((asked.intents.len(), left_out, asked.tombstones.len()), (2, 0, 0));
+    assert!(asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()), "content goes along");
+    let (tried, _) = scene.ask(&"one".into(), KEY, true).unwrap();
+    assert!(tried.intents.iter().all(|one| one.intent.payload.decode().is_ok()));
+    assert_eq!((scene.sent(), scene.notes().len(), scene.sources(9).len()), (2, 0, 0));
+    assert!(index.rule(&"all".into()).is_none() && index.claims_since(&"one".into(), 0).1 == before);
+    assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
+}
+
+/// What an edit of a saved rule does with `sources` intents of which each agent says that it has them.
+fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
+    let mut index = index(sources);
+    index.set_rule(from);
+    for number in 0..sources {
+        let name = format!("s{number}");
+        index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
+    }
+    let copies = sources as u64;
+    let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies, intents: copies, ..Holding::default() });
+    let mut scene = Scene::new(&index, to);
+    assert!(scene.exists());
+    read_all(&mut scene);
+    scene.judge(&holds, Instant::now());
+    let (asked, _) = scene.ask(&"one".into(), KEY, false).unwrap();
+    (asked.tombstones.len(), asked.held.len())
+}
+
+#[test]
+fn what_an_edit_removes_goes_or_is_held_as_the_brake_says() {
+    let all = || rule(&["s*"], &json!({}));
+    let few = || rule(&["s0", "s1"], &json!({}));
+    assert_eq!(edited(4, all(), few()), (2, 0));
+    assert_eq!(edited(12, all(), few()), (0, 10));
+    let unlimited = rule(&["s0", "s1"], &json!({"removalLimit": {"count": 100, "percent": 100}}));
+    assert_eq!(edited(12, all(), unlimited), (10, 0));
+    // Copies that get other names are made anew under these before the others go.
+    assert_eq!(edited(2, all(), rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))), (2, 0));
+    assert_eq!(edited(12, all(), rule(&["s*"], &json!({"transform": {"name": "x-${source.name}"}}))), (0, 12));
+}
+
+#[test]
+fn takeovers_pass_up_to_the_limit() {
+    let of = |objects: usize| -> Vec<&'static str> {
+        let index = index(objects);
+        let mut scene = Scene::new(&index, rule(&["s*"], &json!({"conflictPolicy": "Overwrite"})));
+        read_all(&mut scene);
+        scene.judge(&nobody, Instant::now());
+        let copy = |number: usize| SupposedCopy {
+            copy: source(&format!("s{number}")),
+            source: source(&format!("s{number}")),
+            foreseen: Foreseen::Overwrite,
+            trouble: None,
+        };
+        let copies = (0..objects).map(copy).collect();
+        let answers =
+            BTreeMap::from([(ClusterName::from("one"), Supposed { question: 1, copies, more: 0, last: true })]);
+        let rows = scene.conclude(&answers, &nobody, Instant::now());
+        rows.into_iter().map(|row| row.verdict).collect()
+    };
+    assert_eq!(of(10), ["takeOver"; 10]);
+    assert_eq!(of(11), ["held"; 11]);
+}
+
+#[test]
+fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
+    let mut index = index(1);
+    index.set_cluster("away".into(), Cluster::default());
+    let cordoned = Cluster { uid: "c".into(), accepted: true, cordoned: true, ..Cluster::default() };
+    index.set_cluster("calm".into(), cordoned);
+    let mut scene = Scene::new(&index, rule(&["s*"], &json!({"rollout": {"maxConcurrency": 2}})));
+    read_all(&mut scene);
+    scene.judge(&nobody, Instant::now());
+    let said: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
+    let expected = [
+        ("away".into(), Standing::NotAccepted, 0),
+        ("calm".into(), Standing::Asked, 1),
+        ("one".into(), Standing::Asked, 1),
+        ("two".into(), Standing::Asked, 2),
+    ];
+    assert_eq!(said, expected);
+    let (asked, _) = scene.ask(&"one".into(), KEY, false).unwrap();
+    assert_eq!(asked.intents.len(), 1);
+    let (asked, _) = scene.ask(&"calm".into(), KEY, false).unwrap();
+    assert!(asked.terms.is_none() && asked.intents.is_empty());
+}
