@@ -48,8 +48,7 @@ impl Member {
     pub async fn run(&self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
-            (_, Work::Foresee(supposition)) => done.supposed = Some(self.foresee(*supposition).await),
-            (Key::Question(_), _) => {}
+            (Key::Question(_), work) => done.supposed = self.answer(work).await,
             (Key::Namespace(name), _) => done.trouble = self.create_namespace(name).await.err(),
             (Key::Kept(_), work) => self.keep.work(work, &mut done).await,
             (Key::Copy(copy), work) => {

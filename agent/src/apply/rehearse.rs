@@ -12,7 +12,7 @@ use crate::classify::trouble;
 use crate::decide::{Target, Trouble, Want};
 use crate::differ;
 use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, writes};
-use crate::job::{Body, Limits, Origin};
+use crate::job::{Body, Limits, Origin, Work};
 use crate::live::{self, FIELD_MANAGER};
 use crate::records::Sight;
 
@@ -22,8 +22,16 @@ const LOOKS: usize = 6;
 const LIMIT: Duration = Duration::from_secs(7);
 
 impl Member {
+    /// Answers a question of the hub.
+    pub(super) async fn answer(&self, work: Work) -> Option<Supposed> {
+        match work {
+            Work::Foresee(supposition) => Some(self.foresee(*supposition).await),
+            _ => None,
+        }
+    }
+
     /// Finds out what would become of copies. Nothing is written.
-    pub(super) async fn foresee(&self, supposition: Supposition) -> Supposed {
+    async fn foresee(&self, supposition: Supposition) -> Supposed {
         let Supposition { question, key, items, more } = supposition;
         let all = items.len();
         let looks = stream::iter(items).map(|item| self.foresee_one(&key, item)).buffer_unordered(LOOKS);

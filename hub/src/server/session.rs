@@ -22,7 +22,7 @@ use crate::join::refused;
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{Hold, RULES_LIMIT, Session};
-use crate::shared::{Asked, Inquiries, LiveSession, Shared, until};
+use crate::shared::{Inquiries, LiveSession, Shared, until};
 use crate::writer::Book;
 
 /// How long an agent may take to say what it holds.
@@ -298,10 +298,7 @@ impl Running {
             return;
         }
         if let Some(asked) = self.live.inquiries.next() {
-            return self.out.push_back(match asked {
-                Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
-                Asked::Suppose(suppose) => HubFrame::Suppose(suppose),
-            });
+            return self.out.push_back(asked.into());
         }
         let mut session = self.live.session.lock();
         let questions = session.take_questions();

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use parking_lot::Mutex;
-use runnel_proto::model::{Inspect, Inspected, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy};
+use runnel_proto::model::{HubFrame, Inspect, Inspected, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy};
 use tokio::sync::oneshot;
 
 /// How many questions may be open to one agent.
@@ -23,6 +23,15 @@ impl Asked {
         match self {
             Asked::Inspect(inspect) => inspect.question,
             Asked::Suppose(suppose) => suppose.question,
+        }
+    }
+}
+
+impl From<Asked> for HubFrame {
+    fn from(asked: Asked) -> Self {
+        match asked {
+            Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
+            Asked::Suppose(suppose) => HubFrame::Suppose(suppose),
         }
     }
 }
