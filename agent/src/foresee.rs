@@ -138,5 +138,5 @@ pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
         Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, trouble }))
     });
     let copies = said.collect::<BTreeMap<_, _>>().into_values().collect();
-    Supposed { question, copies, more, last: true }
+    Supposed { question, copies, more, last: true, unanswered: String::new() }
 }

@@ -15,7 +15,7 @@ pub enum Key {
     Namespace(Arc<str>),
     /// What is kept of a rule, to be forgotten.
     Kept(RuleUid),
-    /// A question of the hub, which is never queued.
+    /// A question of the hub by the core's number for it, which is never queued.
     Question(u64),
 }
 

@@ -24,7 +24,7 @@ use crate::lease::{Lead, Leader};
 use crate::plan::{Minter, Place, Scope, digest_on};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
-pub use inquiries::{Asked, Inquiries};
+pub use inquiries::{Asked, Inquiries, Unasked};
 
 use crate::status::{Deliveries, Ledger};
 

@@ -33,6 +33,7 @@ impl Core {
     pub(super) fn lost(&mut self, now: Instant) {
         self.session = None;
         self.suppositions.clear();
+        self.questions.clear();
         self.told.clear();
         let allowed = [self.takeovers.end_stream(), self.given_up.end_stream()];
         for copy in allowed.concat() {
@@ -75,7 +76,7 @@ impl Core {
             HubFrame::Batch(batch) => self.batch(batch, refused, now),
             HubFrame::SnapshotEnd(end) => self.end(end, now),
             HubFrame::Inspect(question) => self.answer(&question),
-            HubFrame::Suppose(asked) => self.suppose(&asked),
+            HubFrame::Suppose(asked) => self.suppose(&asked, &refused),
             // The connection is the link's affair.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) | HubFrame::Authorities(_) => {}
         }

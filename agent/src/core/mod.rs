@@ -228,7 +228,10 @@ pub struct Core {
     /// What is kept of copies as they were before a rollout.
     previous: Previous,
     /// Questions of the hub for which something is still to be read.
-    suppositions: VecDeque<Supposition>,
+    suppositions: VecDeque<(u64, Supposition)>,
+    /// The questions of this stream that are not answered, by numbers of our own that no other stream has.
+    questions: BTreeSet<u64>,
+    next_question: u64,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
@@ -281,6 +284,8 @@ impl Core {
             told: BTreeMap::new(),
             previous: Previous::of(setup.previous),
             suppositions: VecDeque::new(),
+            questions: BTreeSet::new(),
+            next_question: 0,
             wanting: BTreeSet::new(),
             session: None,
             proof_key: None,

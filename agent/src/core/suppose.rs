@@ -2,10 +2,12 @@
 //! has said that. The real one is not touched, and nothing is queued but the looks that the answer takes.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Foreseen, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent};
+use runnel_proto::model::{
+    AgentFrame, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedIntent,
+};
 
 use super::Core;
-use crate::decide::{Outcome, Place, Takeover, Verdict, Want, WantedCopy, decide};
+use crate::decide::{Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::foresee::{Item, Known, Open, Said, Supposition, foresee};
 use crate::job::{Body, Limits, Origin};
 use crate::live::{Live, Ownership};
@@ -14,13 +16,22 @@ use crate::records::Sight;
 type Intents<'a> = BTreeMap<&'a SourceRef, &'a SupposedIntent>;
 
 impl Core {
-    pub(super) fn suppose(&mut self, asked: &Suppose) {
+    /// Begins to answer; `refused` is what this build cannot read of the question.
+    pub(super) fn suppose(&mut self, asked: &Suppose, refused: &[Refusal]) {
+        if let Some(whole) = refused.iter().find(|refused| refused.source.name.is_empty()) {
+            let unanswered = whole.message.clone();
+            let answer = Supposed { question: asked.question, copies: vec![], more: 0, last: true, unanswered };
+            return self.send(AgentFrame::Supposed(answer));
+        }
         let mut supposed = self.desired.clone();
         supposed.suppose(asked, &self.records);
         std::mem::swap(&mut self.desired, &mut supposed);
-        let supposition = self.supposition(asked);
+        let mut supposition = self.supposition(asked);
         self.desired = supposed;
-        self.suppositions.push_back(supposition);
+        supposition.items.extend(refused.iter().map(refused_item));
+        self.next_question += 1;
+        self.questions.insert(self.next_question);
+        self.suppositions.push_back((self.next_question, supposition));
     }
 
     fn supposition(&self, asked: &Suppose) -> Supposition {
@@ -132,6 +143,14 @@ impl Core {
             limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
         })
     }
+}
+
+/// What the hub said in words of its own that this build does not know is of no use to it when it is said in earnest, either.
+fn refused_item(refused: &Refusal) -> Item {
+    let trouble = Trouble::new(refused.reason, refused.message.as_str());
+    let source = refused.source.clone();
+    let copy = source.copy_in(&source.namespace);
+    Item { copy, source, known: Known::Said((Foreseen::Refused, Some(trouble))), after: vec![] }
 }
 
 fn open(want: Want, sight: Sight, fields: [u8; 32], rehearse: bool, body: Option<Body>) -> Known {

@@ -17,8 +17,8 @@ impl Core {
     /// [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
         self.look_at_calm(now);
-        if let Some(supposition) = self.suppositions.pop_front() {
-            let key = Key::Question(supposition.question);
+        if let Some((number, supposition)) = self.suppositions.pop_front() {
+            let key = Key::Question(number);
             return Some(Job { key, work: Work::Foresee(Box::new(supposition)) });
         }
         while let Some(key) = self.queue.pop(now, PARALLEL) {
@@ -170,8 +170,10 @@ impl Core {
             }
             Key::Copy(copy) => self.copy_done(&copy, done, now),
             Key::Kept(uid) => self.forgotten(&uid, &done, now),
-            Key::Question(_) => {
-                if let Some(supposed) = done.supposed {
+            Key::Question(number) => {
+                // Whoever asked on another stream does not hear us any more, and somebody else would.
+                let is_open = self.questions.remove(&number);
+                if let Some(supposed) = done.supposed.filter(|_| is_open) {
                     self.send(AgentFrame::Supposed(supposed));
                 }
             }

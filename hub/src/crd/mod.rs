@@ -3,6 +3,7 @@
 //! The types here are the API. Their doc comments become the descriptions that `kubectl explain` shows, and what they
 //! refuse is refused by the API server itself, with a message that names the field and the cure. All of it is pure:
 //! no I/O and no clock.
+mod check;
 pub mod conditions;
 mod generate;
 mod grant;
@@ -14,6 +15,7 @@ mod schema;
 mod selector;
 mod shape;
 
+pub use check::check_spec;
 pub use generate::{chart_files, definitions, files, yaml};
 pub use grant::{DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules};
 pub use member::{

@@ -17,7 +17,9 @@ use tonic::{Request, Status};
 use super::review::{self, Access, User};
 use super::{KINDS, Questions, address};
 use crate::crd;
+use crate::names::{is_label, is_subdomain};
 use crate::plan::{Body, Place, Rule, is_never_a_source};
+use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{Ask, Row, Scene, SourceRow, Standing};
 
@@ -123,9 +125,9 @@ impl Questions {
             return Err(malformed(&"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev"));
         }
         let is_whole = name.kind == KINDS[1].0;
-        if name.name.is_empty() || (name.namespace.is_empty() != is_whole) {
-            return Err(malformed(&"metadata: give the rule a name, and a DistributionRule a namespace"));
-        }
+        // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
+        check_identity(&name).map_err(|why| malformed(&why))?;
+        crd::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let known = {
             let index = self.shared.index.read();
             let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
@@ -309,15 +311,36 @@ impl Questions {
         let Some(live) = self.shared.sessions.get(&name).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };
-        let Some(answered) = live.inquiries.suppose(question) else {
-            return heard("Busy", "not asked: it is answering somebody else, try again", 0, None);
+        let answered = match live.inquiries.suppose(question) {
+            Ok(answered) => answered,
+            Err(Unasked::Busy) => {
+                return heard("Busy", "not asked: it is answering somebody else, try again", 0, None);
+            }
+            Err(Unasked::TooLarge) => {
+                return heard("TooLarge", "not asked: the question is too large for one message", 0, None);
+            }
         };
         live.wake.notify_one();
         drop(live);
         match tokio::time::timeout(ANSWER, answered).await {
+            Ok(Ok(answer)) if !answer.unanswered.is_empty() => heard("Unanswered", &answer.unanswered, 0, None),
             Ok(Ok(answer)) => heard("Answered", "", left_out, Some(answer)),
             _ => heard("Silent", "its agent did not answer in time", 0, None),
         }
+    }
+}
+
+/// Whether a rule can be called so.
+fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
+    let is_whole = rule.kind == KINDS[1].0;
+    match (is_subdomain(&rule.name), rule.namespace.as_str()) {
+        (false, _) => {
+            Err("metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters")
+        }
+        (true, "") if is_whole => Ok(()),
+        (true, _) if is_whole => Err("metadata.namespace: a ClusterDistributionRule has none: remove it"),
+        (true, namespace) if is_label(namespace) => Ok(()),
+        (true, _) => Err("metadata.namespace: write the name of a namespace"),
     }
 }
 
@@ -359,5 +382,26 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         verdict: row.verdict.to_owned(),
         reason: row.reason.to_owned(),
         message: row.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_called_as_the_api_server_lets_it_be_called() {
+        let called = |kind: &str, namespace: &str, name: &str| {
+            check_identity(&RuleName { kind: kind.into(), namespace: namespace.into(), name: name.into() }).is_ok()
+        };
+        let long = "x".repeat(254);
+        assert!(called(KINDS[0].0, "team", "a.b") && called(KINDS[1].0, "", "a"));
+        for name in ["", "A", "a..b", "-a", "a/b", &long] {
+            assert!(!called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name), "{name}");
+        }
+        for namespace in ["", "A", "a.b", &"x".repeat(64)] {
+            assert!(!called(KINDS[0].0, namespace, "a"), "{namespace}");
+        }
+        assert!(!called(KINDS[1].0, "team", "a"));
     }
 }

@@ -87,7 +87,7 @@ impl Running {
         let live = LiveSession {
             number,
             session: Mutex::new(Session::default()),
-            inquiries: Inquiries::default(),
+            inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
         };
         let lead_changes = shared.lead.subscribe();

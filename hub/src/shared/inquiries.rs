@@ -1,7 +1,10 @@
 //! Questions to an agent, which travel on its stream: how a copy is, and what would become of copies.
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 
 use parking_lot::Mutex;
+use runnel_proto::FRAME_LIMIT;
+use runnel_proto::convert::question_bytes;
 use runnel_proto::model::{HubFrame, Inspect, Inspected, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy};
 use tokio::sync::oneshot;
 
@@ -9,6 +12,18 @@ use tokio::sync::oneshot;
 const AT_A_TIME: usize = 32;
 /// And how many of these that cost more.
 const SUPPOSED_AT_A_TIME: usize = 8;
+
+/// The largest question: a frame has some words beside it.
+const QUESTION_BYTES: usize = FRAME_LIMIT - 64 * 1024;
+
+/// Why an agent is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unasked {
+    /// Too many questions are open to it.
+    Busy,
+    /// The question does not fit into one frame, which would end the stream.
+    TooLarge,
+}
 
 /// What is asked.
 pub enum Asked {
@@ -54,6 +69,7 @@ impl Asker {
 
 #[derive(Default)]
 struct Open {
+    /// Of the question before.
     number: u64,
     to_send: VecDeque<Asked>,
     waiting: BTreeMap<u64, Asker>,
@@ -68,16 +84,26 @@ impl Open {
         if self.waiting.len() >= AT_A_TIME {
             return None;
         }
-        self.number += 1;
+        self.number = self.number.wrapping_add(1);
         Some(self.number)
     }
 }
 
 /// The questions that are open to one agent. With the session they end unanswered.
-#[derive(Default)]
 pub struct Inquiries(Mutex<Open>);
 
 impl Inquiries {
+    /// No questions yet. They are numbered after `number`, which is a random one for each session: so what an agent answers
+    /// late, to an earlier session, is an answer to nobody.
+    pub fn after(number: u64) -> Self {
+        Self(Mutex::new(Open { number, ..Open::default() }))
+    }
+
+    /// The questions of a new session.
+    pub fn of_a_session() -> Self {
+        Self::after(RandomState::new().hash_one(()))
+    }
+
     /// Has the agent asked how a copy is; the session is to be woken for it. `None`: too many questions are open.
     pub fn ask(&self, copy: SourceRef) -> Option<oneshot::Receiver<Inspected>> {
         let mut open = self.0.lock();
@@ -89,17 +115,23 @@ impl Inquiries {
     }
 
     /// Has the agent asked what would become of copies, likewise.
-    pub fn suppose(&self, mut asked: Box<Suppose>) -> Option<oneshot::Receiver<Supposed>> {
+    ///
+    /// # Errors
+    /// [`Unasked`]; nothing is queued then.
+    pub fn suppose(&self, mut asked: Box<Suppose>) -> Result<oneshot::Receiver<Supposed>, Unasked> {
+        if question_bytes(&asked) > QUESTION_BYTES {
+            return Err(Unasked::TooLarge);
+        }
         let mut open = self.0.lock();
-        let question = open.begin()?;
+        let question = open.begin().ok_or(Unasked::Busy)?;
         if open.waiting.values().filter(|asker| matches!(asker, Asker::Supposed(..))).count() >= SUPPOSED_AT_A_TIME {
-            return None;
+            return Err(Unasked::Busy);
         }
         let (answer, answered) = oneshot::channel();
         asked.question = question;
         open.waiting.insert(question, Asker::Supposed(answer, vec![]));
         open.to_send.push_back(Asked::Suppose(asked));
-        Some(answered)
+        Ok(answered)
     }
 
     /// The next question that somebody still waits for.
@@ -150,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_answer_reaches_who_asked_and_a_question_without_an_asker_is_not_sent() {
-        let (inquiries, copy) = (Inquiries::default(), SourceRef::new("secrets", "a", "b"));
+        let (inquiries, copy) = (Inquiries::after(0), SourceRef::new("secrets", "a", "b"));
         let mut first = inquiries.ask(copy.clone()).unwrap();
         drop(inquiries.ask(copy.clone()));
         let mut third = inquiries.ask(copy.clone()).unwrap();
@@ -164,5 +196,33 @@ mod tests {
         assert!(many.iter().all(Option::is_some) && inquiries.ask(copy.clone()).is_none());
         drop(many);
         assert!(inquiries.ask(copy).is_some());
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_session_is_an_answer_to_nobody() {
+        let numbers = |inquiries: &Inquiries| {
+            let ask = || inquiries.ask(SourceRef::new("secrets", "a", "b"));
+            let waiting = (ask(), ask());
+            assert!(waiting.0.is_some() && waiting.1.is_some());
+            std::iter::from_fn(|| inquiries.next()).map(|asked| asked.number()).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers(&Inquiries::after(u64::MAX)), [0, 1]);
+        let (one, other) = (Inquiries::of_a_session(), Inquiries::of_a_session());
+        assert_ne!(numbers(&one), numbers(&other));
+    }
+
+    #[test]
+    fn a_question_that_fits_into_no_frame_is_not_queued() {
+        let inquiries = Inquiries::after(0);
+        let asked = |held: usize| {
+            let name = |number: usize| SourceRef::new("secrets", "a", &format!("{number:0253}"));
+            Box::new(Suppose { held: (0..held).map(name).collect(), ..Suppose::nothing(0, "r".into()) })
+        };
+        assert_eq!(inquiries.suppose(asked(20_000)).err(), Some(Unasked::TooLarge));
+        assert!(inquiries.next().is_none());
+        let _waiting = inquiries.suppose(asked(2000)).unwrap();
+        assert!(inquiries.next().is_some());
+        let _full: Vec<_> = (1..SUPPOSED_AT_A_TIME).map(|_| inquiries.suppose(asked(1)).unwrap()).collect();
+        assert_eq!(inquiries.suppose(asked(1)).err(), Some(Unasked::Busy));
     }
 }

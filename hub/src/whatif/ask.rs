@@ -125,18 +125,7 @@ impl Scene {
 
     /// What a cluster's agent is asked, and how many sources are left out of it; `None`: it would hear nothing.
     pub fn ask(&self, cluster: &ClusterName, key: FieldsKey, rehearse: bool) -> Option<(Box<Suppose>, usize)> {
-        let nothing = || Suppose {
-            question: 0,
-            uid: self.uid.clone(),
-            terms: None,
-            intents: vec![],
-            tombstones: vec![],
-            removal: None,
-            held: BTreeSet::new(),
-            holds_all: false,
-            rehearse,
-            key,
-        };
+        let nothing = || Suppose { rehearse, key, ..Suppose::nothing(0, self.uid.clone()) };
         let (asked, left_out) = match self.claim(cluster) {
             Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
                 let terms = Terms::clone(&share.terms);
@@ -148,9 +137,10 @@ impl Scene {
                 let intents: Vec<_> = intents.collect();
                 let left_out = share.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, share.terms.digest));
-                (Suppose { terms, intents, ..self.with_removals(cluster, &share, nothing()) }, left_out)
+                let (asked, gone) = self.with_removals(cluster, &share, nothing());
+                (Suppose { terms, intents, ..asked }, left_out + gone)
             }
-            Claim::Cordoned(share) => (self.with_removals(cluster, &share, nothing()), 0),
+            Claim::Cordoned(share) => self.with_removals(cluster, &share, nothing()),
             Claim::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
             Claim::Braked => (Suppose { holds_all: true, ..nothing() }, 0),
             Claim::Held(_) | Claim::Unknown | Claim::Unclaimed => return None,
@@ -158,17 +148,19 @@ impl Scene {
         Some((Box::new(asked), left_out))
     }
 
-    /// What the cluster has now and would not have any more.
-    fn with_removals(&self, cluster: &ClusterName, share: &Share, mut asked: Suppose) -> Suppose {
+    /// What the cluster has now and would not have any more, and how many of that are left out.
+    fn with_removals(&self, cluster: &ClusterName, share: &Share, mut asked: Suppose) -> (Suppose, usize) {
+        let mut left_out = 0;
         let deletion_policy = share.terms.deletion_policy;
         let gone = self.former(cluster).into_iter().flat_map(Share::intents).map(|(source, _)| source);
         for source in gone.filter(|source| share.content(source).is_none() && !share.is_unknown(source)) {
             match share.must_stay(source) {
+                _ if asked.held.len() + asked.tombstones.len() >= SUPPOSED_LIMIT => left_out += 1,
                 true => drop(asked.held.insert(source.clone())),
                 false => asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy }),
             }
         }
-        asked
+        (asked, left_out)
     }
 }
 

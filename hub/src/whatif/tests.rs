@@ -1,7 +1,9 @@
 //! A rule is tried without a trace; the brake judges it as it would.
 use std::sync::Arc;
 
-use runnel_proto::model::{Content, FieldsKey, Foreseen, Payload, Revision, SourceRef, Supposed, SupposedCopy};
+use runnel_proto::model::{
+    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Supposed, SupposedCopy,
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -120,6 +122,21 @@ fn what_an_edit_removes_goes_or_is_held_as_the_brake_says() {
 }
 
 #[test]
+fn what_goes_beyond_what_one_question_says_is_counted() {
+    let mut index = index(0);
+    index.set_rule(rule(&["s*"], &json!({})));
+    for number in 0..=SUPPOSED_LIMIT {
+        let name = format!("s{number}");
+        index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
+    }
+    let unlimited = json!({"removalLimit": {"count": 100_000, "percent": 100}});
+    let mut scene = Scene::new(&index, rule(&["none"], &unlimited));
+    scene.judge(&nobody, Instant::now());
+    let (asked, left_out) = scene.ask(&"one".into(), KEY, false).unwrap();
+    assert_eq!((asked.tombstones.len() + asked.held.len(), left_out), (SUPPOSED_LIMIT, 1));
+}
+
+#[test]
 fn takeovers_pass_up_to_the_limit() {
     let of = |objects: usize| -> Vec<&'static str> {
         let index = index(objects);
@@ -133,8 +150,10 @@ fn takeovers_pass_up_to_the_limit() {
             trouble: None,
         };
         let copies = (0..objects).map(copy).collect();
-        let answers =
-            BTreeMap::from([(ClusterName::from("one"), Supposed { question: 1, copies, more: 0, last: true })]);
+        let answers = BTreeMap::from([(
+            ClusterName::from("one"),
+            Supposed { question: 1, copies, more: 0, last: true, unanswered: String::new() },
+        )]);
         let rows = scene.conclude(&answers, &nobody, Instant::now());
         rows.into_iter().map(|row| row.verdict).collect()
     };

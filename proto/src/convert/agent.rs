@@ -32,7 +32,7 @@ fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
         Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
         Frame::Handover(_) => AgentFrame::Handover,
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
-        Frame::Supposed(wire) => AgentFrame::Supposed(supposed(wire)?),
+        Frame::Supposed(wire) => AgentFrame::Supposed(supposed(wire)),
     })
 }
 

@@ -17,7 +17,7 @@ use crate::wire::hub_frame::Frame;
 const AUTHORITIES_LIMIT: usize = 32;
 
 /// Reads a frame of the hub, and names the items of a batch that this build cannot read: they are not in force, and
-/// belong into the batch's ack. A refusal whose source is empty speaks of the rule's terms or removal.
+/// belong into the batch's ack; or of a question, into its answer. A refusal whose source is empty speaks of the rule's terms or removal.
 ///
 /// What a rule says about its intents decides where they may go, so where its terms are unreadable its new content is
 /// refused too. Tombstones are taken in by themselves.
@@ -48,7 +48,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
-        Frame::Suppose(wire) => HubFrame::Suppose(Box::new(suppose(wire).map_err(malformed)?)),
+        Frame::Suppose(wire) => HubFrame::Suppose(Box::new(suppose(wire, &mut refused))),
         Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
     };
     Ok((frame, refused))
@@ -80,9 +80,9 @@ impl From<Unreadable> for ItemError {
 }
 
 /// The refusals of one rule.
-struct Refusals<'a> {
-    rule: RuleUid,
-    all: &'a mut Vec<Refusal>,
+pub(super) struct Refusals<'a> {
+    pub(super) rule: RuleUid,
+    pub(super) all: &'a mut Vec<Refusal>,
 }
 
 impl Refusals<'_> {
@@ -100,11 +100,11 @@ impl Refusals<'_> {
         self.all.push(Refusal { rule: self.rule.clone(), source, revision, reason, message });
     }
 
-    fn add_item(&mut self, source: Option<&wire::Source>, revision: Option<&[u8]>, error: ItemError) {
+    pub(super) fn add_item(&mut self, source: Option<&wire::Source>, revision: Option<&[u8]>, error: ItemError) {
         self.add(named_source(source), shown_revision(revision.unwrap_or_default()), error);
     }
 
-    fn add_rule(&mut self, error: ItemError) {
+    pub(super) fn add_rule(&mut self, error: ItemError) {
         self.add(no_source(), Revision([0; 16]), error);
     }
 }

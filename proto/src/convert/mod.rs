@@ -15,6 +15,7 @@ mod tests;
 pub use agent::{agent_frame, agent_frame_to_wire};
 pub use hub::{hub_frame, hub_frame_to_wire};
 pub use split::split;
+pub use suppose::question_bytes;
 
 /// The longest name, namespace, resource or uid that is taken from the wire, in bytes.
 pub const NAME_LIMIT: usize = 253;

@@ -34,9 +34,12 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         AgentFrame::Report(rules) => {
             pack(rules, |rule| rule_state_to_wire(rule).encoded_len()).into_iter().map(AgentFrame::Report).collect()
         }
-        AgentFrame::Supposed(Supposed { question, copies, more, last }) => {
+        AgentFrame::Supposed(Supposed { question, copies, more, last, unanswered }) => {
             with_last(pack(copies, |copy| supposed_copy_to_wire(copy).encoded_len()), last)
-                .map(|(copies, last)| AgentFrame::Supposed(Supposed { question, copies, more, last }))
+                .map(|(copies, last)| {
+                    let unanswered = unanswered.clone();
+                    AgentFrame::Supposed(Supposed { question, copies, more, last, unanswered })
+                })
                 .collect()
         }
         AgentFrame::Want(uid, sources) => pack(sources, |source| source_to_wire(source).encoded_len())

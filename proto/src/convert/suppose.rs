@@ -1,34 +1,70 @@
 //! The question what would become of the copies of a rule, and its answer.
+use prost::Message;
+
 use super::NAME_LIMIT;
-use super::hub::{intent, intent_to_wire, tombstone, tombstone_to_wire};
+use super::hub::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
-    Unreadable, bounded, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid, source,
-    source_to_wire, terms, terms_to_wire,
+    Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid,
+    source, source_to_wire, terms, terms_to_wire,
 };
-use crate::model::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
+use crate::model::{
+    FieldsKey, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent,
+};
 use crate::wire;
 
-pub(super) fn suppose(wire: wire::Suppose) -> Result<Suppose, Unreadable> {
-    let key = wire.key.as_ref().try_into().map_err(|_| "key")?;
-    let removal = wire.removal.map(|removal| deletion_policy(removal.deletion_policy)).transpose()?;
-    Ok(Suppose {
-        question: wire.question,
-        uid: rule_uid(wire.rule_uid)?,
-        terms: wire.terms.map(terms).transpose()?,
-        intents: wire.intents.into_iter().take(SUPPOSED_LIMIT).map(supposed_intent).collect::<Result<_, _>>()?,
-        tombstones: wire.tombstones.into_iter().map(tombstone).collect::<Result<_, _>>()?,
-        removal,
-        held: wire.held.into_iter().map(|held| source(Some(held))).collect::<Result<_, _>>()?,
-        holds_all: wire.holds_all,
-        rehearse: wire.rehearse,
-        key: FieldsKey(key),
-    })
+/// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
+/// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
+pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
+    let mut asked = Suppose::nothing(wire.question, RuleUid::from(cut(&wire.rule_uid, NAME_LIMIT)));
+    asked.holds_all = wire.holds_all;
+    asked.rehearse = wire.rehearse;
+    let mut refused = Refusals { rule: asked.uid.clone(), all };
+    let whole = || -> Result<_, Unreadable> {
+        rule_uid(wire.rule_uid)?;
+        let key = wire.key.as_ref().try_into().map_err(|_| "key")?;
+        let removal = wire.removal.map(|removal| deletion_policy(removal.deletion_policy)).transpose()?;
+        Ok((FieldsKey(key), removal, wire.terms.map(terms).transpose()?))
+    };
+    match whole() {
+        Ok(read) => (asked.key, asked.removal, asked.terms) = read,
+        Err(part) => {
+            refused.add_rule(part.into());
+            return asked;
+        }
+    }
+    for wire in wire.intents.into_iter().take(SUPPOSED_LIMIT) {
+        let shown = wire.intent.as_ref().and_then(|intent| intent.source.clone());
+        match supposed_intent(wire) {
+            Ok(intent) => asked.intents.push(intent),
+            Err(error) => refused.add_item(shown.as_ref(), None, error),
+        }
+    }
+    for wire in wire.tombstones.into_iter().take(SUPPOSED_LIMIT) {
+        let shown = wire.source.clone();
+        match tombstone(wire) {
+            Ok(tombstone) => asked.tombstones.push(tombstone),
+            Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
+        }
+    }
+    for wire in wire.held.into_iter().take(SUPPOSED_LIMIT) {
+        let shown = wire.clone();
+        match source(Some(wire)) {
+            Ok(held) => drop(asked.held.insert(held)),
+            Err(part) => refused.add_item(Some(&shown), None, part.into()),
+        }
+    }
+    asked
 }
 
-fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, Unreadable> {
+/// How many bytes a question has on the wire.
+pub fn question_bytes(asked: &Suppose) -> usize {
+    suppose_to_wire(asked).encoded_len()
+}
+
+fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, ItemError> {
     let object_type = bounded(wire.object_type, NAME_LIMIT, "object_type")?;
     Ok(SupposedIntent {
-        intent: intent(wire.intent.ok_or("intent")?).map_err(|_| "intent")?,
+        intent: intent(wire.intent.ok_or("intent")?)?,
         bytes: wire.bytes,
         object_type: (!object_type.is_empty()).then(|| object_type.into()),
         fields: wire.fields.as_ref().try_into().map_err(|_| "fields")?,
@@ -56,9 +92,14 @@ pub(super) fn suppose_to_wire(asked: &Suppose) -> wire::Suppose {
     }
 }
 
-pub(super) fn supposed(wire: wire::Supposed) -> Result<Supposed, Unreadable> {
-    let copies = wire.copies.into_iter().take(SUPPOSED_LIMIT).map(supposed_copy).collect::<Result<_, _>>()?;
-    Ok(Supposed { question: wire.question, copies, more: wire.more, last: wire.last })
+pub(super) fn supposed(wire: wire::Supposed) -> Supposed {
+    // A copy of which nothing can be read is one of which nothing is said.
+    let all = wire.copies.len();
+    let copies: Vec<_> =
+        wire.copies.into_iter().take(SUPPOSED_LIMIT).filter_map(|copy| supposed_copy(copy).ok()).collect();
+    let unread = u32::try_from(all - copies.len()).unwrap_or(u32::MAX);
+    let unanswered = message(&wire.unanswered);
+    Supposed { question: wire.question, copies, more: wire.more.saturating_add(unread), last: wire.last, unanswered }
 }
 
 fn supposed_copy(wire: wire::SupposedCopy) -> Result<SupposedCopy, Unreadable> {
@@ -89,6 +130,7 @@ pub(super) fn supposed_to_wire(answer: &Supposed) -> wire::Supposed {
         copies: answer.copies.iter().map(supposed_copy_to_wire).collect(),
         more: answer.more,
         last: answer.last,
+        unanswered: message(&answer.unanswered),
     }
 }
 
@@ -123,8 +165,6 @@ pub(super) fn supposed_copy_to_wire(copy: &SupposedCopy) -> wire::SupposedCopy {
 mod tests {
     use std::collections::BTreeSet;
 
-    use prost::Message;
-
     use super::*;
     use crate::convert::{agent_frame, agent_frame_to_wire, hub_frame, hub_frame_to_wire, split};
     use crate::model::{
@@ -155,8 +195,50 @@ mod tests {
         let wire = hub_frame_to_wire(&HubFrame::Suppose(Box::new(asked)));
         let (read, refused) = hub_frame(wire.clone()).ok().unwrap();
         assert!(refused.is_empty() && hub_frame_to_wire(&read) == wire);
-        let without_key = wire::Suppose { rule_uid: "r".into(), ..wire::Suppose::default() };
-        assert_eq!(suppose(without_key).err(), Some("key"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_of_a_question_is_refused_and_the_rest_is_asked() {
+        let read = |wire: wire::Suppose| {
+            let frame = wire::hub_frame::Frame::Suppose(wire);
+            match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }) {
+                Ok((HubFrame::Suppose(asked), refused)) => (asked, refused),
+                _ => panic!("the stream would end"),
+            }
+        };
+        let asked =
+            || wire::Suppose { question: 7, rule_uid: "r".into(), key: vec![1; 32].into(), ..wire::Suppose::default() };
+        let of = |name: &str| wire::Source { resource: "secrets".into(), ..source_to_wire(&copy(1).as_copy(name)) };
+        let whole = [
+            wire::Suppose { key: vec![].into(), ..asked() },
+            wire::Suppose { rule_uid: "x".repeat(NAME_LIMIT + 1), ..asked() },
+            wire::Suppose { removal: Some(wire::Removal { deletion_policy: 99 }), ..asked() },
+            wire::Suppose { terms: Some(wire::Terms { conflict_policy: 99, ..wire::Terms::default() }), ..asked() },
+        ];
+        for wire in whole {
+            let (asked, refused) = read(wire);
+            assert_eq!((asked.question, refused.len()), (7, 1));
+            assert!(refused[0].source.name.is_empty() && refused[0].reason == Reason::Unsupported);
+        }
+        let intent = |encoding, name: &str| wire::SupposedIntent {
+            intent: Some(wire::Intent {
+                source: Some(of(name)),
+                revision: vec![1; 16].into(),
+                encoding,
+                ..wire::Intent::default()
+            }),
+            fields: vec![1; 32].into(),
+            ..wire::SupposedIntent::default()
+        };
+        let (asked, refused) = read(wire::Suppose {
+            intents: vec![intent(99, "a"), intent(1, "b")],
+            tombstones: vec![wire::Tombstone { source: Some(of("c")), deletion_policy: 99 }],
+            held: vec![wire::Source { resource: String::new(), ..of("d") }, of("e")],
+            ..asked()
+        });
+        assert_eq!((asked.intents.len(), asked.tombstones.len(), asked.held.len()), (1, 0, 1));
+        let names: Vec<_> = refused.iter().map(|one| one.source.copy_name().to_string()).collect();
+        assert_eq!(names, ["a", "c", "d"]);
     }
 
     #[test]
@@ -168,7 +250,7 @@ mod tests {
             trouble: Some((Reason::Conflict, "x".repeat(200))),
         };
         let copies: Vec<_> = (0..500).map(one).collect();
-        let answer = Supposed { question: 8, copies: copies.clone(), more: 3, last: true };
+        let answer = Supposed { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };
         let frames: Vec<_> = split(AgentFrame::Supposed(answer)).iter().map(agent_frame_to_wire).collect();
         assert!(frames.len() > 1 && frames.iter().all(|frame| frame.encoded_len() <= AGENT_FRAME_LIMIT));
         let read = frames.into_iter().map(|frame| match agent_frame(frame) {

@@ -35,6 +35,24 @@ pub struct Suppose {
     pub key: FieldsKey,
 }
 
+impl Suppose {
+    /// A question in which nothing is said yet.
+    pub fn nothing(question: u64, uid: RuleUid) -> Self {
+        Self {
+            question,
+            uid,
+            terms: None,
+            intents: vec![],
+            tombstones: vec![],
+            removal: None,
+            held: BTreeSet::new(),
+            holds_all: false,
+            rehearse: false,
+            key: FieldsKey([0; 32]),
+        }
+    }
+}
+
 /// One source as a cluster would have it. Without `Debug`: it may hold content.
 #[derive(Clone)]
 pub struct SupposedIntent {
@@ -78,6 +96,8 @@ pub struct Supposed {
     pub more: u32,
     /// Nothing of this answer follows.
     pub last: bool,
+    /// Why there is no answer, in a sentence for a person; empty where there is one.
+    pub unanswered: String,
 }
 
 /// What would become of one copy.

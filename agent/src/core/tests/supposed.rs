@@ -24,6 +24,61 @@ fn question(uid: &str, terms: Option<Terms>, names: &[(&str, u8)], tombstones: &
     }
 }
 
+fn answers(world: &World) -> Vec<Supposed> {
+    let supposed = |frame: &AgentFrame| match frame {
+        AgentFrame::Supposed(supposed) => Some(supposed.clone()),
+        _ => None,
+    };
+    world.sent.iter().filter_map(supposed).collect()
+}
+
+fn refused(source: SourceRef) -> Refusal {
+    let message = "this agent cannot read encoding".to_owned();
+    Refusal { rule: "r".into(), source, revision: Revision([0; 16]), reason: Reason::Unsupported, message }
+}
+
+#[test]
+fn what_is_unreadable_of_a_question_is_refused_in_the_answer() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let mut ask = |unreadable: SourceRef| {
+        let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
+        let event = Event::Hub(HubFrame::Suppose(Box::new(question)), vec![refused(unreadable)]);
+        world.core.hear(event, world.now);
+        world.settle();
+        answers(&world).pop().unwrap()
+    };
+    let part = ask(copy("team", "s1"));
+    let said: Vec<_> = part.copies.iter().map(|one| (one.copy.to_string(), one.foreseen)).collect();
+    assert!(part.unanswered.is_empty() && said.contains(&(copy("team", "s1").to_string(), Foreseen::Refused)));
+    assert!(said.contains(&(copy("a", "s0").to_string(), Foreseen::Create)));
+    let whole = ask(SourceRef::new("", "", ""));
+    assert!(whole.last && whole.copies.is_empty() && whole.unanswered.contains("cannot read"));
+}
+
+#[test]
+fn an_answer_does_not_reach_another_stream_than_its_question() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let asks = |world: &mut World| {
+        let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
+        world.core.hear(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+        world.give_out();
+    };
+    asks(&mut world);
+    world.core.hear(Event::HubLost, world.now);
+    world.connect();
+    world.settle();
+    assert_eq!(answers(&world), []);
+    // One that is asked meanwhile is answered once, though both have the same number.
+    asks(&mut world);
+    world.core.hear(Event::HubLost, world.now);
+    world.connect();
+    asks(&mut world);
+    world.settle();
+    assert_eq!(answers(&world).len(), 1);
+}
+
 fn asked(world: &mut World, question: Suppose) -> Vec<String> {
     let (writes, before) = (world.writes, world.sent.len());
     world.core.hear(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);

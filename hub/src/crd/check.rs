@@ -1,0 +1,140 @@
+//! What the API server would refuse of a rule that it has not seen: types, limits and words, as the definitions have them.
+//! Not the rules in CEL, which it alone weighs.
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use serde_json::Value;
+
+use super::definitions;
+
+static SPECS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
+    let spec = |definition: CustomResourceDefinition| {
+        let version = definition.spec.versions.into_iter().next()?;
+        let spec = version.schema?.open_api_v3_schema?.properties?.remove("spec")?;
+        Some((definition.spec.names.kind, spec))
+    };
+    definitions().into_iter().filter_map(spec).collect()
+});
+
+/// Whether the spec of an object of ours keeps to its definition.
+///
+/// # Errors
+/// A sentence that names the field, and nothing of what it holds.
+pub fn check_spec(kind: &str, spec: &Value) -> Result<(), String> {
+    let schema = SPECS.get(kind).ok_or_else(|| "kind: it is none of runnel.dev".to_owned())?;
+    check("spec", schema, spec)
+}
+
+fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), String> {
+    let wrong = |cure: String| Err(format!("{path}: {cure}"));
+    let over =
+        |limit: Option<i64>, size: usize| limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| size > limit));
+    if let Some(words) = &schema.enum_
+        && !words.iter().any(|word| word.0 == *value)
+    {
+        return wrong("it is none of the words that can stand here".to_owned());
+    }
+    let type_ = match (schema.x_kubernetes_int_or_string, value) {
+        (Some(true), Value::String(_)) => Some("string"),
+        (Some(true), _) => Some("integer"),
+        _ => schema.type_.as_deref(),
+    };
+    match (type_, value) {
+        (Some("string"), Value::String(text)) => {
+            let size = text.chars().count();
+            if let Some(limit) = over(schema.max_length, size) {
+                return wrong(format!("it is longer than {limit} characters"));
+            }
+            if schema.min_length.is_some_and(|least| usize::try_from(least).is_ok_and(|least| size < least)) {
+                return wrong("it is too short".to_owned());
+            }
+        }
+        (Some("integer"), Value::Number(number)) => {
+            let Some(number) = number.as_i64() else { return wrong("write a whole number".to_owned()) };
+            let outside = schema.minimum.is_some_and(|least| (number as f64) < least)
+                || schema.maximum.is_some_and(|most| number as f64 > most);
+            if outside {
+                return wrong("the number is too small or too large".to_owned());
+            }
+        }
+        (Some("array"), Value::Array(items)) => {
+            if let Some(limit) = over(schema.max_items, items.len()) {
+                return wrong(format!("it has more than {limit} entries"));
+            }
+            if let Some(JSONSchemaPropsOrArray::Schema(item)) = &schema.items {
+                for (number, one) in items.iter().enumerate() {
+                    check(&format!("{path}[{number}]"), item, one)?;
+                }
+            }
+        }
+        (Some("object"), Value::Object(fields)) => {
+            if let Some(limit) = over(schema.max_properties, fields.len()) {
+                return wrong(format!("it has more than {limit} entries"));
+            }
+            let is_there = |name: &String| fields.get(name).is_some_and(|value| !value.is_null());
+            if let Some(missing) = schema.required.iter().flatten().find(|name| !is_there(name)) {
+                return wrong(format!("{missing} is missing"));
+            }
+            let others = match &schema.additional_properties {
+                Some(JSONSchemaPropsOrBool::Schema(others)) => Some(&**others),
+                _ => None,
+            };
+            // An explicit null counts as absent, and what the definition does not know is not looked at.
+            for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                match (schema.properties.as_ref().and_then(|known| known.get(name)), others) {
+                    (Some(known), _) => check(&format!("{path}.{name}"), known, value)?,
+                    (None, Some(others)) => check(&format!("{path}{{}}"), others, value)?,
+                    (None, None) => {}
+                }
+            }
+        }
+        (Some("boolean"), Value::Bool(_)) | (None, _) => {}
+        (Some(type_), _) => return wrong(format!("it is no {type_}")),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rule(change: impl FnOnce(&mut Value)) -> Result<(), String> {
+        let mut spec = json!({
+            "sources": [{"resources": ["configmaps"], "names": ["a"]}],
+            "clusters": {"all": true},
+            "namespaces": {"names": ["b"]},
+            "rollout": {"maxConcurrency": "50%"},
+            "removalLimit": {"count": 10},
+            "transform": null,
+        });
+        change(&mut spec);
+        check_spec("DistributionRule", &spec)
+    }
+
+    #[test]
+    fn a_rule_within_its_bounds_is_taken_and_others_are_told_where_they_are_not() {
+        rule(|_| ()).unwrap();
+        rule(|spec| spec["rollout"]["maxConcurrency"] = json!(3)).unwrap();
+        type Change = fn(&mut Value);
+        let wrong: [(Change, &str); 8] = [
+            (|spec| spec["namespaces"]["names"] = json!(vec!["b"; 1000]), "spec.namespaces.names: it has more than"),
+            (|spec| spec["namespaces"]["names"][0] = json!("x".repeat(254)), "spec.namespaces.names[0]: it is longer"),
+            (|spec| spec["sources"][0]["resources"][0] = json!("pods"), "spec.sources[0].resources[0]: it is none"),
+            (|spec| spec["conflictPolicy"] = json!("Sometimes"), "spec.conflictPolicy: it is none"),
+            (|spec| spec["ignoreFields"] = json!(["/data/".to_owned() + &"k".repeat(999)]), "spec.ignoreFields[0]"),
+            (|spec| spec["removalLimit"]["count"] = json!(-1), "spec.removalLimit.count: the number"),
+            (|spec| spec["suspend"] = json!("yes"), "spec.suspend: it is no boolean"),
+            (|spec| drop(spec.as_object_mut().unwrap().remove("clusters")), "spec: clusters is missing"),
+        ];
+        for (change, words) in wrong {
+            let said = rule(change).unwrap_err();
+            assert!(said.starts_with(words), "{said}");
+        }
+        assert!(check_spec("Pod", &json!({})).is_err());
+    }
+}
