@@ -3,6 +3,8 @@
 //! Every change of the index goes through [`Shared::change`], which spreads its effect: sessions of changed clusters
 //! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
 //! await.
+#[cfg(test)]
+mod following_tests;
 mod inquiries;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +21,9 @@ use tokio::sync::{Notify, watch};
 use crate::brake::Limit;
 use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
-use crate::index::{Effect, Index};
+use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{Minter, Place, Scope, digest_on};
+use crate::plan::{Minter, Place, Scope, Share};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 pub use inquiries::{Asked, Inquiries, Unasked};
@@ -320,18 +322,22 @@ impl Shared {
         let Some(since) = self.edits.lock().remove(source) else { return };
         let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
         for (uid, entry) in effect.rules.iter().filter_map(|uid| Some((uid, index.rule(uid)?))) {
-            if entry.rule.terms.suspend || entry.rule.deleting {
-                continue;
-            }
-            for (cluster, terms) in &entry.goes.clusters {
-                let plan = entry.deal.plan(cluster, &entry.plan);
-                let has_it = plan.is_some_and(|plan| ledger.holds_exactly(cluster, uid, digest_on(plan, terms)));
-                let is_sent = self.sessions.contains_key(cluster) && !entry.goes.cordoned.contains(cluster);
-                if is_sent && !has_it {
+            let connected = entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
+            for (cluster, share) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?)))
+            {
+                if !ledger.holds_exactly(cluster, uid, share.digest()) {
                     deliveries.begin(cluster, uid, since, entry.awaits(cluster));
                 }
             }
         }
+    }
+
+    /// Nothing is waited for any longer where nothing is sent any more. Returns what took how long to the last cluster of its
+    /// rule, where only those were waited for.
+    pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
+        let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
+        deliveries
+            .retain(|cluster, uid| index.rule(uid).is_some_and(|entry| followed(entry, &ledger, cluster).is_some()))
     }
 
     /// Wakes the session of a cluster.
@@ -364,6 +370,18 @@ impl Shared {
         self.dirty_rules.add(rules);
         self.mark_members();
     }
+}
+
+/// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
+/// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
+/// says, or an administrator has to confirm first.
+fn followed(entry: &RuleEntry, ledger: &Ledger, cluster: &ClusterName) -> Option<Share> {
+    let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.goes.cordoned.contains(cluster);
+    if rests {
+        return None;
+    }
+    let share = entry.share(cluster)?;
+    ledger.is_told(cluster, share.protocol()).then_some(share)
 }
 
 /// Completes at a moment; never, if there is none.

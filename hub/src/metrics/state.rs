@@ -6,14 +6,13 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
-use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_proto::tls::ServerTls;
 
 use super::HubMetrics;
 use crate::authority::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
-use crate::index::RuleEntry;
 use crate::shared::Shared;
+use crate::status::Sent;
 use crate::writer::Book;
 
 /// Reads the hub's state at each scrape.
@@ -111,8 +110,9 @@ impl StateCollector {
                 pending,
             ),
         ];
+        // The ledger is not kept from the sessions for all rules at a time.
+        let differing = index.rules().map(|(_, entry)| Sent::from(entry).differing(&self.shared.ledger.lock())).sum();
         drop(index);
-        let differing = self.shared.ledger.lock().differing();
         let differing = (
             "runnel_rule_clusters_differ",
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
@@ -164,14 +164,8 @@ impl StateCollector {
     /// What edits of each rule took; a rule that is gone has none.
     fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let index = self.shared.index.read();
-        let is_sent = |cluster: &ClusterName, uid: &RuleUid| {
-            let entry = index.rule(uid).filter(|entry| !entry.rule.terms.suspend && !entry.rule.deleting);
-            entry.is_some_and(|RuleEntry { goes, .. }| {
-                goes.clusters.contains_key(cluster) && !goes.cordoned.contains(cluster)
-            })
-        };
         // Who gets nothing any more would be waited for in vain.
-        self.metrics.rules_delivered(self.shared.deliveries.lock().retain(is_sent));
+        self.metrics.rules_delivered(self.shared.drop_unsent(&index));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
                     fails has applied it";
         let mut family =

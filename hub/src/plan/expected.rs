@@ -3,9 +3,40 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
-use runnel_proto::model::{FieldPath, Proof, ProofKey, RuleUid, Shown, SourceRef, Terms};
+use parking_lot::Mutex;
+use runnel_proto::model::{ContentDigest, FieldPath, Proof, ProofKey, RuleUid, Shown, SourceRef, Terms};
 
 use super::SourceContent;
+
+/// For how many sets of fields the digests of one content are kept.
+const KEPT: usize = 4;
+
+/// The digests of one content without the fields that rules leave alone. Plans change under a lock that everybody waits
+/// for, and one content is in several of them: it is decoded once for each set of fields, as long as those are at most four.
+#[derive(Default)]
+pub(crate) struct Without(Mutex<Vec<Kept>>);
+
+type Kept = (Arc<BTreeSet<FieldPath>>, ContentDigest);
+
+impl Without {
+    /// The digest without these fields. What cannot be computed is not kept.
+    pub(super) fn get(
+        &self,
+        ignored: &Arc<BTreeSet<FieldPath>>,
+        compute: impl FnOnce() -> Option<ContentDigest>,
+    ) -> Option<ContentDigest> {
+        let mut kept = self.0.lock();
+        if let Some((_, digest)) = kept.iter().find(|(fields, _)| Arc::ptr_eq(fields, ignored) || fields == ignored) {
+            return Some(*digest);
+        }
+        let digest = compute()?;
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((ignored.clone(), digest));
+        Some(digest)
+    }
+}
 
 /// The sums of one plan.
 #[derive(Clone, Default)]
@@ -66,5 +97,63 @@ impl Expected {
         }
         let granted = self.kinds.iter().filter(|(kind, _)| terms.grants_kind(kind));
         Some(sum(&mut granted.map(|(_, shown)| shown)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use runnel_proto::model::{Encoding, FieldMap, Payload, Revision};
+
+    use super::*;
+
+    fn content(revision: u8, text: &str) -> SourceContent {
+        let text = format!(r#"{{"fields":{{"data":{{"k":"{text}","own":"x"}}}}}}"#);
+        SourceContent::new(Revision([revision; 16]), Payload::encode(text.into_bytes()))
+    }
+
+    fn without(key: &str) -> Expected {
+        Expected::without(&BTreeSet::from([FieldPath::new(FieldMap::Data, key)]))
+    }
+
+    fn shown(expected: &Expected) -> Option<Proof> {
+        expected.proof(&"r".into(), &Terms::default(), &ProofKey::new([1; 32]))
+    }
+
+    #[test]
+    fn a_content_is_decoded_once_for_all_plans_that_leave_the_same_alone_and_not_when_it_goes() {
+        let (source, mut one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
+        let (mut first, mut other) = (without("own"), without("own"));
+        first.put_in(&source, &one);
+        let right = shown(&first);
+        assert!(right.is_some());
+        // From now on nobody can decode it.
+        one.payload = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"none"), 4);
+        assert!(one.payload.decode().is_err());
+        other.put_in(&source, &one);
+        assert_eq!(shown(&other), right);
+        first.take_out(&source, &one);
+        first.put_in(&source, &content(2, "two"));
+        assert!(shown(&first).is_some() && shown(&first) != right);
+        // Other fields are another digest.
+        let mut others = without("k");
+        others.put_in(&source, &one);
+        assert_eq!(shown(&others), None, "it cannot be told");
+    }
+
+    #[test]
+    fn more_sets_of_fields_than_are_kept_change_no_sum() {
+        let (source, one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
+        let names = ["k", "own", "a", "b", "c", "d", "e"];
+        let mut plans: Vec<_> = names.iter().map(|name| without(name)).collect();
+        plans.iter_mut().for_each(|plan| plan.put_in(&source, &one));
+        assert!(one.without.0.lock().len() <= KEPT);
+        plans.iter_mut().for_each(|plan| plan.take_out(&source, &one));
+        for mut plan in plans {
+            let mut fresh = plan.anew();
+            fresh.put_in(&source, &content(2, "two"));
+            plan.put_in(&source, &content(2, "two"));
+            assert_eq!(shown(&plan), shown(&fresh));
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use deal::{Deal, Minter};
 pub use edits::Edits;
-use expected::Expected;
+use expected::{Expected, Without};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use lent::{LENT_KIND, Lent};
 pub use made::{Why, Withheld};
@@ -53,26 +53,29 @@ pub struct SourceContent {
     pub denied: Option<Payload>,
     /// What an agent that has applied it shows.
     pub digest: Option<ContentDigest>,
+    /// The same for the rules that leave fields alone.
+    pub(crate) without: Without,
 }
 
 impl SourceContent {
     /// Content of this revision, as it is in a payload. Decodes it.
     pub fn new(revision: Revision, payload: Payload) -> Self {
         let digest = payload.decode().ok().map(|content| ContentDigest::of(&content, &BTreeSet::new()));
-        Self { revision, payload, denied: None, digest }
+        Self { revision, payload, denied: None, digest, without: Without::default() }
     }
 
     /// Content of this revision. `canonical` are its canonical bytes.
     pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
         let digest = Some(ContentDigest::of(content, &BTreeSet::new()));
-        Self { revision, payload: Payload::encode(canonical), denied: None, digest }
+        Self { revision, payload: Payload::encode(canonical), denied: None, digest, without: Without::default() }
     }
 
     /// What an agent shows that has applied it and leaves these fields alone.
-    fn digest_without(&self, ignored: &BTreeSet<FieldPath>) -> Option<ContentDigest> {
+    fn digest_without(&self, ignored: &Arc<BTreeSet<FieldPath>>) -> Option<ContentDigest> {
+        let compute = || Some(ContentDigest::of(&self.payload.decode().ok()?, ignored));
         match ignored.is_empty() {
             true => self.digest,
-            false => Some(ContentDigest::of(&self.payload.decode().ok()?, ignored)),
+            false => self.without.get(ignored, compute),
         }
     }
 

@@ -12,8 +12,7 @@ use super::admission;
 use super::session::Running;
 use crate::brake::Matter;
 use crate::index::Effect;
-use crate::plan::{Share, proof_on};
-use crate::status::SessionFacts;
+use crate::status::{Sent, SessionFacts};
 
 /// The longest version or uid that is taken from an agent, as the API takes it.
 const TEXT_LIMIT: usize = 128;
@@ -137,8 +136,8 @@ impl Running {
             let unknown = self.shared.index.read().rule(&uid).is_none();
             // A member speaks of what it holds, and of nothing else.
             let counts = state.gone || self.live.session.lock().holds(&uid);
-            let differs = counts && self.measure(&state);
             if counts {
+                self.measure(&state);
                 let matters = [Matter::Takeovers, Matter::GivenUp].into_iter().zip(self.asks_again(&state));
                 again.extend(matters.filter(|(_, asks)| *asks).map(|(matter, _)| (uid.clone(), matter)));
                 let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
@@ -147,12 +146,8 @@ impl Running {
             if !counts {
                 continue;
             }
-            let news = {
-                let mut ledger = self.shared.ledger.lock();
-                ledger.differs(&cluster, &uid, differs);
-                ledger.report(&cluster, self.live.number, state)
-            };
-            if differs && news {
+            let news = self.shared.ledger.lock().report(&cluster, self.live.number, state);
+            if news && self.differs(&uid) {
                 tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
             }
             if news {
@@ -229,9 +224,15 @@ impl Running {
         }
     }
 
-    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the agent shows
-    /// something else than what it says it has applied.
-    fn measure(&self, state: &RuleState) -> bool {
+    /// Whether the agent shows something else than what it says it has applied.
+    fn differs(&self, rule: &RuleUid) -> bool {
+        let index = self.shared.index.read();
+        let entry = index.rule(rule);
+        entry.is_some_and(|entry| Sent::from(entry).differs_in(&self.shared.ledger.lock(), &self.identity.cluster))
+    }
+
+    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule.
+    fn measure(&self, state: &RuleState) {
         let index = self.shared.index.read();
         let share = index.rule(&state.uid).and_then(|entry| entry.share(&self.identity.cluster));
         let took =
@@ -242,11 +243,6 @@ impl Running {
         if let Some(took) = took.and_then(|took| took.rule) {
             self.metrics.rule_delivered(&state.uid, took);
         }
-        let holds =
-            |share: &Share| state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
-        let expected =
-            share.filter(holds).and_then(|share| proof_on(&share.plan, &share.terms, &self.shared.proof_key));
-        expected.zip(state.proof).is_some_and(|(expected, shown)| expected != shown)
     }
 
     pub(super) fn refused(&self, refused: &[Refusal]) {

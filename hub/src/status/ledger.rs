@@ -1,5 +1,5 @@
 //! What the agents last said.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -60,8 +60,6 @@ struct Presence {
     /// Whether its silence has been told.
     silence_told: bool,
     accounts: BTreeMap<RuleUid, Account>,
-    /// Of those, the ones of which it showed something else than it said, when it last said something.
-    differing: BTreeSet<RuleUid>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
     /// Something is not said to it before an administrator confirms.
@@ -96,6 +94,14 @@ impl Ledger {
         self.clusters.get(cluster).is_some_and(|presence| presence.unconfirmed)
     }
 
+    /// Whether what takes this protocol is said to a cluster: its agent is not too old for it, and nobody has to confirm
+    /// anything first.
+    pub fn is_told(&self, cluster: &ClusterName, protocol: u32) -> bool {
+        let presence = self.clusters.get(cluster).filter(|presence| !presence.unconfirmed);
+        let session = presence.and_then(|presence| presence.session.as_ref());
+        session.is_some_and(|session| session.protocol >= protocol)
+    }
+
     /// An agent is connected and says all that it holds; what it said before is void. `number` tells its session from
     /// later ones.
     pub fn connected(&mut self, cluster: &ClusterName, number: u64, facts: SessionFacts, states: Vec<RuleState>) {
@@ -104,7 +110,6 @@ impl Ledger {
         presence.number = number;
         let before = std::mem::take(&mut presence.accounts);
         presence.names.clear();
-        presence.differing.clear();
         presence.lost_at = None;
         presence.silence_told = false;
         presence.unconfirmed = false;
@@ -167,20 +172,6 @@ impl Ledger {
             proof: state.proof,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
-    }
-
-    /// What an agent last reported of a rule is not what it shows, or it is.
-    pub fn differs(&mut self, cluster: &ClusterName, rule: &RuleUid, differs: bool) {
-        let Some(presence) = self.clusters.get_mut(cluster) else { return };
-        match differs {
-            true => drop(presence.differing.insert(rule.clone())),
-            false => drop(presence.differing.remove(rule)),
-        }
-    }
-
-    /// Rules of which clusters last showed something else than they said, each counted in every such cluster.
-    pub fn differing(&self) -> usize {
-        self.clusters.values().map(|presence| presence.differing.len()).sum()
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.

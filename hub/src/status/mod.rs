@@ -30,7 +30,7 @@ pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
 pub use pace::Pace;
 pub use rolling::Rolling;
-pub use standing::{Proved, is_settled};
+pub use standing::{Proved, Sent, is_settled};
 
 /// How long a lost session may be away before its cluster counts as unreachable. A half-open connection is noticed by
 /// keepalives within 25 s more, so silence is noticed within 45 s.

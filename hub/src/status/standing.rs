@@ -9,7 +9,8 @@ use super::withheld::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
-use crate::plan::{digest_on, proof_on};
+use crate::index::RuleEntry;
+use crate::plan::{Deal, Goes, RulePlan, digest_on, proof_on};
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
 const DIFFERS: &str =
@@ -99,7 +100,7 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
             ClusterState::Progressing
         }
         () if counts.drifted > 0 => ClusterState::Drifted,
-        () if shown(view, ledger, cluster, account) == Proved::No => ClusterState::Failed,
+        () if proved(view, ledger, cluster, account) == Proved::No => ClusterState::Failed,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }
@@ -251,33 +252,73 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Accoun
 
 /// Whether a cluster has proved that what the plan says stands in its API.
 pub(super) fn proved(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
-    let counts = account.counts;
-    let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
-    let all = all && !account.travel.reverts();
-    match all && !is_reading(view) && holds_the_plan(view, cluster, account) {
-        true => shown(view, ledger, cluster, account),
-        false => Proved::Untold,
+    Sent::of(view).proved(ledger, cluster, account)
+}
+
+/// What of a rule is sent to its clusters, as far as proofs are about it.
+pub struct Sent<'a> {
+    plan: &'a RulePlan,
+    deal: &'a Deal,
+    goes: &'a Goes,
+    /// The brake holds something of it.
+    held: bool,
+}
+
+impl<'a> From<&'a RuleEntry> for Sent<'a> {
+    fn from(entry: &'a RuleEntry) -> Self {
+        Self { plan: &entry.plan, deal: &entry.deal, goes: &entry.goes, held: entry.brake.is_holding() }
     }
 }
 
-/// The same of a cluster that says it has applied the plan.
-fn shown(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
-    let (Some(said), Some(key), Some(terms)) = (account.proof, &ledger.proof_key, view.goes.clusters.get(cluster))
-    else {
-        return Proved::Untold;
-    };
-    match proof_on(view.sent(cluster), terms, key).filter(|_| is_comparable(view, cluster)) {
-        None => Proved::Untold,
-        Some(expected) if expected == said => Proved::Yes,
-        Some(_) => Proved::No,
+impl<'a> Sent<'a> {
+    /// The same of what is looked at.
+    pub(super) fn of(view: &View<'a>) -> Self {
+        Self { plan: view.plan, deal: view.deal, goes: view.goes, held: view.held.is_some() }
+    }
+
+    /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
+    pub fn differing(&self, ledger: &Ledger) -> usize {
+        self.goes.clusters.keys().filter(|cluster| self.differs_in(ledger, cluster)).count()
+    }
+
+    /// Whether that is so in this cluster, by the agent's last word in its newest session.
+    pub fn differs_in(&self, ledger: &Ledger, cluster: &ClusterName) -> bool {
+        let account = ledger.account(cluster, &self.plan.uid);
+        account.is_some_and(|account| self.proved(ledger, cluster, account) == Proved::No)
+    }
+
+    /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
+    /// not applied yet.
+    fn proved(&self, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
+        let (Some(said), Some(key), Some(terms)) = (account.proof, &ledger.proof_key, self.goes.clusters.get(cluster))
+        else {
+            return Proved::Untold;
+        };
+        let plan = self.deal.made(cluster).map_or(self.plan, |made| made);
+        let is_known = self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
+        let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
+        let counts = account.counts;
+        let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
+        if !is_known || self.held || !same || !all || account.travel.reverts() {
+            return Proved::Untold;
+        }
+        match proof_on(plan, terms, key) {
+            None => Proved::Untold,
+            Some(expected) if expected == said => Proved::Yes,
+            Some(_) => Proved::No,
+        }
     }
 }
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake
 /// holds one, it cannot.
 pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterName) -> bool {
-    let plan = view.sent(cluster);
-    plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty() && view.held.is_none()
+    can_be_compared(view.sent(cluster)) && view.held.is_none()
+}
+
+/// Whether a plan can tell about every source.
+fn can_be_compared(plan: &RulePlan) -> bool {
+    plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty()
 }
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;

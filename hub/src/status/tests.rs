@@ -128,23 +128,28 @@ impl World {
     }
 
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
+        let state = RuleState { failures, ..self.state(cluster, counts) };
+        self.ledger.report(&cluster.into(), 1, state);
+    }
+
+    /// What an agent says that was told the newest plan.
+    fn state(&self, cluster: &str, counts: Counts) -> RuleState {
         let terms = self.goes.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
-        let state = RuleState {
+        RuleState {
             uid: RuleUid::from("r"),
             rule: self.rule.terms.rule.clone(),
             intents_digest: self.deal.made(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,
-            failures,
+            failures: vec![],
             gone: false,
             takeovers: self.takeovers,
             given_up: self.given_up.clone(),
             travel: self.travel.clone(),
             left: 0,
             proof: self.proof,
-        };
-        self.ledger.report(&cluster.into(), 1, state);
+        }
     }
 
     fn applied(&mut self, cluster: &str) {

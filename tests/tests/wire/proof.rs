@@ -56,6 +56,11 @@ async fn a_member_that_says_it_has_applied_everything_and_shows_something_else_i
     let message = says(&stage, "Differs").await?;
     ensure!(message.contains("in proof-wrong"), "{message}");
     ensure!(differing(&stage).await? == 1.0);
+    // It comes again and says the same from the beginning.
+    drop(line);
+    let mut line = Line::greeted(&credentials, vec![with(Some(Proof([7; 16])))]).await?;
+    while !matches!(line.must().await?, HubFrame::SnapshotEnd(_)) {}
+    ensure!(differing(&stage).await? == 1.0);
     // One that shows nothing is believed, and has proved nothing.
     line.send(&AgentFrame::Report(vec![with(None)]));
     says(&stage, "AllApplied").await?;

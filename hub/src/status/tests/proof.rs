@@ -3,7 +3,7 @@ use runnel_proto::model::{Proof, ProofKey};
 
 use super::*;
 use crate::plan::proof_on;
-use crate::status::{Proved, details};
+use crate::status::{Proved, Sent, details};
 
 fn key() -> ProofKey {
     ProofKey::new([1; 32])
@@ -18,6 +18,11 @@ impl World {
     fn shows(&mut self, cluster: &str, proof: Option<Proof>) {
         self.proof = proof;
         self.applied(cluster);
+    }
+
+    /// In how many clusters the agent shows something else than it says.
+    fn differing(&self) -> usize {
+        Sent::of(&self.view(&self.status)).differing(&self.ledger)
     }
 
     fn detail(&self, cluster: &str) -> (bool, Proved) {
@@ -43,6 +48,32 @@ fn a_cluster_that_shows_something_else_than_it_says_has_failed_until_it_shows_it
     world.shows("two", right);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
+}
+
+#[test]
+fn what_differs_is_counted_by_the_last_word_of_the_newest_session_its_first_one_included() {
+    let mut world = World::new(&["one", "two"]);
+    let right = world.right();
+    world.shows("one", right);
+    world.shows("two", Some(Proof([3; 16])));
+    assert_eq!(world.differing(), 1);
+    // It comes again, and says and shows the same as before.
+    let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
+    world.ledger.connected(&"two".into(), 2, facts(), vec![said]);
+    assert_eq!(world.differing(), 1);
+    // The session before it has no say any more.
+    world.shows("two", right);
+    assert_eq!(world.differing(), 1);
+    let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
+    world.ledger.report(&"two".into(), 2, said);
+    assert_eq!(world.differing(), 0);
+    world.shows("two", Some(Proof([3; 16])));
+    assert_eq!(world.differing(), 0);
+    // What is said of another plan is not compared.
+    world.shows("one", Some(Proof([3; 16])));
+    assert_eq!(world.differing(), 1);
+    world.plan.set(&SourceRef::new("configmaps", "a", "s"), None);
+    assert_eq!(world.differing(), 0);
 }
 
 #[test]

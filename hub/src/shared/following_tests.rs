@@ -1,0 +1,133 @@
+//! Which clusters an edit is followed to.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use runnel_proto::PROTOCOL_MAX;
+use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RevisionKey, RuleState, RuleUid, SourceRef};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::{Inquiries, LiveSession, Settings, Shared};
+use crate::index::{Cluster, PlaceState};
+use crate::plan::{Body, Place, Rule, Scope, SourceContent};
+use crate::status::SessionFacts;
+
+fn uid() -> RuleUid {
+    "r".into()
+}
+
+/// A hub with one rule for all clusters and everything in the namespace `a`.
+fn hub(spec: Value) -> Arc<Shared> {
+    let shared = Shared::new(Settings {
+        namespace: "runnel-system".to_owned(),
+        hub_id: "hub".to_owned(),
+        cluster_uid: "uid".to_owned(),
+        scope: Scope::default(),
+        source_gone_grace: Duration::ZERO,
+        expired_renewal_limit: Duration::ZERO,
+        removal_ceiling: crate::brake::Limit::NONE,
+        revision_key: RevisionKey::new(b"key"),
+    });
+    let mut spec = spec;
+    spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
+    spec["clusters"] = json!({"all": true});
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r", "namespace": "a", "uid": uid().as_str(), "generation": 1}, "spec": spec,
+    });
+    let rule = Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap();
+    shared.change(|index| index.set_place(Place::everywhere("configmaps"), PlaceState::Known));
+    shared.change(|index| index.set_rule(rule));
+    shared
+}
+
+/// A cluster connects that speaks this protocol and holds nothing.
+fn connects(shared: &Shared, name: &str, protocol: u32) {
+    let cluster = ClusterName::from(name);
+    let known = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
+    shared.change(|index| index.set_cluster(cluster.clone(), known));
+    let facts = SessionFacts {
+        agent_version: String::new(),
+        kubernetes_version: String::new(),
+        cluster_uid: name.to_owned(),
+        protocol,
+        key: String::new(),
+        certificate_expires: Timestamp::MAX,
+    };
+    shared.ledger.lock().connected(&cluster, 1, facts, vec![]);
+    let (session, inquiries, wake) = (Mutex::default(), Inquiries::of_a_session(), Notify::new());
+    shared.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
+}
+
+/// The source is edited.
+fn edit(shared: &Shared, revision: u8) {
+    let source = SourceRef::new("configmaps", "a", "s");
+    shared.edits.lock().insert(source.clone(), Instant::now());
+    let content = SourceContent::new(Revision([revision; 16]), Payload::encode(b"{}".to_vec()));
+    shared.change(|index| {
+        let effect = index.set_source(source.clone(), BTreeMap::new(), Some(Body::Read(Arc::new(content))));
+        shared.follow_edit(index, &source, &effect);
+        effect
+    });
+}
+
+/// The cluster says that it has applied everything. Whether it was the last one.
+fn applies(shared: &Shared, cluster: &str) -> bool {
+    let (index, cluster) = (shared.index.read(), ClusterName::from(cluster));
+    let share = index.rule(&uid()).and_then(|entry| entry.share(&cluster)).unwrap();
+    let state = RuleState {
+        uid: uid(),
+        rule: share.terms.rule.clone(),
+        intents_digest: share.digest(),
+        intents: 1,
+        terms_digest: Some(share.terms.digest),
+        counts: Counts { copies: 1, applied: 1, ..Counts::default() },
+        failures: vec![],
+        gone: false,
+        takeovers: None,
+        given_up: None,
+        travel: Default::default(),
+        left: 0,
+        proof: None,
+    };
+    let took = shared.deliveries.lock().reported(&cluster, &state, Some(&share), Instant::now());
+    took.is_some_and(|took| took.rule.is_some())
+}
+
+#[test]
+fn who_is_not_told_of_the_rule_is_not_waited_for() {
+    let shared = hub(json!({"conflictPolicy": "Overwrite"}));
+    connects(&shared, "new", PROTOCOL_MAX);
+    connects(&shared, "old", 1);
+    connects(&shared, "doubted", PROTOCOL_MAX);
+    shared.ledger.lock().waits_for_confirmation(&"doubted".into(), true);
+    edit(&shared, 1);
+    assert!(applies(&shared, "new"), "the others never say anything");
+    shared.ledger.lock().waits_for_confirmation(&"doubted".into(), false);
+    edit(&shared, 2);
+    assert!(!applies(&shared, "new"));
+    assert!(applies(&shared, "doubted"));
+    // What an old agent understands is said to it.
+    let shared = hub(json!({}));
+    connects(&shared, "new", PROTOCOL_MAX);
+    connects(&shared, "old", 1);
+    edit(&shared, 1);
+    assert!(!applies(&shared, "new"));
+    assert!(applies(&shared, "old"));
+}
+
+#[test]
+fn who_is_not_told_of_the_rule_any_more_is_not_waited_for_any_longer() {
+    let shared = hub(json!({}));
+    connects(&shared, "one", PROTOCOL_MAX);
+    connects(&shared, "two", PROTOCOL_MAX);
+    edit(&shared, 1);
+    assert!(!applies(&shared, "one"));
+    assert!(shared.drop_unsent(&shared.index.read()).is_empty());
+    shared.ledger.lock().waits_for_confirmation(&"two".into(), true);
+    let over = shared.drop_unsent(&shared.index.read());
+    assert_eq!(over.iter().map(|(rule, _)| rule.clone()).collect::<Vec<_>>(), [uid()]);
+}
