@@ -351,8 +351,9 @@ impl Candidate {
 
     fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
         let mut lease = lease.clone();
-        // Who made the Lease did not know its uid then.
-        if let Some(line) = Line::of(&lease) {
+        // Who made the Lease did not know its uid then. Where somebody took the line away, it comes back.
+        let line = Line::of(&lease).unwrap_or_else(|| self.line.clone());
+        if line.newest().is_some() {
             lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
         }
         lease.spec = Some(LeaseSpec {

@@ -200,6 +200,18 @@ fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
 }
 
 #[test]
+fn a_line_that_somebody_took_away_comes_back_with_the_next_renewal() {
+    let (start, mut a) = (Instant::now(), candidate("a"));
+    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);
+    a.wrote(taken.clone(), start, start);
+    let line = taken.metadata.annotations.take();
+    a.saw(Some(stored(taken, "e1", 7)), start + at(1));
+    let renewed = replaced(next(&mut a, start + at(2)));
+    assert_eq!(renewed.metadata.annotations.unwrap()[LINE], line.unwrap()[LINE]);
+}
+
+#[test]
 fn rubbish_bricks_nobody() {
     let start = Instant::now();
     for seconds in [None, Some(0), Some(-5), Some(i32::MAX)] {
