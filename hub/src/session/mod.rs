@@ -272,6 +272,7 @@ impl Session {
             if !is_whole {
                 return true;
             }
+            self.permit_at_last(&uid);
             items += count;
         }
         false
@@ -343,10 +344,10 @@ impl Session {
             self.take_back(uid);
             return;
         }
-        self.say_permits(uid, share.permit(), self.may_let_go(uid, share.let_go()));
         if self.knows_items(uid, share) {
             self.follow(uid, share);
         }
+        self.permit(uid, share);
     }
 
     /// Brings what the agent holds of a rule to its share.

@@ -6,6 +6,7 @@ use runnel_proto::model::{AskedDigest, RuleUid, Travel};
 
 use super::held::Items;
 use super::{Heading, Session};
+use crate::index::Claim;
 use crate::plan::Share;
 
 impl Session {
@@ -107,6 +108,21 @@ impl Session {
     /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
     pub(super) fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
         self.unsent.tombstones(uid).any(|source| share.must_stay(source))
+    }
+
+    /// What was judged may go, once the agent has all that is wanted: what it asks for before that is a part, and a part may
+    /// be within a limit that the whole is not.
+    pub(super) fn permit(&mut self, uid: &RuleUid, share: &Share) {
+        if !share.is_growing() && !self.unsent.has(uid) {
+            self.say_permits(uid, share.permit(), self.may_let_go(uid, share.let_go()));
+        }
+    }
+
+    /// The last of what waited for the agent has been taken out.
+    pub(super) fn permit_at_last(&mut self, uid: &RuleUid) {
+        if let Some(Claim::Wanted(share)) = self.rules.get(uid).and_then(|held| held.claim.clone()) {
+            self.permit(uid, &share);
+        }
     }
 
     /// What may be overwritten, and what may go in namespaces given up, is said once, when it is judged.

@@ -1,5 +1,5 @@
 //! The objects that the writer writes about, as they were last seen or written.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
@@ -10,6 +10,9 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use crate::crd::{MemberCluster, RuleStatus};
 use crate::index::version_number;
 use crate::watch::RuleKind;
+
+/// How many members that are gone are remembered: more than go while an answer is under way.
+const GONE: usize = 4096;
 
 /// A rule's object.
 #[derive(Clone)]
@@ -88,6 +91,8 @@ struct MemberObject {
 pub struct Book {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
     members: Mutex<BTreeMap<ClusterName, MemberObject>>,
+    /// The uids of members that are gone, the newest last: the answer to a read or a write of before may still be under way.
+    gone: Mutex<VecDeque<String>>,
     turn: Mutex<()>,
 }
 
@@ -166,12 +171,17 @@ impl Book {
     /// A list of the members begins.
     pub fn doubt_members(&self) {
         self.members.lock().values_mut().for_each(|known| known.doubtful = true);
+        self.gone.lock().clear();
     }
 
-    /// A member was seen or written. Returns false, and changes nothing, if a later version is known beyond doubt.
+    /// A member was seen or written. Returns false, and changes nothing, if a later version is known beyond doubt, or that it
+    /// is gone.
     pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
         let version = |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
         let mut members = self.members.lock();
+        if object.metadata.uid.as_ref().is_some_and(|uid| self.gone.lock().contains(uid)) {
+            return false;
+        }
         let known = members.get(&name).filter(|known| !known.doubtful);
         if known.is_some_and(|known| version(&known.object) > version(&object)) {
             return false;
@@ -200,9 +210,14 @@ impl Book {
         self.members.lock().values().map(|known| &known.object).for_each(look);
     }
 
-    /// A member is gone.
+    /// A member is gone, and does not come back before the next list.
     pub fn remove_member(&self, name: &ClusterName) {
-        self.members.lock().remove(name);
+        let mut members = self.members.lock();
+        let uid = members.remove(name).and_then(|known| known.object.metadata.uid);
+        let mut gone = self.gone.lock();
+        gone.extend(uid);
+        let surplus = gone.len().saturating_sub(GONE);
+        gone.drain(..surplus);
     }
 
     /// A member, if it is there.
@@ -263,6 +278,22 @@ mod tests {
         book.doubt_members();
         assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
         assert!(book.members_not_in(&[name].into()).is_empty());
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_brings_nobody_back() {
+        let (book, name) = (Book::default(), ClusterName::from("eu-1"));
+        assert!(book.set_member(name.clone(), member(90)));
+        book.remove_member(&name);
+        // A write of before, whose answer is read now.
+        assert!(!book.set_member(name.clone(), member(91)) && book.member(&name).is_none());
+        let mut anew = member(92);
+        anew.metadata.uid = Some("u2".to_owned());
+        assert!(book.set_member(name.clone(), anew));
+        assert!(!book.set_member(name.clone(), member(93)));
+        // A backup may have brought it back.
+        book.doubt_members();
+        assert!(book.set_member(name.clone(), member(40)));
     }
 
     #[test]
