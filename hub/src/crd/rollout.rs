@@ -133,6 +133,10 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub last_completed_at: Option<Time>,
+    /// Whether clusters keep what they had before, so that they can go back. They do not where anything was sent since the last
+    /// one was completed while `spec.rollout.onFailure` was not Revert: then it stops.
+    #[serde(default)]
+    pub keeps_former: bool,
     /// Where it went wrong first, and why, once clusters go back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
@@ -225,6 +229,7 @@ impl From<&rollout::Progress> for RolloutStatus {
             clusters_reverted: number(progress.reverted),
             copies_left: number(progress.left),
             last_completed_at: progress.last_completed.map(whole_seconds),
+            keeps_former: progress.keeps,
             failure: progress.failure.clone(),
             ordered_by: progress.order_by.clone(),
             reached_up_to: progress
@@ -267,6 +272,7 @@ impl From<&RolloutStatus> for rollout::Progress {
             reverted: number(status.clusters_reverted),
             left: number(status.copies_left),
             last_completed: time(&status.last_completed_at),
+            keeps: status.keeps_former,
             failure: status.failure.clone(),
             started_at: time(&status.started_at).unwrap_or_default(),
             wave_at: time(&status.wave_started_at),
@@ -303,6 +309,7 @@ mod tests {
             reverted: 2,
             left: 5,
             last_completed: at(9),
+            keeps: true,
             failure: Some("eu-1: why".to_owned()),
             unfinished_since: at(1),
         };

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef, Travel};
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
@@ -236,7 +236,8 @@ impl Index {
                 () if entry.goes.unknown => Claim::Unknown,
                 () if entry.awaits(cluster) => Claim::Awaits(share),
                 () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
-                () if share.travel.as_ref().is_some_and(Travel::reverts) => Claim::Reverts(share),
+                // That a rule rests is said to all.
+                () if share.reverts() && !entry.rule.terms.suspend => Claim::Reverts(share),
                 () => Claim::Wanted(share),
             };
         }

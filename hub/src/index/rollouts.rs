@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, RuleUid, Travel};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Item;
-use crate::rollout::{Gate, Target, Turn};
+use crate::rollout::{Gate, Progress, Target, Turn};
 
 impl RuleEntry {
     /// Names what the rule brings now.
@@ -70,16 +70,20 @@ impl Index {
         effect
     }
 
-    /// The place of each cluster of a rule in the order of its rollout.
-    pub fn turns(&self, uid: &RuleUid) -> Vec<Turn> {
+    /// The place of each cluster of a rule in the order of its rollout, which has come so far.
+    pub fn turns(&self, uid: &RuleUid, progress: Option<&Progress>) -> Vec<Turn> {
         let Some((entry, rollout)) = self.rules.get(uid).and_then(|entry| Some((entry, entry.rule.rollout.as_ref()?)))
         else {
             return Vec::new();
         };
         let none = BTreeMap::new();
-        let labels = |cluster| self.clusters.get(cluster).map_or(&none, |known| &known.labels);
-        let mut turns: Vec<_> =
-            entry.goes.clusters.keys().map(|cluster| rollout.turn(cluster, labels(cluster))).collect();
+        let order = rollout.order(progress, entry.target());
+        let turn = |cluster: &ClusterName| {
+            let labels = self.clusters.get(cluster).map_or(&none, |known| &known.labels);
+            let value = order.and_then(|label| labels.get(label)).cloned();
+            Turn { value, cluster: cluster.clone() }
+        };
+        let mut turns: Vec<_> = entry.goes.clusters.keys().map(turn).collect();
         turns.sort();
         turns
     }

@@ -504,7 +504,7 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     let plain = rule("r1", "a", "x", json!({"all": true}), false);
     let mut in_waves = plain.clone();
     in_waves.rollout = Some(rollout);
-    index.set_rule(in_waves);
+    index.set_rule(in_waves.clone());
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let claim = |index: &Index, cluster: &str| index.claim(&"r1".into(), &cluster.into());
     let target = |index: &Index| index.rule(&"r1".into()).unwrap().target().to_owned();
@@ -523,6 +523,16 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     assert!(effect.clusters.contains(&"one".into()), "it hears of it");
     assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.travel == Some(back.clone())));
     assert!(matches!(claim(&index, "two"), Claim::Awaits(_)));
+    // That it rests is said to who goes back, too, and then that it goes on.
+    let mut suspended = in_waves.clone();
+    suspended.terms = crate::plan::NamedTerms::new(runnel_proto::model::Terms {
+        suspend: true,
+        ..in_waves.terms.shared().as_ref().clone()
+    });
+    index.set_rule(suspended);
+    assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.terms.suspend && share.reverts()));
+    index.set_rule(in_waves);
+    assert!(matches!(claim(&index, "one"), Claim::Reverts(_)));
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
     // Without waves nothing is kept.

@@ -163,6 +163,11 @@ impl Share {
         named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
     }
 
+    /// Whether the cluster goes back to what it had before.
+    pub fn reverts(&self) -> bool {
+        self.travel.as_ref().is_some_and(Travel::reverts)
+    }
+
     /// The oldest protocol in which this can be said.
     pub fn protocol(&self) -> u32 {
         let travels = self.travel.as_ref().is_some_and(|travel| *travel != Travel::Plain);

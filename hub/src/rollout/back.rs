@@ -4,14 +4,15 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Travel};
 
-use super::step::{Reached, look};
+use super::step::{Reached, at_least, look};
 use super::{Gate, Health, Observation, Phase, Progress, Reach, Rollout};
 use crate::status::Now;
 
-/// It begins. Until that is written, nobody hears of it, and nobody of the change any more.
-pub(super) fn begin(progress: Progress) -> (Progress, Gate) {
+/// It begins. Until that is written, nobody hears of it, and nobody of the change any more. Who is at work on the change has
+/// its room already, and is the first who is told.
+pub(super) fn begin(progress: Progress, at_work: Vec<ClusterName>, now: Instant) -> (Progress, Gate) {
     let progress = Progress { phase: Phase::Reverting, reverted: 0, ..progress };
-    let gate = gate_to(&progress, BTreeMap::new(), false);
+    let gate = gate_to(&progress, at_work.into_iter().map(|cluster| (cluster, now)).collect(), false);
     (progress, gate)
 }
 
@@ -26,9 +27,9 @@ pub(super) fn step(
     now: Now,
 ) -> (Progress, Gate) {
     if rollout.paused && before.phase == Phase::Reverted {
-        let again = Progress::begin(seen.target, rollout.order_by.clone(), Some(before), now.wall);
+        let again = Progress::begin(seen.target, rollout, Some(before), now.wall);
         let clusters = u64::try_from(seen.clusters.len()).unwrap_or(u64::MAX);
-        let gate = Gate { travel: Travel::Keep(again.base()), ..gate_to(&again, BTreeMap::new(), false) };
+        let gate = Gate { travel: again.travel(), ..gate_to(&again, BTreeMap::new(), false) };
         return (Progress { phase: Phase::Paused, clusters, ..again }, gate);
     }
     let mut progress = before.clone();
@@ -37,15 +38,16 @@ pub(super) fn step(
     if !rollout.paused {
         reached.let_in(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
     }
-    let over = reached.in_flight == 0 && reached.waiting.is_empty() && !seen.settling;
+    let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
     // A pause that was set before it has ended does not say that it is to be tried again.
     if over && !rollout.paused && progress.phase == Phase::Reverting {
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
     let counted = seen.clusters.iter().filter(|(turn, _)| before.has_reached(turn));
     let is_back = |(_, health): &&(_, Health)| *health == Health::Applied;
-    progress.reverted = u64::try_from(counted.filter(is_back).count()).unwrap_or(u64::MAX);
-    let rests = reached.in_flight == 0 && !seen.settling && (over || rollout.paused);
+    let reverted = u64::try_from(counted.filter(is_back).count()).unwrap_or(u64::MAX);
+    progress.reverted = at_least(reverted, before.reverted, seen);
+    let rests = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
     let gate = gate_to(&progress, reached.let_in, rests);
     (progress, gate)
 }

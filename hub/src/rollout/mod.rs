@@ -29,7 +29,9 @@
 //! - Where the rule wants it, too many failures turn the rollout back: everybody who was reached is told so, in order
 //!   and no more at a time than `maxConcurrency`; who was away when it is back. The agents have kept what was there before; the hub
 //!   has not. Nobody is sent the target from then on, also after a restart, until a newer one supersedes it or a person
-//!   tries it again. A rollout that was completed does not go back: nothing is kept any more.
+//!   tries it again. A rollout that was completed does not go back, whatever fails later: nothing is kept any more.
+//!   Nor does one of which anything was sent before `onFailure` was `Revert`, or after the last one that was completed without
+//!   it: what copies hold may be of a change that went wrong. Such a one stops.
 //! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
 mod back;
 mod gate;
@@ -96,13 +98,10 @@ pub struct Rollout {
 }
 
 impl Rollout {
-    /// The place of a cluster with these labels in the order.
-    pub fn turn(
-        &self,
-        cluster: &runnel_proto::model::ClusterName,
-        labels: &std::collections::BTreeMap<String, String>,
-    ) -> Turn {
-        let value = self.order_by.as_ref().and_then(|key| labels.get(key)).cloned();
-        Turn { value, cluster: cluster.clone() }
+    /// The label that orders the clusters that are to get this target. Who goes back from it goes by the order in which it was
+    /// reached, whatever orders the next one.
+    pub fn order<'a>(&'a self, before: Option<&'a Progress>, target: &str) -> Option<&'a str> {
+        let back = before.filter(|before| before.phase.goes_back() && before.revision == target);
+        back.map_or(&self.order_by, |back| &back.order_by).as_deref()
     }
 }

@@ -1,7 +1,8 @@
 //! How far a rollout has come: what stands in the rule's status.
 use jiff::Timestamp;
+use runnel_proto::model::Travel;
 
-use super::{Phase, Turn};
+use super::{Phase, Rollout, Turn};
 
 /// How far a rollout has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,13 +43,15 @@ pub struct Progress {
     pub left: u64,
     /// When the last one was completed: what agents keep is what copies hold since then.
     pub last_completed: Option<Timestamp>,
+    /// Whether every cluster that has been sent anything since then has kept what it had before.
+    pub keeps: bool,
     /// Where it went wrong first, and why, once it goes back.
     pub failure: Option<String>,
 }
 
 impl Progress {
     /// A rollout that begins, after `before`, if there was one.
-    pub fn begin(revision: &str, order_by: Option<String>, before: Option<&Self>, now: Timestamp) -> Self {
+    pub fn begin(revision: &str, rollout: &Rollout, before: Option<&Self>, now: Timestamp) -> Self {
         // What came to an end, well or not, was not overtaken.
         let is_under_way = |before: &&Self| matches!(before.phase, Phase::Progressing | Phase::Soaking | Phase::Paused);
         let unfinished = before.filter(is_under_way);
@@ -58,7 +61,7 @@ impl Progress {
             revision: revision.to_owned(),
             phase: Phase::Progressing,
             wave: 0,
-            order_by,
+            order_by: rollout.order_by.clone(),
             cursor: None,
             clusters: 0,
             reached: 0,
@@ -71,13 +74,25 @@ impl Progress {
             superseded: unfinished.map_or(0, |before| before.superseded + u64::from(is_newer(before))),
             reverted: 0,
             left: 0,
-            last_completed: before.and_then(|before| match before.phase {
-                Phase::Completed => before.ended_at.or(before.last_completed),
-                _ => before.last_completed,
+            last_completed: before.and_then(|before| match before.is_completed() {
+                true => before.ended_at.or(before.last_completed),
+                false => before.last_completed,
             }),
+            // What was sent without being kept for has spoiled what copies held when the last one was completed.
+            keeps: rollout.reverts && before.is_none_or(|before| before.keeps || before.is_completed()),
             failure: None,
             unfinished_since: unfinished.map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
+    }
+
+    /// Whether it was completed, whatever became of those who came later.
+    pub fn is_completed(&self) -> bool {
+        self.phase == Phase::Completed || (self.ended_at.is_some() && !self.phase.goes_back())
+    }
+
+    /// What clusters that are sent the target do with what they had before.
+    pub(super) fn travel(&self) -> Travel {
+        if self.keeps && !self.is_completed() { Travel::Keep(self.base()) } else { Travel::Plain }
     }
 
     /// Names what copies held when no rollout was under way.

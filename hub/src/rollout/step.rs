@@ -41,7 +41,7 @@ pub(super) struct Reached {
     /// Who may have the target.
     pub(super) let_in: BTreeMap<ClusterName, Instant>,
     /// Who was let in and has not settled.
-    pub(super) in_flight: usize,
+    pub(super) in_flight: Vec<ClusterName>,
     /// Who has not been let in, in order.
     pub(super) waiting: Vec<ClusterName>,
     pub(super) failed: u64,
@@ -59,11 +59,13 @@ pub fn step(
         return super::back::step(rollout, before, gate, seen, now);
     }
     let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
-    let fresh = || Progress::begin(seen.target, rollout.order_by.clone(), before, now.wall);
+    let fresh = || Progress::begin(seen.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
     let gate_to = |reach, rests, travel| Gate { revision: seen.target.to_owned(), reach, rests, travel };
-    let completed = progress.phase == Phase::Completed;
-    if completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
+    // Who was told that nothing need be kept any more has kept nothing.
+    progress.keeps &= rollout.reverts;
+    let completed = progress.is_completed();
+    if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
         return (progress, gate_to(Reach::All, true, Travel::Plain));
     }
     let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
@@ -73,18 +75,18 @@ pub fn step(
         _ => reached.failed,
     };
     // Of a rollout that was completed only those are left who were away.
-    let is_left = !completed || !reached.waiting.is_empty();
+    let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
     // Once it was completed, nothing is kept of what was there before.
-    if stopped && rollout.reverts && !rollout.paused && !completed {
+    if stopped && progress.keeps && !rollout.paused && !completed {
         count(&mut progress, seen);
-        return super::back::begin(progress);
+        return super::back::begin(progress, reached.in_flight, now.instant);
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());
         reached.let_in(room, now.instant);
     }
-    let settled = reached.in_flight == 0 && reached.waiting.is_empty() && !seen.settling;
+    let settled = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
     if settled && progress.cursor.is_some() {
         progress.applied_at.get_or_insert(now.wall);
     }
@@ -100,11 +102,10 @@ pub fn step(
     count(&mut progress, seen);
     // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
     let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
-    let rests = is_over && reached.in_flight == 0 && !seen.settling;
+    let rests = is_over && reached.in_flight.is_empty() && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
     let reach = if has_everybody { Reach::All } else { Reach::Only(reached.let_in) };
-    let keeps = rollout.reverts && progress.phase != Phase::Completed;
-    let travel = if keeps { Travel::Keep(progress.base()) } else { Travel::Plain };
+    let travel = progress.travel();
     (progress, gate_to(reach, rests, travel))
 }
 
@@ -116,7 +117,7 @@ pub(super) fn look(
     now: Instant,
 ) -> Reached {
     let mut reached = Reached::default();
-    let has_had_a_turn = |turn: &Turn| progress.phase == Phase::Completed || progress.has_reached(turn);
+    let has_had_a_turn = |turn: &Turn| progress.is_completed() || progress.has_reached(turn);
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| has_had_a_turn(turn)) {
         let let_in = under_way.get(&turn.cluster).copied();
         let for_long = |limit| let_in.is_some_and(|at| now.saturating_duration_since(at) >= limit);
@@ -133,18 +134,20 @@ pub(super) fn look(
                 keep(at);
                 match for_long(STUCK_LIMIT) {
                     true => reached.failed += 1,
-                    false => reached.in_flight += 1,
+                    false => reached.in_flight.push(turn.cluster.clone()),
                 }
             }
             (Health::Quiet, Some(at)) => {
                 keep(at);
-                reached.in_flight += usize::from(!for_long(QUIET_FOR));
+                if !for_long(QUIET_FOR) {
+                    reached.in_flight.push(turn.cluster.clone());
+                }
             }
             (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
             // Who comes back later needs room anew.
             (Health::Away, Some(at)) if !for_long(AWAY_LIMIT) => {
                 keep(at);
-                reached.in_flight += 1;
+                reached.in_flight.push(turn.cluster.clone());
             }
             (Health::Away, _) => {}
         }
@@ -156,15 +159,15 @@ impl Reached {
     /// Whether nobody is left who could come for the target later: those would come all at once.
     fn has_everybody(&self, seen: &Observation<'_>) -> bool {
         let is_here = |(_, health): &(Turn, Health)| *health != Health::Away;
-        self.in_flight == 0 && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
+        self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
     }
 
     /// Lets in who waits, as far as there is room.
     pub(super) fn let_in(&mut self, room: usize, now: Instant) {
-        let free = room.saturating_sub(self.in_flight).min(self.waiting.len());
+        let free = room.saturating_sub(self.in_flight.len()).min(self.waiting.len());
         for cluster in self.waiting.drain(..free) {
-            self.let_in.insert(cluster, now);
-            self.in_flight += 1;
+            self.let_in.insert(cluster.clone(), now);
+            self.in_flight.push(cluster);
         }
     }
 }
@@ -203,6 +206,7 @@ fn advance(
     if wave.is_empty() {
         progress.ended_at = Some(now.wall);
         (progress.superseded, progress.unfinished_since) = (0, None);
+        progress.keeps = false;
         return Phase::Completed;
     }
     (progress.wave, progress.wave_at, progress.applied_at) = (progress.wave + 1, Some(now.wall), None);
@@ -217,7 +221,12 @@ fn count(progress: &mut Progress, seen: &Observation<'_>) {
     progress.clusters = number(seen.clusters.len());
     progress.reached = number(seen.clusters.iter().filter(|(turn, _)| progress.has_reached(turn)).count());
     let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);
-    progress.applied = number(applied.count());
+    progress.applied = at_least(number(applied.count()), progress.applied.min(progress.clusters), seen);
+}
+
+/// What is counted, and no less than what was while some of those who were counted have not connected.
+pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64 {
+    if seen.settling { counted.max(before) } else { counted }
 }
 
 /// How long ago this was; a clock that was set back says: just now.

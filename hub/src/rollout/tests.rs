@@ -436,7 +436,8 @@ fn going_back() -> World {
     world.step();
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting);
-    assert!(world.let_in().is_empty(), "first it is written down");
+    assert_eq!(world.let_in(), ["c4"], "who is at work on it has its room, and no more are told at once");
+    assert!(world.gate.as_ref().unwrap().travel.reverts());
     assert_eq!((world.told().failed, world.told().reached), (1, 4));
     // From here on it is seen how they go back.
     world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
@@ -447,11 +448,11 @@ fn going_back() -> World {
 fn over_the_budget_those_that_were_reached_go_back_a_few_at_a_time() {
     let mut world = going_back();
     assert_eq!(world.step(), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c1", "c2"]);
+    assert_eq!(world.let_in(), ["c1", "c4"]);
     assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Revert { target: "t1".to_owned(), base: String::new() });
     world.is("c1", Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+    assert_eq!(world.let_in(), ["c1", "c2", "c4"]);
     // Also by the next leader, who has read no more than the status.
     world.restart();
     world.is("c3", Health::Away);
@@ -488,13 +489,13 @@ fn a_newer_edit_supersedes_what_goes_back_and_a_person_can_try_the_same_again() 
     again.step();
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
-    assert_eq!(again.let_in(), ["c1", "c2"]);
-    again.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(again.let_in(), ["c1", "c4"]);
+    again.all_are(&["c1", "c4"], Health::Applied);
     assert_eq!(again.step(), Phase::Reverting, "nobody else is told while it is paused");
-    assert_eq!(again.let_in(), ["c1", "c2"]);
+    assert_eq!(again.let_in(), ["c1", "c4"]);
     again.rollout.paused = false;
     again.step();
-    again.all_are(&["c3", "c4"], Health::Applied);
+    again.all_are(&["c2", "c3"], Health::Applied);
     assert_eq!(again.step(), Phase::Reverted);
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Paused);
@@ -522,8 +523,96 @@ fn what_was_completed_does_not_go_back() {
     world.after(600);
     world.all_are(&["c2", "c3", "c4"], Health::Pending);
     world.step();
+    let ended = world.told().ended_at;
     world.is("c2", Health::Failed);
+    for _ in 0..3 {
+        assert_eq!(world.after(10), Phase::Stopped);
+        assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Plain);
+        world.restart();
+    }
+    // It stays so while nobody is left who could come.
+    world.all_are(&["c3", "c4"], Health::Away);
+    assert_eq!(world.after(700), Phase::Stopped);
+    world.all_are(&["c3", "c4"], Health::Pending);
     assert_eq!(world.step(), Phase::Stopped);
+    // What comes next goes back to that.
+    world.edit("t2");
+    world.step();
+    assert_eq!(world.told().last_completed, ended);
+    assert!(world.told().keeps);
+}
+
+#[test]
+fn what_began_without_keeping_stops_and_so_does_the_next_until_one_is_completed() {
+    let reverts = |world: &World| world.gate.as_ref().unwrap().travel != Travel::Plain;
+    let mut world = World::new(4, rollout());
+    world.step();
+    world.is("c1", Health::Applied);
+    world.rollout.reverts = true;
+    world.is("c2", Health::Failed);
+    for _ in 0..3 {
+        assert_eq!(world.step(), Phase::Stopped, "nobody has kept anything");
+    }
+    assert!(!reverts(&world));
+    // What copies hold is what went wrong: it is not kept as good.
+    world.edit("t2");
+    world.step();
+    assert!(!reverts(&world) && !world.told().keeps);
+    for wave in [["c1", "c2"], ["c3", "c4"]] {
+        world.all_are(&wave, Health::Applied);
+        world.step();
+    }
+    assert_eq!(world.told().phase, Phase::Completed);
+    world.edit("t3");
+    world.step();
+    assert!(reverts(&world));
+    // Who is told on the way that nothing need be kept has kept nothing.
+    world.rollout.reverts = false;
+    world.step();
+    assert!(!reverts(&world));
+    world.rollout.reverts = true;
+    world.is("c1", Health::Failed);
+    assert_eq!(world.step(), Phase::Stopped);
+}
+
+#[test]
+fn who_goes_back_goes_by_the_order_in_which_it_was_reached() {
+    let world = going_back();
+    let other = Rollout { order_by: Some("tier".to_owned()), ..rollout() };
+    assert_eq!(other.order(world.progress.as_ref(), "t1"), None);
+    assert_eq!(other.order(world.progress.as_ref(), "t2"), Some("tier"));
+    assert_eq!(other.order(None, "t1"), Some("tier"));
+}
+
+#[test]
+fn a_new_leader_says_no_less_than_the_one_before_until_all_had_time_to_connect() {
+    let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
+    let mut world = going_back();
+    world.step();
+    world.all_are(&["c1", "c4"], Health::Applied);
+    world.step();
+    assert_eq!((world.told().reverted, world.told().applied), (2, 2));
+    world.restart();
+    world.settling = true;
+    world.all_are(&all, Health::Away);
+    world.step();
+    assert_eq!((world.told().reverted, world.told().applied), (2, 2));
+    world.settling = false;
+    world.step();
+    assert_eq!(world.told().reverted, 0);
+
+    let mut world = World::new(6, rollout());
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    world.restart();
+    world.settling = true;
+    world.all_are(&all, Health::Away);
+    world.step();
+    assert_eq!(world.told().applied, 2);
+    world.edit("t2");
+    world.step();
+    assert_eq!(world.told().applied, 0, "of another target nothing was counted");
 }
 
 #[test]

@@ -29,7 +29,9 @@ impl Session {
     /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|held| &held.claim) {
-            Some(Some(Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share))) => {
+            Some(Some(
+                Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share),
+            )) => {
                 sources.retain(|source| share.content(source).is_some() || share.is_unknown(source));
             }
             // The hub has not said yet whether it wants the rule.
@@ -46,7 +48,10 @@ impl Session {
     /// Of a rule for whose newest the cluster still waits, only what it holds is sent again: so that must be known.
     fn ask_what_it_kept(&mut self, uid: &RuleUid) {
         if let Some(held) = self.rules.get_mut(uid)
-            && matches!((&held.claim, &held.items), (Some(Claim::Awaits(_)), Items::Digest { .. } | Items::Uncertain))
+            && matches!(
+                (&held.claim, &held.items),
+                (Some(Claim::Awaits(_) | Claim::Reverts(_)), Items::Digest { .. } | Items::Uncertain)
+            )
         {
             held.items = Items::Asked(BTreeMap::new());
             self.ask.insert(uid.clone());
@@ -58,7 +63,7 @@ impl Session {
         let Some(Held { items, claim, .. }) = self.rules.get(uid) else { return };
         let share = match (items, claim) {
             (Items::Share { share, .. }, _) => share,
-            (Items::Pairs(_), Some(Claim::Cordoned(share) | Claim::Awaits(share))) => share,
+            (Items::Pairs(_), Some(Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share))) => share,
             _ => return,
         };
         // To a cluster that gets nothing new only what it holds is sent again.

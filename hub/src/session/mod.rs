@@ -7,6 +7,8 @@
 //! - Once every batch has been taken out and no claim is pending, the agent holds exactly what the claims want, plus
 //!   what the hub cannot compute now and what it does not know.
 //! - A source is removed only when a rule that the hub knows positively no longer wants it.
+//! - An agent that goes back, and is to go on, hears so only when it has been sent all that is wanted: what it was sent before
+//!   is what went wrong.
 //! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
 //! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
 //!   new session with a new account of what is held.
@@ -14,6 +16,7 @@
 //!   to send shares what waits with the plan. What it keeps of what the agent says has one bound for all of it.
 mod account;
 mod budget;
+mod heading;
 mod held;
 mod hold;
 mod rest;
@@ -197,7 +200,7 @@ impl Session {
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let said = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
+        let said = self.unsent.is_empty() && self.has_said_headings() && self.removals.is_empty();
         let said = said && self.hold != Hold::Everything;
         if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
@@ -215,34 +218,6 @@ impl Session {
     /// Whether the account of some rule has not come in yet.
     fn is_waiting(&self) -> bool {
         self.rules.values().any(Held::is_waiting)
-    }
-
-    /// Returns whether headings are left for another batch.
-    fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
-        while let Some((uid, heading)) = self.headings.pop_first() {
-            let is_of_terms = heading.terms.is_some() || heading.unclaimed;
-            if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
-                held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
-            }
-            if let Some(held) = self.rules.get_mut(&uid) {
-                let next = Some(self.nonce + 1);
-                held.permit_sent = next.filter(|_| heading.overwrite.is_some()).or(held.permit_sent);
-                held.let_go_sent = next.filter(|_| heading.let_go.is_some()).or(held.let_go_sent);
-            }
-            *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
-            let delta = delta_of(deltas, &uid);
-            delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
-            delta.unclaimed = heading.unclaimed;
-            (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
-            if let (Some(travel), Some(held)) = (&heading.travel, self.rules.get_mut(&uid)) {
-                held.told_travel.clone_from(travel);
-            }
-            delta.travel = heading.travel;
-            if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
-                return !self.headings.is_empty();
-            }
-        }
-        false
     }
 
     /// Returns whether upserts are left for another batch.
@@ -320,14 +295,18 @@ impl Session {
             Claim::Held(_) | Claim::Braked => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
             Claim::Cordoned(share) => self.cordoned(uid, share),
-            Claim::Unknown | Claim::Awaits(_) => self.rest(uid),
+            Claim::Unknown => self.rest(uid),
+            Claim::Awaits(share) => {
+                self.rest(uid);
+                self.say_that_it_goes_on(uid, share);
+            }
             Claim::Reverts(share) => self.goes_back(uid, share),
             Claim::Unclaimed => self.unclaimed(uid),
         }
-        if !matches!(claim, Claim::Wanted(_) | Claim::Awaits(_)) {
+        let awaits = matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
+        if !awaits && !matches!(claim, Claim::Wanted(_)) {
             self.wants.remove(uid);
         }
-        let awaits = matches!(claim, Claim::Awaits(_));
         if let Some(held) = self.rules.get_mut(uid) {
             held.claim = Some(claim);
         }
@@ -380,18 +359,6 @@ impl Session {
             self.unsent.remove(uid, source, policy);
         }
         self.serve_wants(uid);
-    }
-
-    fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
-        let held = self.rules.entry(uid.clone()).or_default();
-        let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
-        self.removals.remove(uid);
-        if revived || held.terms != Some(share.terms.digest) {
-            held.terms = Some(share.terms.digest);
-            let heading = self.headings.entry(uid.clone()).or_default();
-            heading.terms = Some((share.terms.shared(), share.terms.digest));
-            heading.unclaimed = false;
-        }
     }
 
     fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {

@@ -2,7 +2,7 @@
 //! not know. And how what was not sent yet is taken back.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{AskedDigest, RuleUid, Travel};
+use runnel_proto::model::{AskedDigest, RuleUid};
 
 use super::held::Items;
 use super::{Heading, Session};
@@ -24,22 +24,6 @@ impl Session {
             held.travel.clone_from(&held.told_travel);
         }
         self.take_back(uid);
-    }
-
-    /// Nothing is sent about a rule but that the agent is to go back to what it had before.
-    pub(super) fn goes_back(&mut self, uid: &RuleUid, share: &Share) {
-        self.rest(uid);
-        self.say_travel(uid, share.travel.as_ref());
-    }
-
-    /// What becomes of what copies held before is said when it changes. An agent that holds nothing of the rule has nothing
-    /// to put back.
-    pub(super) fn say_travel(&mut self, uid: &RuleUid, travel: Option<&Travel>) {
-        let (Some(held), Some(travel)) = (self.rules.get_mut(uid), travel) else { return };
-        if held.travel != *travel {
-            held.travel.clone_from(travel);
-            self.headings.entry(uid.clone()).or_default().travel = Some(travel.clone());
-        }
     }
 
     /// The agent gets nothing new of a rule: only what it should not have any more goes.

@@ -20,6 +20,7 @@ struct Agent {
     rules: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
     terms: BTreeMap<RuleUid, TermsDigest>,
     unclaimed: BTreeSet<RuleUid>,
+    travel: BTreeMap<RuleUid, Travel>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
     gone: Vec<RuleUid>,
@@ -40,6 +41,10 @@ impl Agent {
                 self.upserts += 1;
                 self.rules.entry(delta.uid.clone()).or_default().insert(intent.source.clone(), intent.revision);
             }
+            if let Some(travel) = &delta.travel {
+                self.travel.insert(delta.uid.clone(), travel.clone());
+                self.rules.entry(delta.uid.clone()).or_default();
+            }
         }
         for delta in &batch.rules {
             for tombstone in &delta.tombstones {
@@ -51,6 +56,7 @@ impl Agent {
                 let held = self.rules.remove(&delta.uid).unwrap_or_default();
                 self.removed.extend(held.into_keys().map(|source| (delta.uid.clone(), source)));
                 self.terms.remove(&delta.uid);
+                self.travel.remove(&delta.uid);
                 self.gone.push(delta.uid.clone());
             }
         }
@@ -69,7 +75,7 @@ impl Agent {
             gone: false,
             takeovers: None,
             given_up: None,
-            travel: Default::default(),
+            travel: self.travel.get(uid).cloned().unwrap_or_default(),
             left: 0,
             proof: None,
         }
@@ -696,7 +702,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn claim(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Claim {
     let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
-    Claim::Wanted(share_of(&format!("r{rule}"), suspend, &items))
+    Claim::Wanted(Share { travel: Some(Travel::Plain), ..share_of(&format!("r{rule}"), suspend, &items) })
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
@@ -721,11 +727,99 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        Some(Claim::Unknown | Claim::Awaits(_) | Claim::Reverts(_) | Claim::Braked) => {
+        // That it does not rest any more is said.
+        Some(Claim::Awaits(share) | Claim::Reverts(share)) => {
+            let nothing_else = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
+            nothing_else && delta.terms.as_ref().is_none_or(|(_, digest)| *digest == share.terms.digest)
+        }
+        Some(Claim::Unknown | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
         Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
     })
+}
+
+/// An agent that goes back hears that it goes on when it holds what is wanted, or with that.
+fn goes_on_in_time(before: &Agent, after: &Agent, claims: &BTreeMap<RuleUid, Claim>) -> bool {
+    let reverts = |agent: &Agent, uid: &RuleUid| agent.travel.get(uid).is_some_and(Travel::reverts);
+    let went_on = before.travel.keys().filter(|uid| after.rules.contains_key(*uid));
+    went_on.filter(|uid| reverts(before, uid) && !reverts(after, uid)).all(|uid| match claims.get(uid) {
+        Some(Claim::Wanted(share)) => {
+            let held = &after.rules[uid];
+            share.intents().all(|(source, content)| held.get(source) == Some(&content.revision))
+        }
+        _ => false,
+    })
+}
+
+fn going(items: &[(u8, Body)], suspend: bool, travel: Option<Travel>) -> Share {
+    Share { travel, ..share_of("r", suspend, items) }
+}
+
+fn back_from(target: &str) -> Option<Travel> {
+    Some(Travel::Revert { target: target.to_owned(), base: "1".to_owned() })
+}
+
+#[test]
+fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
+    let keep = || Some(Travel::Keep("1".to_owned()));
+    let large = |text: u8| {
+        let mut random = u64::from(text);
+        let mut byte = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random.to_be_bytes()[1]
+        };
+        let payload = Payload::encode((0..40_000).map(|_| byte()).collect());
+        Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), payload)))
+    };
+    let items = |text: u8| [(1, large(text)), (2, large(text)), (3, large(text))];
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([("r".into(), Claim::Wanted(going(&items(2), false, keep())))]);
+    agent.drain(&mut session);
+    session.update([("r".into(), Claim::Reverts(going(&items(2), false, back_from("t"))))]);
+    agent.drain(&mut session);
+    assert!(agent.travel[&"r".into()].reverts());
+    for reconnect in [false, true] {
+        let mut agent = agent.clone();
+        let mut session = if reconnect { agent.connect() } else { std::mem::take(&mut session) };
+        let next = Claim::Wanted(going(&items(3), false, keep()));
+        let claims = BTreeMap::from([("r".into(), next.clone())]);
+        session.update(claims.clone());
+        answer(&agent, &mut session);
+        let mut batches = 0;
+        while let Some(batch) = session.next_batch() {
+            let before = agent.clone();
+            agent.take(&batch);
+            session.ack(batch.nonce);
+            assert!(goes_on_in_time(&before, &agent, &claims));
+            batches += 1;
+        }
+        assert!(batches > 2 && agent.travel.get(&"r".into()) == keep().as_ref());
+        assert!(session.take_snapshot_end().is_some());
+    }
+}
+
+#[test]
+fn that_a_rule_rests_no_more_is_said_also_to_who_goes_back_or_waits() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let items = [(1, content(1))];
+    let (goes, rests) = (going(&items, false, None), going(&items, true, None));
+    let has = |agent: &Agent, share: &Share| agent.terms[&"r".into()] == share.terms.digest;
+    session.update([("r".into(), Claim::Wanted(goes.clone()))]);
+    agent.drain(&mut session);
+    for claim in [Claim::Awaits(goes.clone()), Claim::Reverts(going(&items, false, back_from("t")))] {
+        session.update([("r".into(), Claim::Wanted(rests.clone()))]);
+        agent.drain(&mut session);
+        assert!(has(&agent, &rests));
+        session.update([("r".into(), claim.clone())]);
+        agent.drain(&mut session);
+        assert!(has(&agent, &goes));
+        let mut again = agent.connect();
+        again.update([("r".into(), claim)]);
+        assert!(again.next_batch().is_none(), "once");
+    }
 }
 
 #[test]
@@ -766,7 +860,9 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
     again.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut again), []);
     again.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Plain)))]);
-    assert_eq!(said(&mut again)[0].0, Some(Travel::Plain));
+    assert_eq!(said(&mut again), [], "nobody knows yet what it must be sent");
+    answer(&agent, &mut again);
+    assert_eq!(said(&mut again), [(None, 1), (Some(Travel::Plain), 0)]);
 }
 
 #[test]
@@ -909,7 +1005,9 @@ proptest! {
                 Step::Send(count) => for _ in 0..count {
                     let Some(batch) = session.next_batch() else { break };
                     prop_assert!(warranted(&batch, &claims));
+                    let before = agent.clone();
                     agent.take(&batch);
+                    prop_assert!(goes_on_in_time(&before, &agent, &claims), "it goes on with what went wrong");
                     session.ack(batch.nonce);
                 },
                 Step::Answer => {
@@ -936,6 +1034,7 @@ proptest! {
                     let surplus = held.keys().filter(|source| share.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                     prop_assert_eq!(agent.terms.get(uid), Some(&share.terms.digest));
+                    prop_assert!(!agent.travel.get(uid).is_some_and(Travel::reverts), "{} goes back", uid);
                 }
                 Claim::Cordoned(share) => {
                     let surplus = held.keys().filter(|source| share.content(source).is_none());

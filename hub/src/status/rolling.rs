@@ -46,6 +46,11 @@ impl View<'_> {
         self.rolling.as_ref().is_some_and(|rolling| goes_back_from(account, rolling.target))
     }
 
+    /// How far the rule's rollout has come.
+    pub fn progress(&self) -> Option<&Progress> {
+        self.rolling.as_ref()?.progress.as_ref()
+    }
+
     /// Takes the next step of the rule's rollout, if it may: what the view says of it is what the status should say then.
     /// Returns who may have the target once that is written.
     ///
@@ -79,7 +84,9 @@ impl View<'_> {
             progress.failure = progress.failure.or_else(why);
             let accounts = seen.clusters.iter().filter_map(|(turn, _)| ledger.account(&turn.cluster, &self.rule.uid));
             let gone_back = accounts.filter(|account| goes_back_from(account, &target));
-            progress.left = gone_back.map(|account| u64::from(account.left)).sum();
+            let left = gone_back.map(|account| u64::from(account.left)).sum();
+            // Who is still to connect said it to another process.
+            progress.left = if seen.settling { progress.left.max(left) } else { left };
         }
         rolling.progress = Some(progress);
         rolling.gate = Some(Cow::Owned(gate.clone()));
@@ -150,8 +157,16 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<Verdict> {
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
     let example = rolling.failing.as_ref().map(|(cluster, why)| format!("; in {cluster}: {why}")).unwrap_or_default();
+    let stays = match rolling.rollout.reverts {
+        true if progress.is_completed() => ". It had been completed, so that no cluster goes back",
+        true => {
+            ". It began when spec.rollout.onFailure was not Revert, or others have since the last one that was completed, so \
+                 that no cluster goes back"
+        }
+        false => "",
+    };
     let message = format!(
-        "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. Nothing further is \
+        "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}{stays}. Nothing further is \
          sent. An edit of the source or the rule begins a new rollout; to go on with this one all the same set \
          maxFailures to {failed} or more; to try on once the failures are cured set paused to true and to false again",
         progress.wave,

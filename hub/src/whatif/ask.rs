@@ -109,7 +109,7 @@ impl Scene {
         let Some(rollout) = entry.rule.rollout.as_ref().filter(|_| !entry.rule.terms.suspend) else {
             return BTreeMap::new();
         };
-        let turns = self.index.turns(&self.uid);
+        let turns = self.index.turns(&self.uid, None);
         let room = rollout.max_concurrency.of(turns.len());
         let (mut waves, mut wave, mut inside) = (BTreeMap::new(), 0, 0);
         let mut value = None;

@@ -137,7 +137,7 @@ impl Writer {
             let index = self.shared.index.read();
             let ledger = self.shared.ledger.lock();
             let Some(mut view) = view(&index, uid, &object.status, started, overdue, &ledger) else { return Ok(false) };
-            let gate = view.take_step(index.turns(uid), &ledger, now);
+            let gate = view.take_step(index.turns(uid, view.progress()), &ledger, now);
             (fold(&view, &ledger, now), gate)
         };
         let Some(status) = next else {

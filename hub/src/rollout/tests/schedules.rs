@@ -29,6 +29,8 @@ enum Happens {
     },
     Wait(u64),
     Budget(u64),
+    /// Whether what goes wrong is to go back.
+    Reverts(bool),
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
@@ -46,6 +48,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => any::<bool>().prop_map(|written| Happens::Killed { written }),
         3 => (1u64..100).prop_map(Happens::Wait),
         1 => (0u64..4).prop_map(Happens::Budget),
+        1 => any::<bool>().prop_map(Happens::Reverts),
     ]
 }
 
@@ -66,13 +69,17 @@ struct Simulated {
     clusters: Vec<Cluster>,
     edits: u32,
     uptime: u64,
+    /// What was completed.
+    completed: BTreeSet<String>,
+    /// Since then something was sent of which nobody kept what was there before.
+    unkept: bool,
 }
 
 impl Simulated {
     fn new(rollout: Rollout) -> Self {
         let there = |number| Cluster { connected: true, there: number % 5 != 4, ..Cluster::default() };
-        let mut simulated =
-            Self { hub: World::new(0, rollout), clusters: (0..CLUSTERS).map(there).collect(), edits: 0, uptime: 1000 };
+        let (hub, clusters) = (World::new(0, rollout), (0..CLUSTERS).map(there).collect());
+        let mut simulated = Self { hub, clusters, edits: 0, uptime: 1000, completed: BTreeSet::new(), unkept: false };
         simulated.look();
         simulated
     }
@@ -127,6 +134,12 @@ impl Simulated {
             self.hub.seconds -= 100_000;
             prop_assert_eq!((&self.hub.progress, &self.hub.gate), (&said, &lets_in), "it rests, and time moved it");
         }
+        if told.is_completed() {
+            self.completed.insert(told.revision.clone());
+            self.unkept = false;
+        } else if !phase.goes_back() && self.hub.gate.as_ref().unwrap().travel == Travel::Plain {
+            self.unkept |= !self.hub.let_in().is_empty();
+        }
         if phase.goes_back() {
             return self.went_back(&told, &were_in);
         }
@@ -167,7 +180,7 @@ impl Simulated {
         prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
         prop_assert!(sent.is_empty() || !self.hub.rollout.paused, "paused, and it went on");
         // Nobody beyond the cursor that is written down, and the wave is of one value.
-        let completed = phase == Phase::Completed;
+        let completed = told.is_completed();
         prop_assert!(completed || self.hub.let_in().into_iter().all(reached), "let in beyond the cursor");
         let wave_began =
             before.as_ref().is_none_or(|before| before.wave != told.wave || before.revision != told.revision);
@@ -198,7 +211,8 @@ impl Simulated {
         let gate = self.hub.gate.clone().unwrap();
         let is_back = matches!(&gate.travel, Travel::Revert { target, .. } if *target == told.revision);
         prop_assert!(is_back && gate.reach != Reach::All, "not the way back");
-        prop_assert!(self.hub.rollout.reverts || told.failure.is_none());
+        prop_assert!(!self.completed.contains(&told.revision), "it was completed, and goes back");
+        prop_assert!(!self.unkept, "there is nothing that did well to go back to");
         let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
         let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
         prop_assert!(let_in.iter().all(|name| told.has_reached(&turn_of(name))), "beyond the cursor");
@@ -262,6 +276,7 @@ impl Simulated {
                 self.uptime += seconds;
             }
             Happens::Budget(budget) => self.hub.rollout.max_failures = *budget,
+            Happens::Reverts(reverts) => self.hub.rollout.reverts = *reverts,
         }
         self.step(true)
     }

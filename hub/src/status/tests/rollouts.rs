@@ -55,7 +55,7 @@ fn world(phase: Phase) -> World {
         applied: 1,
         wave_at: Some(at(3300)),
         applied_at: (phase == Phase::Soaking).then(|| at(3480)),
-        ..Progress::begin("target", rollout.order_by.clone(), None, at(3300))
+        ..Progress::begin("target", &rollout, None, at(3300))
     };
     let reach = Reach::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
     let gate = Gate { revision: "target".to_owned(), reach, rests: false, travel: Travel::Plain };
@@ -86,7 +86,8 @@ fn shown(world: &mut World) -> String {
 #[test]
 fn snapshots_of_a_rollout_in_each_phase() {
     let mut before = world(Phase::Progressing);
-    *progress(&mut before) = Progress { clusters: 3, ..Progress::begin("target", None, None, at(3590)) };
+    let by_name = Rollout { order_by: None, ..before.rolling.as_ref().unwrap().rollout.clone() };
+    *progress(&mut before) = Progress { clusters: 3, ..Progress::begin("target", &by_name, None, at(3590)) };
     before.rolling.as_mut().unwrap().gate.reach = Reach::Only(BTreeMap::new());
     insta::assert_snapshot!("before_the_first_wave", shown(&mut before));
 

@@ -1,0 +1,111 @@
+//! What is said about a rule itself: its terms, what may be done by them, and what becomes of what its copies held before.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
+
+use super::held::Items;
+use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
+use crate::index::Claim;
+use crate::plan::{NamedTerms, Share};
+
+impl Session {
+    /// Returns whether headings are left for another batch.
+    pub(super) fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
+        let (mut later, mut more) = (BTreeMap::new(), false);
+        while let Some((uid, mut heading)) = self.headings.pop_first() {
+            if heading.travel.as_ref().is_some_and(|travel| self.goes_on_later(&uid, travel)) {
+                later.insert(uid.clone(), Heading { travel: heading.travel.take(), ..Heading::default() });
+                if heading.is_empty() {
+                    continue;
+                }
+            }
+            let is_of_terms = heading.terms.is_some() || heading.unclaimed;
+            if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
+                held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
+            }
+            if let Some(held) = self.rules.get_mut(&uid) {
+                let next = Some(self.nonce + 1);
+                held.permit_sent = next.filter(|_| heading.overwrite.is_some()).or(held.permit_sent);
+                held.let_go_sent = next.filter(|_| heading.let_go.is_some()).or(held.let_go_sent);
+            }
+            *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
+            let delta = delta_of(deltas, &uid);
+            delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
+            delta.unclaimed = heading.unclaimed;
+            (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
+            if let (Some(travel), Some(held)) = (&heading.travel, self.rules.get_mut(&uid)) {
+                held.told_travel.clone_from(travel);
+            }
+            delta.travel = heading.travel;
+            if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
+                more = !self.headings.is_empty();
+                break;
+            }
+        }
+        self.headings.append(&mut later);
+        more
+    }
+
+    /// Whether nothing waits to be said about rules, but for what waits until something else can be said.
+    pub(super) fn has_said_headings(&self) -> bool {
+        self.headings.iter().all(|(uid, heading)| {
+            let rest = Heading { travel: None, terms: heading.terms.clone(), ..*heading };
+            rest.is_empty() && heading.travel.as_ref().is_some_and(|travel| self.goes_on_later(uid, travel))
+        })
+    }
+
+    /// Whether an agent that goes back is not yet to hear that it goes on. It takes in what it is sent meanwhile, and writes
+    /// nothing of it. Without all of it, it would write once more what went wrong.
+    fn goes_on_later(&self, uid: &RuleUid, travel: &Travel) -> bool {
+        let Some(held) = self.rules.get(uid) else { return false };
+        let has_all = match (&held.claim, &held.items) {
+            (Some(Claim::Wanted(wanted)), Items::Share { share, .. }) => {
+                share.is(wanted) && !wanted.terms.suspend && !wanted.is_growing() && !self.unsent.has(uid)
+            }
+            _ => false,
+        };
+        held.told_travel.reverts() && !travel.reverts() && !has_all
+    }
+
+    /// Nothing is sent about a rule but that the agent is to go back to what it had before.
+    pub(super) fn goes_back(&mut self, uid: &RuleUid, share: &Share) {
+        self.rest(uid);
+        self.say_that_it_goes_on(uid, share);
+        self.say_travel(uid, share.travel.as_ref());
+    }
+
+    /// What becomes of what copies held before is said when it changes. An agent that holds nothing of the rule has nothing
+    /// to put back.
+    pub(super) fn say_travel(&mut self, uid: &RuleUid, travel: Option<&Travel>) {
+        let (Some(held), Some(travel)) = (self.rules.get_mut(uid), travel) else { return };
+        if held.travel != *travel {
+            held.travel.clone_from(travel);
+            self.headings.entry(uid.clone()).or_default().travel = Some(travel.clone());
+        }
+    }
+
+    /// That a rule was suspended was said to all, so that it goes on is as well, also where nothing else is sent of it.
+    pub(super) fn say_that_it_goes_on(&mut self, uid: &RuleUid, share: &Share) {
+        let Some(held) = self.rules.get(uid) else { return };
+        let hears_nothing = held.removing.is_some() || held.told_unclaimed || self.keeps(uid);
+        if share.terms.suspend || hears_nothing || held.told == Some(share.terms.digest) {
+            return;
+        }
+        let suspended = NamedTerms::new(Terms { suspend: true, ..Terms::clone(&share.terms) });
+        if held.told == Some(suspended.digest) {
+            self.say_terms(uid, share);
+        }
+    }
+
+    pub(super) fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
+        let held = self.rules.entry(uid.clone()).or_default();
+        let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
+        self.removals.remove(uid);
+        if revived || held.terms != Some(share.terms.digest) {
+            held.terms = Some(share.terms.digest);
+            let heading = self.headings.entry(uid.clone()).or_default();
+            heading.terms = Some((share.terms.shared(), share.terms.digest));
+            heading.unclaimed = false;
+        }
+    }
+}
