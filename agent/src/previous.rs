@@ -83,6 +83,13 @@ impl Previous {
         self.going.contains_key(rule)
     }
 
+    /// Nothing is to be kept of an intent. Returns whether there is something to forget.
+    pub fn forget(&mut self, key: &IntentKey) -> bool {
+        let Some(kept) = self.kept.remove(key) else { return false };
+        self.going.entry(key.rule.clone()).or_default().push((key.clone(), kept.place));
+        true
+    }
+
     /// What is to be forgotten of a rule.
     pub fn going(&self, rule: &RuleUid) -> Option<Vec<(IntentKey, usize)>> {
         self.going.get(rule).cloned()

@@ -7,13 +7,13 @@ use super::Core;
 use crate::decide::{Want, WantedCopy};
 use crate::job::Done;
 use crate::live::Ownership;
-use crate::previous::ToKeep;
+use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
 use crate::records::IntentKey;
 
 impl Core {
     /// What is wanted of a copy whose rule goes back: what was kept. A copy of which nothing was kept stays as it is, and one
-    /// that is not there is not made.
+    /// that is not there is not made. What nobody has changed since is wanted as ever.
     pub(super) fn go_back(&self, copy: &SourceRef, want: &mut Want) {
         let Want::Copy(wanted) = want else { return };
         match self.desired.travel(&wanted.intent.rule) {
@@ -21,7 +21,11 @@ impl Core {
             // What is written now would be lost with what is being forgotten.
             Travel::Keep(_) => wanted.hold |= self.previous.is_going(&wanted.intent),
             Travel::Revert { .. } => {
-                let kept = self.previous.get(&wanted.intent).and_then(|kept| kept.revision);
+                let entry = self.previous.get(&wanted.intent);
+                if entry.is_none() && !self.desired.is_changed(&wanted.intent) {
+                    return;
+                }
+                let kept = entry.and_then(|kept| kept.revision);
                 match kept.or_else(|| self.own_revision(copy, wanted)) {
                     Some(revision) => {
                         wanted.revision = Some(revision);
@@ -29,7 +33,7 @@ impl Core {
                             wanted.trouble = None;
                         }
                         // The newest content may be what this cluster does not want; that content is judged when it is written.
-                        wanted.denied = self.desired.closed(&copy.namespace);
+                        wanted.denied = self.desired.denied_whatever(copy, &wanted.place);
                     }
                     None => *want = Want::Nothing,
                 }
@@ -96,6 +100,26 @@ impl Core {
     pub(super) fn give_up_kept(&mut self, uid: &RuleUid) {
         if self.previous.give_up(uid, self.desired.travel(uid).base()) {
             self.queue.add(&Key::Kept(uid.clone()));
+        }
+    }
+
+    /// What is kept of an intent that is no more is not put back, whatever else of its rule is.
+    pub(super) fn forget_kept(&mut self, key: &IntentKey) {
+        if self.previous.forget(key) {
+            self.queue.add(&Key::Kept(key.rule.clone()));
+        }
+    }
+
+    /// Takes in what was kept before a copy was written. Meanwhile the hub may have said that it is not needed any more.
+    pub(super) fn has_kept(&mut self, key: IntentKey, kept: Kept) {
+        let is_of_now = self.desired.travel(&key.rule).base() == Some(kept.base.as_str());
+        let uid = key.rule.clone();
+        self.previous.add(key.clone(), kept);
+        if !self.desired.has(&key) {
+            self.forget_kept(&key);
+        }
+        if !is_of_now {
+            self.give_up_kept(&uid);
         }
     }
 

@@ -135,6 +135,7 @@ impl Core {
         for key in &taken.dropped {
             self.wanting.remove(key);
             self.cache.remove(key);
+            self.forget_kept(key);
         }
         self.store_due |= taken.terms_changed;
         for uid in &taken.rules {

@@ -183,7 +183,7 @@ impl Core {
     fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
         let Some(run) = self.runs.remove(copy) else { return };
         if let Some((key, kept)) = done.kept {
-            self.previous.add(key, kept);
+            self.has_kept(key, kept);
         }
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);

@@ -41,6 +41,10 @@ struct Held {
     refused: Option<(Revision, Trouble)>,
     /// It is held because a copy said so after a restart, and the hub has not said it since.
     restored: bool,
+    /// The hub has sent another content of it since copies began to be kept for going back: what is in force may be of a change
+    /// that goes wrong. After a restart nothing says so, and nothing need: what is in force then is what copies hold, and
+    /// before any of them was changed it was kept what they held.
+    changed: bool,
     /// What its copies show, as far as that has been looked at since it could have changed.
     shown: Option<Shown>,
 }
@@ -228,6 +232,17 @@ impl Desired {
     /// The revision of an intent that is in force.
     pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
         self.rules.get(&key.rule)?.intents.get(&key.source)?.in_force.as_ref()
+    }
+
+    /// Whether the hub has sent another content of an intent since its copies began to be kept for going back.
+    pub fn is_changed(&self, key: &IntentKey) -> bool {
+        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
+        held.is_some_and(|held| held.changed)
+    }
+
+    /// Whether an intent is held.
+    pub fn has(&self, key: &IntentKey) -> bool {
+        self.rules.get(&key.rule).is_some_and(|rule| rule.intents.contains_key(&key.source))
     }
 
     /// The copies that an intent claims.

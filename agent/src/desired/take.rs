@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName,
-    RuleUid, SourceRef, Terms, TermsDigest,
+    RuleUid, SourceRef, Terms, TermsDigest, Travel,
 };
 
 use super::places::is_broad;
@@ -93,6 +93,10 @@ impl Desired {
         }
         let travel = travel.zip(self.rules.get_mut(&uid));
         if let Some((travel, rule)) = travel.filter(|(travel, rule)| *travel != rule.travel) {
+            // What is held now is what did well, or what is kept from here on.
+            if rule.travel.base() != travel.base() {
+                rule.intents.values_mut().for_each(|held| held.changed = false);
+            }
             rule.travel = travel;
             taken.terms_changed = true;
             self.look_at_rule(&uid, taken);
@@ -193,7 +197,11 @@ impl Desired {
         records: &Records,
         taken: &mut Taken,
     ) {
-        self.set_held(key, Some(Held { facts, ..Held::of(revision) }));
+        let rule = self.rules.get(&key.rule);
+        let before = rule.and_then(|rule| rule.intents.get(&key.source));
+        let is_other = before.is_none_or(|before| before.changed || before.in_force != Some(revision));
+        let changed = is_other && rule.is_some_and(|rule| rule.travel != Travel::Plain);
+        self.set_held(key, Some(Held { facts, changed, ..Held::of(revision) }));
         self.claim_all(key, taken);
         let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
@@ -214,10 +222,11 @@ impl Desired {
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
             let held = rule.intents.get(&key.source);
             let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
+            let changed = held.is_some_and(|held| held.changed);
             let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
             self.set_held(
                 &key,
-                Some(Held { in_force, facts, refused: Some((refusal.revision, trouble)), ..Held::default() }),
+                Some(Held { in_force, facts, changed, refused: Some((refusal.revision, trouble)), ..Held::default() }),
             );
             self.claim_all(&key, taken);
             taken.rules.insert(key.rule);
@@ -252,6 +261,8 @@ impl Desired {
         }
         let rule = self.rules.entry(uid.clone()).or_default();
         rule.leaving = true;
+        // Should it come again, it comes as a new one.
+        rule.travel = Travel::Plain;
         let held = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
         let mut keys: BTreeSet<_> = held.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));

@@ -127,14 +127,21 @@ impl Desired {
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
     fn denied(&self, rule: &Rule, held: &Held, copy: &SourceRef) -> Option<Trouble> {
-        let by_creation = || match self.place(rule, copy) {
+        let by_content = || self.policy.denies_content(held.facts.as_ref()?);
+        let whatever = || self.denied_whatever(copy, &self.place(rule, copy));
+        self.closed(&copy.namespace)
+            .or_else(|| self.policy.denies_kind(&copy.resource))
+            .or_else(by_content)
+            .or_else(whatever)
+    }
+
+    /// The same, whatever the copy is to hold.
+    pub fn denied_whatever(&self, copy: &SourceRef, place: &Place) -> Option<Trouble> {
+        let by_creation = || match place {
             Place::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
             Place::Ready | Place::Missing | Place::Terminating => None,
         };
-        self.closed(&copy.namespace)
-            .or_else(|| self.policy.denies_kind(&copy.resource))
-            .or_else(|| self.policy.denies_content(held.facts.as_ref()?))
-            .or_else(by_creation)
+        self.closed(&copy.namespace).or_else(|| self.policy.denies_kind(&copy.resource)).or_else(by_creation)
     }
 
     /// Why no copy may be in a namespace at all.

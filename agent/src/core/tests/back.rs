@@ -136,6 +136,84 @@ fn what_is_of_an_older_base_is_worth_nothing() {
     assert!(world.objects.is_empty() && world.kept.is_empty());
 }
 
+#[test]
+fn what_the_change_never_touched_is_put_back_as_ever_also_after_a_restart() {
+    let mut world = applied();
+    world.batch(vec![edit(2, keep(1))]);
+    world.settle_now();
+    world.batch(vec![said(failed(1))]);
+    world.settle_now();
+    for restarts in [false, true] {
+        if restarts {
+            world.restart();
+        }
+        world.delete(&copy("b", "s1"));
+        world.settle();
+        assert!(world.holds(&copy("b", "s1"), "r", "s1", 1), "restarted: {restarts}");
+    }
+    // What is sent to go on with is not written before it is said that it goes on.
+    world.connect();
+    let more = vec![intent("s0", 3), intent("s1", 3), intent("s4", 3)];
+    world.batch(vec![RuleDelta { upserts: more, ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert!(holds(&world, 1) && world.holds(&copy("b", "s1"), "r", "s1", 1));
+    assert!(!world.objects.contains_key(&copy("a", "s4")));
+    world.batch(vec![said(keep(1))]);
+    world.settle_now();
+    assert!(holds(&world, 3) && world.holds(&copy("b", "s1"), "r", "s1", 3));
+    assert!(world.objects.contains_key(&copy("a", "s4")));
+    assert_eq!((kept(&world, "s0"), kept(&world, "s1")), (Some(Some(1)), Some(Some(1))));
+}
+
+#[test]
+fn what_the_change_removed_does_not_come_again_when_the_rest_goes_back() {
+    let mut world = applied();
+    let both = vec![intent("s0", 2), intent("s1", 2)];
+    world.batch(vec![RuleDelta { upserts: both, ..said(keep(1)) }]);
+    world.settle_now();
+    assert_eq!(kept(&world, "s1"), Some(Some(1)));
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert_eq!(kept(&world, "s1"), None);
+    world.batch(vec![said(failed(1))]);
+    world.settle_now();
+    world.restart();
+    world.settle();
+    assert!(holds(&world, 1) && !world.objects.contains_key(&copy("a", "s1")));
+}
+
+#[test]
+fn what_is_kept_too_late_is_forgotten() {
+    let mut world = applied();
+    world.batch(vec![edit(2, keep(1))]);
+    // Its write is under way when it is said that nothing need be kept.
+    world.give_out();
+    world.batch(vec![said(Travel::Plain)]);
+    world.settle();
+    assert!(holds(&world, 2) && world.kept.is_empty());
+}
+
+#[test]
+fn the_policy_of_the_cluster_holds_for_what_goes_back() {
+    let mut world = World::new(&["team", "a"]);
+    world.set_policy(Policy { create_namespaces: true, ..Policy::open() });
+    world.connect();
+    let terms = Terms { create_namespaces: true, ..terms("r", &["a", "new"]) };
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
+    world.settle();
+    world.batch(vec![edit(2, keep(1))]);
+    world.settle();
+    world.batch(vec![said(failed(1))]);
+    world.settle();
+    assert!(world.holds(&copy("new", "s0"), "r", "s0", 1));
+    world.set_policy(Policy { create_namespaces: false, ..Policy::open() });
+    world.settle();
+    world.set_namespace("new", None);
+    world.settle();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.counts.failed, state.failures[0].reason), (1, 1, Reason::Denied));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Edit,
