@@ -75,10 +75,10 @@ impl Session {
     }
 
     /// What becomes of what copies held before is said when it changes. An agent that holds nothing of the rule has nothing
-    /// to put back.
+    /// to put back, and one that is removing all of it soon has nothing.
     pub(super) fn say_travel(&mut self, uid: &RuleUid, travel: Option<&Travel>) {
         let (Some(held), Some(travel)) = (self.rules.get_mut(uid), travel) else { return };
-        if held.travel != *travel {
+        if held.removing.is_none() && held.travel != *travel {
             held.travel.clone_from(travel);
             self.headings.entry(uid.clone()).or_default().travel = Some(travel.clone());
         }

@@ -860,7 +860,7 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
     again.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut again), []);
     again.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Plain)))]);
-    assert_eq!(said(&mut again), [], "nobody knows yet what it must be sent");
+    assert_eq!(said(&mut again), [(None, 0)], "its terms: nobody knows yet what else it must be sent");
     answer(&agent, &mut again);
     assert_eq!(said(&mut again), [(None, 1), (Some(Travel::Plain), 0)]);
 }
