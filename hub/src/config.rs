@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand};
 use runnel_proto::identity::is_address;
 use runnel_proto::ops::LogFormat;
 
+use crate::names::is_subdomain;
+
 /// Streams ConfigMaps and Secrets from this cluster to member clusters.
 #[derive(Parser)]
 #[command(name = "runnel-hub", version, about)]
@@ -83,6 +85,10 @@ pub struct Run {
     /// At most this part of a rule's copies goes at a time because of an edit or a label, in percent.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
     pub removal_limit_percent: Option<u64>,
+    /// The ServiceAccount in --namespace whose token stands for an administrator's word when somebody asks what a rule would
+    /// do; without it, no account does.
+    #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]
+    pub plan_account: Option<String>,
     /// How long a member's certificate lives; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,
@@ -191,6 +197,13 @@ fn name(text: &str) -> Result<String, String> {
     match (1..=253).contains(&text.len()) && text.chars().all(allowed) {
         true => Ok(text.to_owned()),
         false => Err("write the name of the pod, such as runnel-hub-0".to_owned()),
+    }
+}
+
+fn account(text: &str) -> Result<String, String> {
+    match is_subdomain(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name of a ServiceAccount, such as runnel-hub-plan".to_owned()),
     }
 }
 

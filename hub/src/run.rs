@@ -234,7 +234,8 @@ async fn start(
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (door, accepted) = Door::new(listener, replicas, shared.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
-    let questions = Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()));
+    let questions =
+        Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()), options.plan_account.clone());
     let serve = serve(accepted, tls, (server, questions), shared.clone(), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", keeper.run());

@@ -66,6 +66,9 @@ async fn whatever_the_values_the_binary_knows_what_it_is_told() -> Result<()> {
         for (about, values) in tried(chart) {
             let documents = documents(&helm, chart, values).await?;
             arguments::are_known(chart, container(&documents)?).with_context(|| format!("{chart}, {about}"))?;
+            if chart == "runnel-hub" {
+                arguments::trusts_its_own(&documents).with_context(|| format!("{chart}, {about}"))?;
+            }
             if chart == "runnel-agent" {
                 arguments::is_a_policy(&documents).with_context(|| format!("{chart}, {about}"))?;
             }

@@ -22,10 +22,12 @@ use super::detail::ClusterRow;
 use super::helm::HUB;
 use super::seen::text;
 use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
-use crate::query::{AUDIENCE, PLANNER};
+use crate::query::AUDIENCE;
 
 /// Who may read rules.
 const QUERY: &str = "runnel-hub-query";
+/// Who is trusted with plans.
+const PLANNER: &str = "runnel-hub-plan";
 /// How long the way to the hub, and its whole answer, may take.
 const LIMIT: Duration = Duration::from_secs(40);
 /// How long a token lives that is made for one question; no shorter one is given out.

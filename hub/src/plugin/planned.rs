@@ -52,7 +52,7 @@ impl Planned {
             matches!(copy.verdict.as_str(), "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused")
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
-        self.said.copies.iter().any(fails) || self.said.sources.iter().any(is_left_out)
+        self.said.incomplete || self.said.copies.iter().any(fails) || self.said.sources.iter().any(is_left_out)
     }
 
     fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
@@ -163,6 +163,7 @@ impl Planned {
         json!({
             "rule": self.rule,
             "exists": said.exists,
+            "incomplete": said.incomplete,
             "sent": said.sent,
             "summary": summary,
             "notes": said.notes,

@@ -39,6 +39,7 @@ fn planned() -> Planned {
         notes: vec![],
         exists: true,
         sent: 2,
+        incomplete: false,
     };
     let first = PlanPage {
         copies: vec![
@@ -83,6 +84,8 @@ fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
     for verdict in ["create", "change", "takeOver", "remove", "retain", "handOver", "wait", "rest", "unchanged"] {
         assert!(!of(verdict), "{verdict}");
     }
+    let incomplete = PlanPage { incomplete: true, ..PlanPage::default() };
+    assert!(Planned::of("r".into(), true, [incomplete]).would_fail());
 }
 
 #[test]

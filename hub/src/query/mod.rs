@@ -23,7 +23,6 @@ use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
 use crate::writer::{Book, view};
-pub use plan::PLANNER;
 pub use review::{AUDIENCE, Reviewer};
 
 /// Clusters, or what is held, on a page.
@@ -43,14 +42,16 @@ pub struct Questions {
     shared: Arc<Shared>,
     book: Arc<Book>,
     reviewer: Reviewer,
+    /// The ServiceAccount in the hub's namespace that is trusted with plans.
+    planner: Option<String>,
     /// What takes more than a look at what is known.
     plans: Semaphore,
 }
 
 impl Questions {
-    /// A service that answers whom `reviewer` lets.
-    pub fn new(shared: Arc<Shared>, book: Arc<Book>, reviewer: Reviewer) -> Self {
-        Self { shared, book, reviewer, plans: Semaphore::new(PLANS) }
+    /// A service that answers whom `reviewer` lets, and about plans the ServiceAccount `planner` in the hub's namespace too.
+    pub fn new(shared: Arc<Shared>, book: Arc<Book>, reviewer: Reviewer, planner: Option<String>) -> Self {
+        Self { shared, book, reviewer, planner, plans: Semaphore::new(PLANS) }
     }
 
     /// The service for a tonic router.

@@ -1,31 +1,23 @@
-//! What a rule would do: who asks, what he may, what the API server and the agents are asked for it. What follows from that
+//! What a rule would do: what the API server and the agents are asked for it. What follows from that
 //! is decided in [`crate::whatif`].
-use std::collections::{BTreeMap, BTreeSet};
+mod rights;
+
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt};
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 use runnel_proto::SUPPOSE_SINCE;
-use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleName, RuleUid, SourceRef, Supposed};
+use runnel_proto::model::{ClusterName, FieldsKey, Kind, SourceRef, Supposed};
 use runnel_proto::wire;
-use serde_json::Value;
 use tonic::{Request, Status};
 
-use super::review::{self, Access, User};
-use super::{KINDS, Questions, address};
-use crate::crd;
-use crate::names::{is_label, is_subdomain};
-use crate::plan::{Body, Place, Rule, is_never_a_source};
+use super::{Questions, address, review};
+use crate::plan::{Body, Place, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{Ask, Row, Scene, SourceRow, Standing};
-
-/// The ServiceAccount of the hub's chart whose token stands for the word of an administrator: whoever may make one may make
-/// one of the hub itself, which reads every source. It has no right at any API server.
-pub const PLANNER: &str = "runnel-hub-plan";
 
 /// How long an agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -42,6 +34,8 @@ const CLUSTERS: usize = 1000;
 const COPIES: usize = 50_000;
 /// Rows on a page.
 const PAGE: usize = 500;
+/// What is said of a cluster in which nothing was tried.
+const UNTRIED: &str = "its writes were not tried: it awaits its turn in the rollout";
 /// Sources that are told.
 const SOURCES: usize = 500;
 
@@ -62,7 +56,7 @@ impl Questions {
             return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
         }
         let rule = match asked.object.is_empty() {
-            true => self.saved(&user, asked.rule.unwrap_or_default()).await?,
+            true => self.saved(&user, asked.rule.unwrap_or_default(), asked.rehearse).await?,
             false => self.unsaved(&user, &asked.object).await?,
         };
         self.may_read_sources(&user, &rule).await?;
@@ -92,6 +86,7 @@ impl Questions {
             copies: vec![],
             notes,
             exists: scene.exists(),
+            incomplete: scene.is_incomplete(),
             sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
         };
         let rows: Vec<_> = rows.into_iter().take(COPIES).map(copy_row).collect();
@@ -104,122 +99,12 @@ impl Questions {
         ask(&|rule, cluster| ledger.holding(rule, cluster))
     }
 
-    /// A saved rule, for whoever may get it.
-    async fn saved(&self, user: &User, asked: wire::RuleQuestion) -> Result<Rule, Status> {
-        let name = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
-        self.may(user, "get", &name).await?;
-        let index = self.shared.index.read();
-        let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
-        found.map(|(_, entry)| entry.rule.clone()).ok_or_else(|| Status::not_found("the hub knows no such rule"))
-    }
-
-    /// A rule that is not saved, for whoever may save it.
-    async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
-        let malformed =
-            |why: &dyn std::fmt::Display| Status::invalid_argument(format!("the rule cannot be read: {why}"));
-        let value: Value = serde_json::from_str(object).map_err(|error| malformed(&error))?;
-        let text = |path: &str| value.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let name =
-            RuleName { kind: text("/kind"), namespace: text("/metadata/namespace"), name: text("/metadata/name") };
-        if !text("/apiVersion").starts_with("runnel.dev/") || !KINDS.iter().any(|(kind, _)| *kind == name.kind) {
-            return Err(malformed(&"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev"));
-        }
-        let is_whole = name.kind == KINDS[1].0;
-        // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
-        check_identity(&name).map_err(|why| malformed(&why))?;
-        crd::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
-        let known = {
-            let index = self.shared.index.read();
-            let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
-            found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
-        };
-        self.may(user, if known.is_some() { "update" } else { "create" }, &name).await?;
-        let namespace = &self.shared.settings.namespace;
-        let rule = match is_whole {
-            false => {
-                let rule: crd::DistributionRule = serde_json::from_value(value).map_err(|error| malformed(&error))?;
-                Rule::namespaced(&identified(rule, known)?, namespace)
-            }
-            true => {
-                let rule: crd::ClusterDistributionRule =
-                    serde_json::from_value(value).map_err(|error| malformed(&error))?;
-                Rule::cluster_scoped(&identified(rule, known)?, namespace)
-            }
-        };
-        rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
-    }
-
-    async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
-        let namespace = &self.shared.settings.namespace;
-        if user.name() == format!("system:serviceaccount:{namespace}:{PLANNER}") {
-            return Ok(true);
-        }
-        self.reviewer.may(user, access).await
-    }
-
-    async fn may(&self, user: &User, verb: &str, rule: &RuleName) -> Result<(), Status> {
-        let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
-        let resource = resource.ok_or_else(|| {
-            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
-        })?;
-        let name = if verb == "create" { "" } else { rule.name.as_str() };
-        let access = Access { verb, group: "runnel.dev", resource, namespace: &rule.namespace, name };
-        if self.allows(user, &access).await? {
-            return Ok(());
-        }
-        let place = if rule.namespace.is_empty() { String::new() } else { format!(" in namespace {}", rule.namespace) };
-        Err(Status::permission_denied(format!("{} may not {verb} {resource}.runnel.dev{place}", user.name())))
-    }
-
-    /// Who may not get a kind hears nothing about objects of it, as he may not save a rule that selects it.
-    async fn may_read_sources(&self, user: &User, rule: &Rule) -> Result<(), Status> {
-        let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
-        for entry in &rule.sources {
-            for kind in &entry.kinds {
-                let everywhere = entry.namespaces.iter().any(|namespace| !namespace.is_literal());
-                let names = entry.namespaces.iter().map(|name| name.as_str());
-                match everywhere {
-                    true => drop(wanted.insert((kind.resource, ""))),
-                    false => wanted.extend(names.map(|name| (kind.resource, name))),
-                }
-            }
-        }
-        let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
-        for (resource, namespace) in wanted {
-            let Some(kind) = Kind::by_resource(resource) else { continue };
-            let access =
-                |namespace| Access { verb: "get", group: kind.group, resource: kind.plural, namespace, name: "" };
-            let whole = match everywhere.get(resource) {
-                Some(known) => *known,
-                None if rule.terms.rule.is_cluster_scoped() => {
-                    let may = self.allows(user, &access("")).await?;
-                    everywhere.insert(resource, may);
-                    may
-                }
-                None => false,
-            };
-            if whole || (!namespace.is_empty() && self.allows(user, &access(namespace)).await?) {
-                continue;
-            }
-            let place = if namespace.is_empty() {
-                "in every namespace".to_owned()
-            } else {
-                format!("in namespace {namespace}")
-            };
-            return Err(Status::permission_denied(format!(
-                "spec.sources selects {resource}, which {} may not get {place}: have that right given, or leave {resource} \
-                 out",
-                user.name()
-            )));
-        }
-        Ok(())
-    }
-
     /// What no saved rule has needed so far is looked for now.
     async fn list_and_read(&self, scene: &mut Scene) {
         for place in scene.unlisted() {
-            if let Some(objects) = self.listed(&place).await {
-                scene.list(place, objects);
+            match self.listed(&place).await {
+                Ok(objects) => scene.list(place, objects),
+                Err(why) => scene.cannot_list(place, why),
             }
         }
         let unread: Vec<_> = scene.unread().iter().take(READS).cloned().collect();
@@ -230,17 +115,19 @@ impl Questions {
         }
     }
 
-    async fn listed(&self, place: &Place) -> Option<Vec<(SourceRef, BTreeMap<String, String>)>> {
-        let kind = Kind::by_resource(place.resource)?;
+    async fn listed(&self, place: &Place) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
+        let kind = Kind::by_resource(place.resource).ok_or("the hub does not know this kind")?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind)),
             None => Api::all_with(self.reviewer.client(), &api_resource(kind)),
         };
         let params = ListParams::default().limit(OBJECTS);
-        let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await.ok()?.ok()?;
+        let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
+        let list = list.map_err(|_| "the API server did not answer in time")?;
+        let list = list.map_err(|_| "the API server did not let the hub list them")?;
         // A part of what there is would make the rest look as if it were gone.
         if list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty()) {
-            return None;
+            return Err("there are too many of them");
         }
         let sources = list.items.into_iter().filter_map(|object| {
             let labels = object.labels().clone();
@@ -249,7 +136,7 @@ impl Questions {
             Some((SourceRef::new(kind.resource, &object.namespace()?, &object.name_any()), labels))
                 .filter(|_| is_source)
         });
-        Some(sources.collect())
+        Ok(sources.collect())
     }
 
     async fn read(&self, source: &SourceRef) -> Body {
@@ -311,6 +198,7 @@ impl Questions {
         let Some(live) = self.shared.sessions.get(&name).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };
+        let untried = if rehearse && !question.rehearse { UNTRIED } else { "" };
         let answered = match live.inquiries.suppose(question) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
@@ -324,38 +212,10 @@ impl Questions {
         drop(live);
         match tokio::time::timeout(ANSWER, answered).await {
             Ok(Ok(answer)) if !answer.unanswered.is_empty() => heard("Unanswered", &answer.unanswered, 0, None),
-            Ok(Ok(answer)) => heard("Answered", "", left_out, Some(answer)),
+            Ok(Ok(answer)) => heard("Answered", untried, left_out, Some(answer)),
             _ => heard("Silent", "its agent did not answer in time", 0, None),
         }
     }
-}
-
-/// Whether a rule can be called so.
-fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
-    let is_whole = rule.kind == KINDS[1].0;
-    match (is_subdomain(&rule.name), rule.namespace.as_str()) {
-        (false, _) => {
-            Err("metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters")
-        }
-        (true, "") if is_whole => Ok(()),
-        (true, _) if is_whole => Err("metadata.namespace: a ClusterDistributionRule has none: remove it"),
-        (true, namespace) if is_label(namespace) => Ok(()),
-        (true, _) => Err("metadata.namespace: write the name of a namespace"),
-    }
-}
-
-/// The rule as if the API server had taken it: with the identity of the one that it edits, or of one that nobody has.
-fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Result<K, Status> {
-    let FieldsKey(random) = random_key()?;
-    let (uid, created) = known.unwrap_or_else(|| {
-        let uid = format!("plan-{}", data_encoding::HEXLOWER.encode(&random[..16]));
-        (RuleUid::from(uid.as_str()), Timestamp::now().as_second())
-    });
-    let meta = rule.meta_mut();
-    meta.uid = Some(uid.as_str().to_owned());
-    meta.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
-    meta.deletion_timestamp = None;
-    Ok(rule)
 }
 
 fn random_key() -> Result<FieldsKey, Status> {
@@ -382,26 +242,5 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         verdict: row.verdict.to_owned(),
         reason: row.reason.to_owned(),
         message: row.message,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rule_is_called_as_the_api_server_lets_it_be_called() {
-        let called = |kind: &str, namespace: &str, name: &str| {
-            check_identity(&RuleName { kind: kind.into(), namespace: namespace.into(), name: name.into() }).is_ok()
-        };
-        let long = "x".repeat(254);
-        assert!(called(KINDS[0].0, "team", "a.b") && called(KINDS[1].0, "", "a"));
-        for name in ["", "A", "a..b", "-a", "a/b", &long] {
-            assert!(!called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name), "{name}");
-        }
-        for namespace in ["", "A", "a.b", &"x".repeat(64)] {
-            assert!(!called(KINDS[0].0, namespace, "a"), "{namespace}");
-        }
-        assert!(!called(KINDS[1].0, "team", "a"));
     }
 }

@@ -123,10 +123,14 @@ impl Scene {
         waves
     }
 
-    /// What a cluster's agent is asked, and how many sources are left out of it; `None`: it would hear nothing.
+    /// What a cluster's agent is asked, and how many sources are left out of it; `None`: it would hear nothing. Where a rollout
+    /// has not come to the cluster, nothing is tried.
     pub fn ask(&self, cluster: &ClusterName, key: FieldsKey, rehearse: bool) -> Option<(Box<Suppose>, usize)> {
+        let claim = self.claim(cluster);
+        // Before its turn a cluster gets nothing of the change, not for a trial either.
+        let rehearse = rehearse && !matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
         let nothing = || Suppose { rehearse, key, ..Suppose::nothing(0, self.uid.clone()) };
-        let (asked, left_out) = match self.claim(cluster) {
+        let (asked, left_out) = match claim {
             Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
                 let terms = Terms::clone(&share.terms);
                 let ignored = terms.ignore_fields.clone();

@@ -5,8 +5,9 @@
 //! stands in them, they are asked: each hears what would be said to it ([`Scene::ask`]), decides as it would, and forgets
 //! it. With their answers the brake is asked about what only they could find ([`Scene::settle`]).
 //!
-//! A plan carries no payload to a member: a digest with a key of its own lets the agent compare what stands there. Only for
-//! a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
+//! A plan carries no payload to a member: digests with a key of the question's own let the agent compare what stands there.
+//! The key travels along, as the agent computes with it: whoever has a member in his hands could test what he guesses that a
+//! source holds. Only for a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
 mod ask;
 mod outcome;
 #[cfg(test)]
@@ -18,7 +19,7 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::brake::DELAY;
-use crate::index::{Holding, Index, PlaceState};
+use crate::index::{Holding, Index, PlaceState, RuleEntry};
 use crate::plan::{Body, Place, Rule, Share};
 
 pub use ask::{Ask, Standing};
@@ -71,6 +72,18 @@ impl Scene {
         }
         let effect = self.index.set_place(place, PlaceState::Known);
         self.unread.extend(effect.read);
+    }
+
+    /// What is in a place cannot be told, which is not to say that nothing is there.
+    pub fn cannot_list(&mut self, place: Place, why: &str) {
+        let said = format!("{place} could not be listed ({why}): the plan knows nothing of what is there, ask again");
+        self.index.set_place(place, PlaceState::Unreadable(said));
+    }
+
+    /// Whether there are places of which nothing is known.
+    pub fn is_incomplete(&self) -> bool {
+        let unreadable = |entry: &RuleEntry| !self.index.unreadable_places(&entry.rule).is_empty();
+        self.index.rule(&self.uid).is_some_and(unreadable)
     }
 
     /// The sources whose content is needed and not known.

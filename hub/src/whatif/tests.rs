@@ -90,6 +90,19 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
     assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
 }
 
+#[test]
+fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
+    let mut index = index(0);
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Unwatched);
+    let mut scene = Scene::new(&index, rule(&["s*"], &json!({})));
+    assert!(!scene.is_incomplete());
+    for place in scene.unlisted() {
+        scene.cannot_list(place, "there are too many of them");
+    }
+    assert!(scene.is_incomplete() && scene.unlisted().is_empty());
+    assert!(scene.notes()[0].starts_with("configmaps could not be listed (there are too many of them)"));
+}
+
 /// What an edit of a saved rule does with `sources` intents of which each agent says that it has them.
 fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     let mut index = index(sources);
@@ -180,6 +193,9 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     assert_eq!(said, expected);
     let (asked, _) = scene.ask(&"one".into(), KEY, false).unwrap();
     assert_eq!(asked.intents.len(), 1);
+    // Nobody is tried before his turn, or gets content.
+    let (asked, _) = scene.ask(&"one".into(), KEY, true).unwrap();
+    assert!(!asked.rehearse && asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()));
     let (asked, _) = scene.ask(&"calm".into(), KEY, false).unwrap();
     assert!(asked.terms.is_none() && asked.intents.is_empty());
 }

@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory};
 use runnel_agent::policy::Policy;
 use serde_json::Value;
 
-use super::render::texts;
+use super::render::{container, one, texts};
 
 /// What a kubelet puts in place of the references.
 const KNOWN: [(&str, &str); 2] = [("$(POD_NAME)", "runnel-hub-5d8f7c9b6d-x2x4q"), ("$(POD_IP)", "10.1.2.3")];
@@ -42,6 +42,17 @@ pub fn are_known(chart: &str, container: &Value) -> Result<()> {
         let ours = name.starts_with("RUNNEL_") && name != LOG;
         ensure!(!ours || variables.contains(name), "{chart} does not know the variable {name}");
     }
+    Ok(())
+}
+
+/// Says that the account whose word the hub takes for an administrator's is one that its chart makes, and no pod's.
+pub fn trusts_its_own(documents: &[Value]) -> Result<()> {
+    let given = texts(&container(documents)?["args"]);
+    let named: Vec<&str> = given.iter().filter_map(|text| text.strip_prefix("--plan-account=")).collect();
+    let [named] = named.as_slice() else { bail!("{named:?} are trusted") };
+    one(documents, "ServiceAccount", named)?;
+    let runs = documents.iter().any(|document| document["spec"]["template"]["spec"]["serviceAccountName"] == *named);
+    ensure!(!runs, "a pod runs as {named}");
     Ok(())
 }
 

@@ -162,15 +162,31 @@ async fn nobody_is_told_what_he_may_not_read(fleet: &Fleet, rule: &Value) -> Res
     ensure!(code == 1 && out.is_empty() && err.contains("spec.sources selects secrets"), "{code}: {err}");
     let (code, out, err) = plan(fleet, &kubeconfig, &configmaps, &[]).await?;
     ensure!(code == 4 && out.contains("conflict"), "{code}: {err}");
+    // Nobody else has looked at what is given to the hub itself.
+    let mut large = configmaps.clone();
+    large["spec"]["namespaces"] = json!({"names": ["x".repeat(300)]});
+    let status = asked(fleet, &token, &large.to_string()).await.err().context("it is answered")?;
+    ensure!(status.code() == Code::InvalidArgument && status.message().contains("spec.namespaces"), "{status}");
     let mut wrong = configmaps.clone();
     wrong["spec"]["sources"] = json!([]);
     let (code, _, err) = plan(fleet, &kubeconfig, &wrong, &[]).await?;
     ensure!(code == 1 && err.contains("sources is empty: add an entry"), "{code}: {err}");
-    Ok(())
+    // Who may only see a rule that is saved cannot have it tried.
+    hub.kubectl_stdin(&["apply", "-f", "-"], &configmaps.to_string()).await?;
+    let named =
+        RuleQuestion { kind: "DistributionRule".to_owned(), namespace: HOME.to_owned(), name: "all".to_owned() };
+    let saved = |rehearse| PlanQuestion { object: String::new(), rule: Some(named.clone()), rehearse };
+    eventually("the rule to be known", SOON, async || Ok(pages(fleet, &token, saved(false)).await.ok())).await?;
+    refused(pages(fleet, &token, saved(true)).await, "may not update distributionrules.runnel.dev")
 }
 
-/// Asks the hub itself; how many pages it answers.
+/// Asks the hub itself about a rule that is not saved; how many pages it answers.
 async fn asked(fleet: &Fleet, token: &str, object: &str) -> Result<usize, Status> {
+    let rule = Some(RuleQuestion::default());
+    pages(fleet, token, PlanQuestion { object: object.to_owned(), rule, rehearse: false }).await
+}
+
+async fn pages(fleet: &Fleet, token: &str, question: PlanQuestion) -> Result<usize, Status> {
     let unknown = |error: anyhow::Error| Status::unknown(format!("{error:#}"));
     let connected = async {
         let lease = fleet.hub().kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"]).await?;
@@ -181,7 +197,6 @@ async fn asked(fleet: &Fleet, token: &str, object: &str) -> Result<usize, Status
         anyhow::Ok(endpoint(&fleet.hub_address())?.connect_with_connector(connector).await?)
     };
     let channel = connected.await.map_err(unknown)?;
-    let question = PlanQuestion { object: object.to_owned(), rule: Some(RuleQuestion::default()), rehearse: false };
     let mut request = Request::new(question);
     let header = format!("Bearer {token}").parse().map_err(|_| Status::internal("no header"))?;
     request.metadata_mut().insert("authorization", header);

@@ -1,0 +1,198 @@
+//! Who may ask what a rule would do, and which rule that is.
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use runnel_proto::model::{FieldsKey, Kind, RuleName, RuleUid};
+use runnel_proto::wire;
+use serde_json::Value;
+use tonic::Status;
+
+use super::random_key;
+use crate::crd;
+use crate::names::{is_label, is_subdomain};
+use crate::plan::Rule;
+use crate::query::review::{Access, User};
+use crate::query::{KINDS, Questions};
+
+impl Questions {
+    /// A saved rule, for whoever may get it. Where agents are to try it, for whoever may change it as well: its content
+    /// travels then, and requests are made in its name.
+    pub(super) async fn saved(&self, user: &User, asked: wire::RuleQuestion, rehearse: bool) -> Result<Rule, Status> {
+        let name = RuleName { kind: asked.kind, namespace: asked.namespace, name: asked.name };
+        self.may(user, "get", &name).await?;
+        if rehearse {
+            self.may(user, "update", &name).await?;
+        }
+        let index = self.shared.index.read();
+        let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
+        found.map(|(_, entry)| entry.rule.clone()).ok_or_else(|| Status::not_found("the hub knows no such rule"))
+    }
+
+    /// A rule that is not saved, for whoever may save it.
+    pub(super) async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
+        let malformed =
+            |why: &dyn std::fmt::Display| Status::invalid_argument(format!("the rule cannot be read: {why}"));
+        let value: Value = serde_json::from_str(object).map_err(|error| malformed(&error))?;
+        let text = |path: &str| value.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let name =
+            RuleName { kind: text("/kind"), namespace: text("/metadata/namespace"), name: text("/metadata/name") };
+        if !text("/apiVersion").starts_with("runnel.dev/") || !KINDS.iter().any(|(kind, _)| *kind == name.kind) {
+            return Err(malformed(&"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev"));
+        }
+        let is_whole = name.kind == KINDS[1].0;
+        // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
+        check_identity(&name).map_err(|why| malformed(&why))?;
+        crd::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
+        let known = {
+            let index = self.shared.index.read();
+            let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
+            found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
+        };
+        self.may(user, if known.is_some() { "update" } else { "create" }, &name).await?;
+        let namespace = &self.shared.settings.namespace;
+        let rule = match is_whole {
+            false => {
+                let rule: crd::DistributionRule = serde_json::from_value(value).map_err(|error| malformed(&error))?;
+                Rule::namespaced(&identified(rule, known)?, namespace)
+            }
+            true => {
+                let rule: crd::ClusterDistributionRule =
+                    serde_json::from_value(value).map_err(|error| malformed(&error))?;
+                Rule::cluster_scoped(&identified(rule, known)?, namespace)
+            }
+        };
+        rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
+    }
+
+    async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
+        if is_planner(user.name(), &self.shared.settings.namespace, self.planner.as_deref()) {
+            return Ok(true);
+        }
+        self.reviewer.may(user, access).await
+    }
+
+    async fn may(&self, user: &User, verb: &str, rule: &RuleName) -> Result<(), Status> {
+        let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
+        let resource = resource.ok_or_else(|| {
+            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
+        })?;
+        let name = if verb == "create" { "" } else { rule.name.as_str() };
+        let access = Access { verb, group: "runnel.dev", resource, namespace: &rule.namespace, name };
+        if self.allows(user, &access).await? {
+            return Ok(());
+        }
+        let place = if rule.namespace.is_empty() { String::new() } else { format!(" in namespace {}", rule.namespace) };
+        Err(Status::permission_denied(format!("{} may not {verb} {resource}.runnel.dev{place}", user.name())))
+    }
+
+    /// Who may not get a kind hears nothing about objects of it, as he may not save a rule that selects it.
+    pub(super) async fn may_read_sources(&self, user: &User, rule: &Rule) -> Result<(), Status> {
+        let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for entry in &rule.sources {
+            for kind in &entry.kinds {
+                let everywhere = entry.namespaces.iter().any(|namespace| !namespace.is_literal());
+                let names = entry.namespaces.iter().map(|name| name.as_str());
+                match everywhere {
+                    true => drop(wanted.insert((kind.resource, ""))),
+                    false => wanted.extend(names.map(|name| (kind.resource, name))),
+                }
+            }
+        }
+        let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
+        for (resource, namespace) in wanted {
+            let Some(kind) = Kind::by_resource(resource) else { continue };
+            let access =
+                |namespace| Access { verb: "get", group: kind.group, resource: kind.plural, namespace, name: "" };
+            let whole = match everywhere.get(resource) {
+                Some(known) => *known,
+                None if rule.terms.rule.is_cluster_scoped() => {
+                    let may = self.allows(user, &access("")).await?;
+                    everywhere.insert(resource, may);
+                    may
+                }
+                None => false,
+            };
+            if whole || (!namespace.is_empty() && self.allows(user, &access(namespace)).await?) {
+                continue;
+            }
+            let place = if namespace.is_empty() {
+                "in every namespace".to_owned()
+            } else {
+                format!("in namespace {namespace}")
+            };
+            return Err(Status::permission_denied(format!(
+                "spec.sources selects {resource}, which {} may not get {place}: have that right given, or leave {resource} \
+                 out",
+                user.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Whether this is the ServiceAccount whose token stands for the word of an administrator: whoever may make one may make one
+/// of the hub itself, which reads every source. It has no right at any API server.
+fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
+    planner.is_some_and(|planner| user == format!("system:serviceaccount:{namespace}:{planner}"))
+}
+
+/// Whether a rule can be called so.
+fn check_identity(rule: &RuleName) -> Result<(), &'static str> {
+    let is_whole = rule.kind == KINDS[1].0;
+    match (is_subdomain(&rule.name), rule.namespace.as_str()) {
+        (false, _) => {
+            Err("metadata.name: write a name of lowercase letters, digits, '-' and '.', up to 253 characters")
+        }
+        (true, "") if is_whole => Ok(()),
+        (true, _) if is_whole => Err("metadata.namespace: a ClusterDistributionRule has none: remove it"),
+        (true, namespace) if is_label(namespace) => Ok(()),
+        (true, _) => Err("metadata.namespace: write the name of a namespace"),
+    }
+}
+
+/// The rule as if the API server had taken it: with the identity of the one that it edits, or of one that nobody has.
+fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Result<K, Status> {
+    let FieldsKey(random) = random_key()?;
+    let (uid, created) = known.unwrap_or_else(|| {
+        let uid = format!("plan-{}", data_encoding::HEXLOWER.encode(&random[..16]));
+        (RuleUid::from(uid.as_str()), Timestamp::now().as_second())
+    });
+    let meta = rule.meta_mut();
+    meta.uid = Some(uid.as_str().to_owned());
+    meta.creation_timestamp = Timestamp::from_second(created).ok().map(Time);
+    meta.deletion_timestamp = None;
+    Ok(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_taken_for_an_administrator_but_the_account_that_the_hub_was_told() {
+        let is = |user: &str, planner| is_planner(user, "runnel-system", planner);
+        assert!(is("system:serviceaccount:runnel-system:mine-plan", Some("mine-plan")));
+        assert!(!is("system:serviceaccount:runnel-system:runnel-hub-plan", Some("mine-plan")));
+        assert!(!is("system:serviceaccount:other:mine-plan", Some("mine-plan")));
+        assert!(!is("system:serviceaccount:runnel-system:runnel-hub-plan", None));
+        assert!(!is("mine-plan", Some("mine-plan")) && !is("", None));
+    }
+
+    #[test]
+    fn a_rule_is_called_as_the_api_server_lets_it_be_called() {
+        let called = |kind: &str, namespace: &str, name: &str| {
+            check_identity(&RuleName { kind: kind.into(), namespace: namespace.into(), name: name.into() }).is_ok()
+        };
+        let long = "x".repeat(254);
+        assert!(called(KINDS[0].0, "team", "a.b") && called(KINDS[1].0, "", "a"));
+        for name in ["", "A", "a..b", "-a", "a/b", &long] {
+            assert!(!called(KINDS[0].0, "team", name) && !called(KINDS[1].0, "", name), "{name}");
+        }
+        for namespace in ["", "A", "a.b", &"x".repeat(64)] {
+            assert!(!called(KINDS[0].0, namespace, "a"), "{namespace}");
+        }
+        assert!(!called(KINDS[1].0, "team", "a"));
+    }
+}
