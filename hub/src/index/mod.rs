@@ -41,6 +41,7 @@ pub use grants::SeenNamespace;
 pub use places::PlaceState;
 use readers::Readers;
 pub use sightings::version_number;
+pub use suppose::Around;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
 const FORGOTTEN_LIMIT: usize = 1024;

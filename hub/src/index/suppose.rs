@@ -3,16 +3,43 @@
 use std::collections::BTreeSet;
 
 use super::Index;
+use crate::brake::Brake;
 use crate::plan::Rule;
+use crate::rollout::Gate;
 
 /// The most other rules that are taken along; they matter where copies change hands.
 const OTHERS: usize = 256;
+
+/// What has to do with a rule, taken out of an index. Nothing is planned yet: who takes it holds the index only for so long.
+pub struct Around {
+    part: Index,
+    others: Vec<Rule>,
+    former: Option<(Rule, Brake, Option<Gate>)>,
+}
+
+impl Around {
+    /// An index of its own, in which the rules are planned as they are now.
+    pub fn plan(self) -> Index {
+        let Self { mut part, others, former } = self;
+        for other in others {
+            part.set_rule(other);
+        }
+        if let Some((rule, brake, gate)) = former {
+            let uid = rule.uid.clone();
+            part.set_rule(rule);
+            if let Some(entry) = part.rules.get_mut(&uid) {
+                (entry.brake, entry.gate) = (brake, gate);
+            }
+        }
+        part
+    }
+}
 
 impl Index {
     /// A copy of what has to do with a rule: clusters, grants, the sources that it needs or needed, the rules beside it, and
     /// the rule itself as it is now, its brake included. Whatever is done to it, this index stays as it is. Payloads are
     /// shared.
-    pub fn around(&self, rule: &Rule) -> Index {
+    pub fn around(&self, rule: &Rule) -> Around {
         let former = self.rules.get(&rule.uid);
         let mut part = Index {
             minter: self.minter.clone(),
@@ -35,15 +62,9 @@ impl Index {
         part.vanished = vanished.map(|(source, at)| (source.clone(), *at)).collect();
         let readers = part.sources.keys().filter_map(|source| self.selected_by.get(source)).flatten();
         let others: BTreeSet<_> = readers.filter(|uid| **uid != rule.uid).cloned().collect();
-        for other in others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid)) {
-            part.set_rule(other.rule.clone());
-        }
-        if let Some(former) = former {
-            part.set_rule(former.rule.clone());
-            if let Some(entry) = part.rules.get_mut(&rule.uid) {
-                (entry.brake, entry.gate) = (former.brake.clone(), former.gate.clone());
-            }
-        }
-        part
+        let others = others.iter().take(OTHERS).filter_map(|uid| self.rules.get(uid));
+        let others = others.map(|other| other.rule.clone()).collect();
+        let former = former.map(|entry| (entry.rule.clone(), entry.brake.clone(), entry.gate.clone()));
+        Around { part, others, former }
     }
 }

@@ -3,22 +3,28 @@
 mod rights;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt};
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
+use parking_lot::Mutex;
 use runnel_proto::SUPPOSE_SINCE;
-use runnel_proto::model::{ClusterName, FieldsKey, Kind, SourceRef, Supposed};
+use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleUid, SourceRef};
 use runnel_proto::wire;
+use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
 use super::{Questions, address, review};
+use crate::index::Holding;
 use crate::plan::{Body, Place, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
-use crate::whatif::{Ask, Row, Scene, SourceRow, Standing};
+use crate::whatif::{Ask, Asking, Question, Row, Said, Scene, SourceRow, Standing};
 
+/// How long a whole question may take.
+const QUESTION: Duration = Duration::from_secs(30);
 /// How long an agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long one look at the hub's own API server may take.
@@ -31,7 +37,7 @@ const READS_AT_A_TIME: usize = 8;
 const AGENTS_AT_A_TIME: usize = 64;
 /// Clusters that are asked, and copies that are told, for one question.
 const CLUSTERS: usize = 1000;
-const COPIES: usize = 50_000;
+const COPIES: usize = 20_000;
 /// Rows on a page.
 const PAGE: usize = 500;
 /// What is said of a cluster in which nothing was tried.
@@ -42,11 +48,33 @@ const SOURCES: usize = 500;
 /// What one cluster answered.
 struct Heard {
     cluster: wire::PlanCluster,
-    answer: Option<Supposed>,
+    said: Option<Said>,
+}
+
+/// What agents are asked with.
+struct Hearing {
+    scene: Arc<Scene>,
+    asking: Arc<Asking>,
+    /// For how many copies there is room left.
+    room: Mutex<usize>,
+    by: Deadline,
+}
+
+/// What agents held of one rule.
+struct Known {
+    uid: RuleUid,
+    held: BTreeMap<ClusterName, Holding>,
+}
+
+impl Known {
+    fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
+        self.held.get(cluster).filter(|_| *rule == self.uid).copied()
+    }
 }
 
 impl Questions {
     pub(super) async fn plan_pages(&self, request: Request<wire::PlanQuestion>) -> Result<Vec<wire::PlanPage>, Status> {
+        let by = Deadline::now() + QUESTION;
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
         let asked = request.into_inner();
         let user = self.reviewer.who(address, &token).await?;
@@ -60,59 +88,64 @@ impl Questions {
             false => self.unsaved(&user, &asked.object).await?,
         };
         self.may_read_sources(&user, &rule).await?;
-        let mut scene = Scene::new(&self.shared.index.read(), rule);
-        self.list_and_read(&mut scene).await;
-        self.with_holdings(|holdings| scene.judge(holdings, Instant::now()));
-        let key = random_key()?;
-        let asks = self.with_holdings(|holdings| scene.clusters(holdings));
+        let around = self.shared.index.read().around(&rule);
+        let scene = aside(move || Scene::new(around, rule)).await?;
+        let scene = self.list_and_read(scene, by - ANSWER).await?;
+        let known = self.known(&scene);
+        let judged = move || {
+            let mut scene = scene;
+            scene.judge(&|rule, cluster| known.holding(rule, cluster), Instant::now());
+            let asks = scene.clusters(&|rule, cluster| known.holding(rule, cluster));
+            (scene, known, asks)
+        };
+        let (scene, known, asks) = aside(judged).await?;
+        let asking = Asking::new(random_key()?, asked.rehearse);
+        let hearing = Hearing { scene: scene.into(), asking: asking.into(), room: Mutex::new(COPIES), by };
         let heard: Vec<Heard> = stream::iter(asks.into_iter().enumerate())
-            .map(|(number, ask)| self.hear(&scene, ask, key, asked.rehearse, number < CLUSTERS))
+            .map(|(number, ask)| self.hear(&hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
             .await;
-        let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
-        for one in heard {
-            answers.extend(one.answer.map(|answer| (ClusterName::from(one.cluster.name.as_str()), answer)));
-            clusters.push(one.cluster);
-        }
-        let rows = self.with_holdings(|holdings| scene.conclude(&answers, holdings, Instant::now()));
-        let mut notes = scene.notes();
-        if rows.len() > COPIES {
-            notes.push(format!("{} more copies are not listed", rows.len() - COPIES));
-        }
-        let head = wire::PlanPage {
-            sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
-            clusters,
-            copies: vec![],
-            notes,
-            exists: scene.exists(),
-            incomplete: scene.is_incomplete(),
-            sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
-        };
-        let rows: Vec<_> = rows.into_iter().take(COPIES).map(copy_row).collect();
-        let pages = rows.chunks(PAGE).map(|rows| wire::PlanPage { copies: rows.to_vec(), ..wire::PlanPage::default() });
-        Ok(std::iter::once(head).chain(pages).collect())
+        let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
+        aside(move || pages(scene, heard, &known)).await
     }
 
-    fn with_holdings<T>(&self, ask: impl FnOnce(crate::whatif::Holdings<'_>) -> T) -> T {
-        let ledger = self.shared.ledger.lock();
-        ask(&|rule, cluster| ledger.holding(rule, cluster))
+    /// What agents hold of the rule that is tried, as it is known now.
+    fn known(&self, scene: &Scene) -> Known {
+        let (uid, ledger) = (scene.uid(), self.shared.ledger.lock());
+        let all = scene.index().clusters();
+        let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), ledger.holding(uid, cluster)?)));
+        Known { uid: uid.clone(), held: held.collect() }
     }
 
-    /// What no saved rule has needed so far is looked for now.
-    async fn list_and_read(&self, scene: &mut Scene) {
+    /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
+    async fn list_and_read(&self, mut scene: Scene, by: Deadline) -> Result<Scene, Status> {
+        let mut listed = Vec::new();
         for place in scene.unlisted() {
-            match self.listed(&place).await {
-                Ok(objects) => scene.list(place, objects),
-                Err(why) => scene.cannot_list(place, why),
-            }
+            let found = timeout_at(by, self.listed(&place)).await;
+            listed.push((place, found.unwrap_or(Err("the question took too long"))));
         }
+        let list = move || {
+            for (place, found) in listed {
+                match found {
+                    Ok(objects) => scene.list(place, objects),
+                    Err(why) => scene.cannot_list(place, why),
+                }
+            }
+            scene
+        };
+        let mut scene = aside(list).await?;
         let unread: Vec<_> = scene.unread().iter().take(READS).cloned().collect();
         let read = async |source: SourceRef| (self.read(&source).await, source);
-        let bodies: Vec<_> = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME).collect().await;
-        for (body, source) in bodies {
-            scene.read(&source, body);
-        }
+        let reads = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME);
+        let bodies: Vec<_> = reads.take_until(sleep_until(by)).collect().await;
+        let take_in = move || {
+            for (body, source) in bodies {
+                scene.read(&source, body);
+            }
+            scene
+        };
+        aside(take_in).await
     }
 
     async fn listed(&self, place: &Place) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
@@ -150,17 +183,14 @@ impl Questions {
     }
 
     /// Asks the agent of a cluster, if there is one to be asked.
-    async fn hear(&self, scene: &Scene, ask: Ask, key: FieldsKey, rehearse: bool, within: bool) -> Heard {
+    async fn hear(&self, hearing: &Hearing, ask: Ask, within: bool) -> Heard {
         let name = ask.cluster.clone();
-        let heard = |state: &str, message: &str, more: usize, answer: Option<Supposed>| {
+        let heard = |state: &str, message: &str, more: usize, said: Option<Said>| {
             let message = if message.is_empty() { ask.message.clone() } else { message.to_owned() };
+            let more = more.saturating_add(said.as_ref().map_or(0, |said| said.more));
             let more = u32::try_from(more).unwrap_or(u32::MAX);
-            let more = more.saturating_add(answer.as_ref().map_or(0, |answer| answer.more));
             let name = ask.cluster.as_str().to_owned();
-            Heard {
-                cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more },
-                answer,
-            }
+            Heard { cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more }, said }
         };
         let state = match ask.standing {
             Standing::Asked => "",
@@ -192,14 +222,23 @@ impl Questions {
                 );
             }
             Some(_) if !within => return heard("NotAsked", "not asked: there are too many clusters", 0, None),
+            Some(_) if Deadline::now() >= hearing.by => {
+                return heard("NotAsked", "not asked: the question took too long", 0, None);
+            }
             Some(_) => {}
         }
-        let Some((question, left_out)) = scene.ask(&name, key, rehearse) else { return heard("Rests", "", 0, None) };
-        let Some(live) = self.shared.sessions.get(&name).map(|live| live.clone()) else {
+        let (scene, asking) = (hearing.scene.clone(), hearing.asking.clone());
+        let question = match aside(move || scene.ask(&name, &asking)).await {
+            Ok(Some(question)) => question,
+            Ok(None) => return heard("Rests", "", 0, None),
+            Err(_) => return heard("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
+        };
+        let Question { asked, left_out } = question;
+        let Some(live) = self.shared.sessions.get(&ask.cluster).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };
-        let untried = if rehearse && !question.rehearse { UNTRIED } else { "" };
-        let answered = match live.inquiries.suppose(question) {
+        let untried = if hearing.asking.rehearses() && !asked.rehearse { UNTRIED } else { "" };
+        let answered = match live.inquiries.suppose(asked) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
                 return heard("Busy", "not asked: it is answering somebody else, try again", 0, None);
@@ -210,9 +249,12 @@ impl Questions {
         };
         live.wake.notify_one();
         drop(live);
-        match tokio::time::timeout(ANSWER, answered).await {
+        match timeout_at(hearing.by.min(Deadline::now() + ANSWER), answered).await {
             Ok(Ok(answer)) if !answer.unanswered.is_empty() => heard("Unanswered", &answer.unanswered, 0, None),
-            Ok(Ok(answer)) => heard("Answered", untried, left_out, Some(answer)),
+            Ok(Ok(answer)) => {
+                let said = Said::of(answer, &mut hearing.room.lock());
+                heard("Answered", untried, left_out, Some(said))
+            }
             _ => heard("Silent", "its agent did not answer in time", 0, None),
         }
     }
@@ -223,6 +265,39 @@ fn random_key() -> Result<FieldsKey, Status> {
     random
         .map(|random| FieldsKey(random.expose()))
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
+}
+
+/// Planning takes time, which nothing else in the hub waits for.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| broken())
+}
+
+fn broken() -> Status {
+    Status::internal("the hub could not plan this: ask again")
+}
+
+fn pages(mut scene: Scene, heard: Vec<Heard>, known: &Known) -> Vec<wire::PlanPage> {
+    let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
+    for one in heard {
+        answers.extend(one.said.map(|said| (ClusterName::from(one.cluster.name.as_str()), said)));
+        clusters.push(one.cluster);
+    }
+    let rows = scene.conclude(answers, &|rule, cluster| known.holding(rule, cluster), Instant::now());
+    let head = wire::PlanPage {
+        sources: scene.sources(SOURCES).into_iter().map(source_row).collect(),
+        clusters,
+        copies: vec![],
+        notes: scene.notes(),
+        exists: scene.exists(),
+        incomplete: scene.is_incomplete(),
+        sent: u32::try_from(scene.sent()).unwrap_or(u32::MAX),
+    };
+    let mut pages = vec![head];
+    let mut rows = rows.into_iter().map(copy_row).peekable();
+    while rows.peek().is_some() {
+        pages.push(wire::PlanPage { copies: rows.by_ref().take(PAGE).collect(), ..wire::PlanPage::default() });
+    }
+    pages
 }
 
 fn source_row(row: SourceRow) -> wire::PlanSource {

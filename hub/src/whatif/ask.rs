@@ -2,8 +2,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent, Terms, Tombstone,
+    ClusterName, FieldPath, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent,
+    Terms, Tombstone,
 };
 
 use super::{Holdings, Scene};
@@ -123,13 +125,13 @@ impl Scene {
         waves
     }
 
-    /// What a cluster's agent is asked, and how many sources are left out of it; `None`: it would hear nothing. Where a rollout
-    /// has not come to the cluster, nothing is tried.
-    pub fn ask(&self, cluster: &ClusterName, key: FieldsKey, rehearse: bool) -> Option<(Box<Suppose>, usize)> {
+    /// What a cluster's agent is asked; `None`: it would hear nothing. Where a rollout has not come to the cluster, nothing is
+    /// tried.
+    pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<Question> {
         let claim = self.claim(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
-        let rehearse = rehearse && !matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
-        let nothing = || Suppose { rehearse, key, ..Suppose::nothing(0, self.uid.clone()) };
+        let rehearse = asking.rehearse && !matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
+        let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.uid.clone()) };
         let (asked, left_out) = match claim {
             Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
                 let terms = Terms::clone(&share.terms);
@@ -137,7 +139,7 @@ impl Scene {
                 let mut room = if rehearse { PAYLOADS } else { 0 };
                 let intents = share.intents().take(SUPPOSED_LIMIT);
                 let intents =
-                    intents.filter_map(|(source, content)| supposed(source, content, &ignored, key, &mut room));
+                    intents.filter_map(|(source, content)| asking.intent(source, content, &ignored, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = share.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, share.terms.digest));
@@ -149,7 +151,7 @@ impl Scene {
             Claim::Braked => (Suppose { holds_all: true, ..nothing() }, 0),
             Claim::Held(_) | Claim::Unknown | Claim::Unclaimed => return None,
         };
-        Some((Box::new(asked), left_out))
+        Some(Question { asked: Box::new(asked), left_out })
     }
 
     /// What the cluster has now and would not have any more, and how many of that are left out.
@@ -168,26 +170,100 @@ impl Scene {
     }
 }
 
-/// What an agent is told of an intent. What the hub has made itself it can decode.
-fn supposed(
-    source: &SourceRef,
-    content: &Arc<SourceContent>,
-    ignored: &BTreeSet<runnel_proto::model::FieldPath>,
+/// What the questions of one plan have in common.
+pub struct Asking {
     key: FieldsKey,
-    room: &mut usize,
-) -> Option<SupposedIntent> {
-    let kind = Kind::by_resource(&source.resource)?;
-    let plain = content.payload.decode().ok()?;
-    let (bytes, object_type) = (plain.value_bytes(kind), plain.fields.get("type").and_then(|named| named.as_str()));
-    let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
-    let fits = content.payload.bytes().len() <= *room;
-    let payload = match fits && *room > 0 {
-        true => {
-            *room -= content.payload.bytes().len();
-            content.payload.clone()
+    rehearse: bool,
+    /// What is told of content that many clusters would have, by its address.
+    known: Mutex<BTreeMap<usize, Known>>,
+}
+
+/// Content, held so that its address is nobody else's, and what is told of it.
+struct Known {
+    _content: Arc<SourceContent>,
+    told: Option<Told>,
+}
+
+/// What is told of content, beside the content itself.
+#[derive(Clone)]
+struct Told {
+    bytes: u64,
+    object_type: Option<Arc<str>>,
+    fields: [u8; 32],
+}
+
+/// What one agent is asked.
+pub struct Question {
+    /// The question, without a number.
+    pub asked: Box<Suppose>,
+    /// How many sources are left out of it.
+    pub left_out: usize,
+}
+
+impl Asking {
+    /// Questions with this key; where `rehearse`, with what would be sent.
+    pub fn new(key: FieldsKey, rehearse: bool) -> Self {
+        Self { key, rehearse, known: Mutex::default() }
+    }
+
+    /// Whether something is to be tried.
+    pub fn rehearses(&self) -> bool {
+        self.rehearse
+    }
+
+    /// What is told of content; what the hub has made itself it can decode. It is found out once, however many clusters
+    /// would have it.
+    fn told(&self, kind: &Kind, content: &Arc<SourceContent>, ignored: &BTreeSet<FieldPath>) -> Option<Told> {
+        let compute = || {
+            let plain = content.payload.decode().ok()?;
+            let object_type = plain.fields.get("type").and_then(|named| named.as_str());
+            let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
+            Some(Told { bytes: plain.value_bytes(kind), object_type, fields: self.key.name(plain, ignored) })
+        };
+        let mut known = self.known.lock();
+        let known = known.entry(Arc::as_ptr(content) as usize);
+        known.or_insert_with(|| Known { _content: content.clone(), told: compute() }).told.clone()
+    }
+
+    fn intent(
+        &self,
+        source: &SourceRef,
+        content: &Arc<SourceContent>,
+        ignored: &BTreeSet<FieldPath>,
+        room: &mut usize,
+    ) -> Option<SupposedIntent> {
+        let Told { bytes, object_type, fields } = self.told(Kind::by_resource(&source.resource)?, content, ignored)?;
+        let size = content.payload.bytes().len();
+        let payload = match size <= *room && *room > 0 {
+            true => {
+                *room -= size;
+                content.payload.clone()
+            }
+            false => Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0),
+        };
+        let intent = Intent { source: source.clone(), revision: content.revision, payload };
+        Some(SupposedIntent { intent, bytes, object_type, fields })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_proto::model::{Content, Revision};
+
+    use super::*;
+
+    #[test]
+    fn content_that_many_clusters_would_have_is_looked_at_once() {
+        let payload = Payload::encode(Content::default().to_bytes());
+        let content = Arc::new(SourceContent::new(Revision([1; 16]), payload));
+        let asking = Asking::new(FieldsKey([1; 32]), false);
+        let kind = Kind::by_resource("configmaps").unwrap();
+        for _ in 0..3 {
+            assert!(asking.told(kind, &content, &BTreeSet::new()).is_some());
         }
-        false => Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0),
-    };
-    let intent = Intent { source: source.clone(), revision: content.revision, payload };
-    Some(SupposedIntent { intent, bytes, object_type, fields: key.name(plain, ignored) })
+        // Put there by hand, so that a second look would show.
+        asking.known.lock().values_mut().for_each(|known| known.told = None);
+        assert!(asking.told(kind, &content, &BTreeSet::new()).is_none());
+        assert_eq!(asking.known.lock().len(), 1);
+    }
 }

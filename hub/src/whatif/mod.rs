@@ -1,6 +1,6 @@
 //! What a rule would do that is not saved. Pure.
 //!
-//! The rule is tried in a copy of the part of the index that has to do with it ([`Index::around`]): the same planner, the
+//! The rule is tried in a copy of the part of the index that has to do with it ([`Around`]): the same planner, the
 //! same grants, the same brake as for a saved one, and nobody hears of it. What only the agents know, namespaces and what
 //! stands in them, they are asked: each hears what would be said to it ([`Scene::ask`]), decides as it would, and forgets
 //! it. With their answers the brake is asked about what only they could find ([`Scene::settle`]).
@@ -10,6 +10,7 @@
 //! source holds. Only for a rehearsal, in which each API server is to judge the writes, is sent what would be sent.
 mod ask;
 mod outcome;
+mod said;
 #[cfg(test)]
 mod tests;
 
@@ -19,11 +20,12 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::brake::DELAY;
-use crate::index::{Holding, Index, PlaceState, RuleEntry};
+use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
 use crate::plan::{Body, Place, Rule, Share};
 
-pub use ask::{Ask, Standing};
-pub use outcome::{Row, SourceRow, rows};
+pub use ask::{Ask, Asking, Question, Standing};
+pub use outcome::{Row, SourceRow};
+pub use said::Said;
 
 /// What is known of what agents hold.
 pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
@@ -39,9 +41,9 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Tries a rule. If it has the uid of a saved one, it is an edit of that.
-    pub fn new(index: &Index, rule: Rule) -> Self {
-        let (uid, mut index) = (rule.uid.clone(), index.around(&rule));
+    /// Tries a rule in what was taken out of an index for it. If it has the uid of a saved one, it is an edit of that.
+    pub fn new(around: Around, rule: Rule) -> Self {
+        let (uid, mut index) = (rule.uid.clone(), around.plan());
         let saved = index.rule(&uid);
         let exists = saved.is_some();
         let shares = |cluster: &ClusterName| Some((cluster.clone(), saved?.share(cluster)?));

@@ -1,9 +1,9 @@
 //! What the answers of the agents come to.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Reason, Supposed, SupposedCopy};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Reason, SupposedCopy};
 
-use super::{Holdings, Scene};
+use super::{Holdings, Said, Scene};
 use crate::index::Holding;
 use crate::plan::{Refused, RulePlan};
 
@@ -46,12 +46,12 @@ impl Scene {
     /// Asks the brake about what agents would ask for, and says what becomes of each copy.
     pub fn conclude(
         &mut self,
-        answers: &BTreeMap<ClusterName, Supposed>,
+        answers: BTreeMap<ClusterName, Said>,
         holdings: Holdings<'_>,
         now: std::time::Instant,
     ) -> Vec<Row> {
-        let told: BTreeMap<&ClusterName, Holding> =
-            answers.iter().map(|(cluster, answer)| (cluster, self.holding(cluster, answer))).collect();
+        let told: BTreeMap<ClusterName, Holding> =
+            answers.iter().map(|(cluster, answer)| (cluster.clone(), self.holding(cluster, answer))).collect();
         let uid = self.uid().clone();
         let holding = |rule: &_, cluster: &ClusterName| match told.get(cluster) {
             Some(told) if *rule == uid => Some(*told),
@@ -62,8 +62,8 @@ impl Scene {
     }
 
     /// What an agent would say that it holds, once it has heard of the rule.
-    fn holding(&self, cluster: &ClusterName, answer: &Supposed) -> Holding {
-        let count = |wanted: &[Foreseen]| answer.copies.iter().filter(|one| wanted.contains(&one.foreseen)).count();
+    fn holding(&self, cluster: &ClusterName, answer: &Said) -> Holding {
+        let count = |wanted: &[Foreseen]| answer.count(wanted);
         let gone = count(&[Foreseen::Remove, Foreseen::Retain, Foreseen::HandOver]);
         let asked = |foreseen, digest| {
             let objects = u32::try_from(count(&[foreseen])).unwrap_or(u32::MAX);
@@ -71,7 +71,7 @@ impl Scene {
         };
         let share = self.index().rule(self.uid()).and_then(|entry| entry.share(cluster));
         Holding {
-            copies: (answer.copies.len() - gone) as u64,
+            copies: answer.all().saturating_sub(gone) as u64,
             intents: share.map_or(0, |share| share.intents().count() as u64),
             takeovers: asked(Foreseen::Overwrite, TAKEOVERS),
             given_up: asked(Foreseen::GiveUp, GIVEN_UP),
@@ -131,14 +131,14 @@ impl Scene {
 }
 
 /// What becomes of each copy, as the brake has judged it.
-pub fn rows(scene: &Scene, answers: &BTreeMap<ClusterName, Supposed>) -> Vec<Row> {
-    let of_cluster = |(cluster, answer): (&ClusterName, &Supposed)| -> Vec<Row> {
-        let share = scene.index().rule(scene.uid()).and_then(|entry| entry.share(cluster));
+fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
+    let of_cluster = |(cluster, answer): (ClusterName, Said)| -> Vec<Row> {
+        let share = scene.index().rule(scene.uid()).and_then(|entry| entry.share(&cluster));
         let overwrites = share.as_ref().is_some_and(|share| share.permit() == Some(TAKEOVERS));
         let lets_go = share.as_ref().is_some_and(|share| share.let_go() == Some(GIVEN_UP));
-        answer.copies.iter().map(|copy| row(cluster, copy.clone(), overwrites, lets_go)).collect()
+        answer.copies.into_iter().map(|copy| row(&cluster, copy, overwrites, lets_go)).collect()
     };
-    answers.iter().flat_map(of_cluster).collect()
+    answers.into_iter().flat_map(of_cluster).collect()
 }
 
 fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: bool) -> Row {

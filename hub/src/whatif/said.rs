@@ -1,0 +1,83 @@
+//! What is kept of the agents' answers: what the brake asks for as numbers, and copies as far as there is room for them.
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{Foreseen, Supposed, SupposedCopy};
+
+/// What one agent answered, in bounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    counts: BTreeMap<Foreseen, usize>,
+    /// The copies for which there was room.
+    pub copies: Vec<SupposedCopy>,
+    /// How many others there are.
+    pub more: usize,
+}
+
+impl Said {
+    /// Keeps of an answer what `room` copies are room for, which all answers share; what a person would have to look at comes
+    /// first.
+    pub fn of(answer: Supposed, room: &mut usize) -> Self {
+        let mut said = Self { more: answer.more as usize, ..Self::default() };
+        let mut copies = answer.copies;
+        for copy in &copies {
+            *said.counts.entry(copy.foreseen).or_default() += 1;
+        }
+        if copies.len() > *room {
+            copies.sort_by_key(|copy| is_smooth(copy.foreseen));
+            said.more += copies.len() - *room;
+            copies.truncate(*room);
+            copies.sort_by(|one, other| one.copy.cmp(&other.copy));
+            copies.shrink_to_fit();
+        }
+        *room -= copies.len();
+        Self { copies, ..said }
+    }
+
+    /// How many copies become of these kinds, told or not.
+    pub fn count(&self, wanted: &[Foreseen]) -> usize {
+        wanted.iter().filter_map(|foreseen| self.counts.get(foreseen)).sum()
+    }
+
+    /// How many copies there are of which the agent said something.
+    pub fn all(&self) -> usize {
+        self.counts.values().sum()
+    }
+}
+
+fn is_smooth(foreseen: Foreseen) -> bool {
+    use Foreseen::{GiveUp, Held, Overwrite, Refused};
+    !matches!(foreseen, Refused | Held | Overwrite | GiveUp)
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_proto::model::SourceRef;
+
+    use super::*;
+
+    #[test]
+    fn what_there_is_no_room_for_is_counted_and_trouble_is_told_first() {
+        let copy = |number: usize| SupposedCopy {
+            copy: SourceRef::new("secrets", "a", &format!("s{number}")),
+            source: SourceRef::new("secrets", "a", "s"),
+            foreseen: if number == 3 { Foreseen::Refused } else { Foreseen::Create },
+            trouble: None,
+        };
+        let answer = || Supposed {
+            question: 1,
+            copies: (0..4).map(copy).collect(),
+            more: 7,
+            last: true,
+            unanswered: String::new(),
+        };
+        let mut room = 6;
+        let first = Said::of(answer(), &mut room);
+        assert_eq!((first.copies.len(), first.more, room), (4, 7, 2));
+        let second = Said::of(answer(), &mut room);
+        let names: Vec<_> = second.copies.iter().map(|copy| copy.copy.name.to_string()).collect();
+        assert_eq!((names, second.more, room), (vec!["s0".to_owned(), "s3".to_owned()], 9, 0));
+        assert_eq!((second.all(), second.count(&[Foreseen::Create, Foreseen::Refused])), (4, 4));
+        let third = Said::of(answer(), &mut room);
+        assert_eq!((third.copies.len(), third.more, third.count(&[Foreseen::Create])), (0, 11, 3));
+    }
+}
