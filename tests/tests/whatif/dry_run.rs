@@ -149,6 +149,7 @@ async fn nobody_is_told_what_he_may_not_read(fleet: &Fleet, rule: &Value) -> Res
     let mut whole = configmaps.clone();
     whole["kind"] = json!("ClusterDistributionRule");
     whole["metadata"] = json!({"name": "x"});
+    whole["spec"]["sources"][0]["namespaces"] = json!([HOME]);
     refused(asked(fleet, &token, &whole.to_string()).await, "may not create clusterdistributionrules.runnel.dev")?;
     for wrong in
         ["{", "{}", r#"{"apiVersion":"runnel.dev/v1alpha1","kind":"DistributionRule","metadata":{"name":"x"}}"#]
