@@ -94,12 +94,13 @@ impl Session {
         self.unsent.tombstones(uid).any(|source| share.must_stay(source))
     }
 
-    /// What was judged may go, once the agent has all that is wanted: what it asks for before that is a part, and a part may
-    /// be within a limit that the whole is not.
+    /// What was judged may go. What may be overwritten only once the agent has all that is wanted: what it asks for before
+    /// that is a part, and a part may be within a limit that the whole is not.
     pub(super) fn permit(&mut self, uid: &RuleUid, share: &Share) {
-        if !share.is_growing() && !self.unsent.has(uid) {
-            self.say_permits(uid, share.permit(), self.may_let_go(uid, share.let_go()));
-        }
+        let said = self.rules.get(uid).and_then(|held| held.permit);
+        let is_part = share.is_growing() || self.unsent.has(uid);
+        let overwrite = if is_part { said } else { share.permit() };
+        self.say_permits(uid, overwrite, self.may_let_go(uid, share.let_go()));
     }
 
     /// The last of what waited for the agent has been taken out.
