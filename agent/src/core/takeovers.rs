@@ -61,9 +61,10 @@ impl Core {
         (objects > 0).then(|| Asked { objects, digest: digest_of(rule, &waiting) })
     }
 
-    /// Overwrites what the hub has named, if it is what waits.
+    /// Overwrites what the hub has named, if it is what waits. While anything is still being looked into, what is known to
+    /// wait is a part: a part may be within a limit that the whole is not.
     pub(super) fn take_offer(&mut self, rule: &RuleUid, now: Instant) {
-        if !self.takeovers.has_offer(rule) {
+        if !self.takeovers.has_offer(rule) || self.report.counts(rule).under_way() > 0 {
             return;
         }
         let waiting = self.waiting(rule);

@@ -78,10 +78,10 @@ impl Judged {
         Arc::new(Self { let_go: Permits::from([(cluster.clone(), digest)]), ..Self::default() })
     }
 
-    /// May be overwritten. For tests.
+    /// The same, and this may be overwritten. For tests.
     #[cfg(test)]
-    pub fn permitting(cluster: &ClusterName, digest: AskedDigest) -> Arc<Self> {
-        Arc::new(Self { permits: Permits::from([(cluster.clone(), digest)]), ..Self::default() })
+    pub fn permitting(&self, cluster: &ClusterName, digest: AskedDigest) -> Arc<Self> {
+        Arc::new(Self { permits: Permits::from([(cluster.clone(), digest)]), ..self.clone() })
     }
 
     /// Whether it is held.

@@ -94,19 +94,22 @@ impl Session {
         self.unsent.tombstones(uid).any(|source| share.must_stay(source))
     }
 
-    /// What was judged may go. What may be overwritten only once the agent has all that is wanted: what it asks for before
-    /// that is a part, and a part may be within a limit that the whole is not.
+    /// What was judged may go. What may be overwritten only once the agent has all content that is wanted: what it asks for
+    /// before that is a part, and a part may be within a limit that the whole is not.
     pub(super) fn permit(&mut self, uid: &RuleUid, share: &Share) {
         let said = self.rules.get(uid).and_then(|held| held.permit);
-        let is_part = share.is_growing() || self.unsent.has(uid);
+        let is_part = share.is_growing() || self.unsent.has_contents(uid);
         let overwrite = if is_part { said } else { share.permit() };
         self.say_permits(uid, overwrite, self.may_let_go(uid, share.let_go()));
     }
 
-    /// The last of what waited for the agent has been taken out.
+    /// The last content that waited for the agent has been taken out.
     pub(super) fn permit_at_last(&mut self, uid: &RuleUid) {
-        if let Some(Claim::Wanted(share)) = self.rules.get(uid).and_then(|held| held.claim.clone()) {
-            self.permit(uid, &share);
+        let Some(held) = self.rules.get(uid) else { return };
+        if let Some(Claim::Wanted(share)) = &held.claim
+            && !share.is_growing()
+        {
+            self.say_permits(uid, share.permit(), held.let_go);
         }
     }
 

@@ -549,7 +549,7 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
     let share = |permit: Option<u8>| {
         let share = share_of("r", false, &[(1, content(1))]);
         let judged =
-            permit.map_or_else(|| share.judged.clone(), |name| Judged::permitting(&"one".into(), digest(name)));
+            permit.map_or_else(|| share.judged.clone(), |name| share.judged.permitting(&"one".into(), digest(name)));
         Share { judged, ..share }
     };
     let said = |session: &mut Session| {
@@ -583,10 +583,31 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
 }
 
 #[test]
+fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits() {
+    let digest = AskedDigest([1; 16]);
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([("r".into(), Claim::Wanted(share_of("r", false, &[(1, content(1))])))]);
+    agent.drain(&mut session);
+    // A source goes, another one comes, and what the agent asks for is permitted.
+    let share = share_of("r", false, &[(2, content(1))]);
+    let judged = share.judged.permitting(&"one".into(), digest);
+    session.update([("r".into(), Claim::Wanted(Share { judged, ..share }))]);
+    let mut said = Vec::new();
+    while let Some(batch) = session.next_batch() {
+        agent.take(&batch);
+        session.ack(batch.nonce);
+        let delta = &batch.rules[0];
+        said.push((delta.upserts.len(), delta.tombstones.len(), delta.overwrite));
+    }
+    assert_eq!(said, [(1, 1, None), (0, 0, Some(digest))]);
+}
+
+#[test]
 fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
     let digest = |name| AskedDigest([name; 16]);
     let share = share_of("r", false, &[(1, content(1))]);
-    let permitting = |name| Share { judged: Judged::permitting(&"one".into(), digest(name)), ..share.clone() };
+    let permitting = |name| Share { judged: share.judged.permitting(&"one".into(), digest(name)), ..share.clone() };
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([("r".into(), Claim::Wanted(share.clone()))]);

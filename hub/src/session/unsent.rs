@@ -31,6 +31,11 @@ impl Unsent {
         self.upserts.contains_key(uid) || self.tombstones.contains_key(uid)
     }
 
+    /// Whether contents of a rule wait.
+    pub(super) fn has_contents(&self, uid: &RuleUid) -> bool {
+        self.upserts.contains_key(uid)
+    }
+
     /// All of these wait, of a rule of which nothing did.
     pub(super) fn put_all(&mut self, uid: &RuleUid, upserts: &Upserts) {
         if !upserts.is_empty() {

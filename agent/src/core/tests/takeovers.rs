@@ -137,6 +137,19 @@ fn what_the_hub_has_named_is_void_when_the_agent_has_asked_for_something_else() 
 }
 
 #[test]
+fn a_part_that_the_hub_has_named_is_not_overwritten_while_the_rest_is_looked_into() {
+    let mut world = overwriting();
+    let part = waiting(&world).1;
+    world.make_foreign(&copy("a", "s1"));
+    world.batch(vec![RuleDelta { upserts: vec![intent("s1", 1)], ..RuleDelta::new("r".into()) }]);
+    world.name_takeovers("r", part);
+    world.settle();
+    assert_eq!((world.core.totals().overwritten, waiting(&world).0), (0, 3));
+    world.let_overwrite("r");
+    assert_eq!((world.core.totals().overwritten, waiting(&world).0), (3, 0));
+}
+
+#[test]
 fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
     // Named while something is being found out: it is carried out when that is over, in the same stream.
     for lost in [false, true] {
