@@ -1,7 +1,6 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with preconditions.
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::Either;
 use kube::api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions};
@@ -11,6 +10,7 @@ use runnel_proto::model::{Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
 use crate::body::{self, Over, Written};
+use crate::call::{Call, answered};
 use crate::classify::{CallError, trouble};
 use crate::decide::{Target, Trouble};
 use crate::desired::NewPayload;
@@ -25,9 +25,6 @@ use crate::seal::Sealer;
 
 mod rehearse;
 
-/// The longest that one request may take: kube's client itself waits for ever.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
-
 /// The member's API server, as the agent's work sees it.
 #[derive(Clone)]
 pub struct Member {
@@ -35,8 +32,6 @@ pub struct Member {
     sealer: Sealer,
     keep: Keep,
 }
-
-type Call<T> = Result<T, CallError>;
 
 impl Member {
     /// Access with this client, for copies sealed by this sealer; what they held before a rollout is kept here. The client must not retry by itself.
@@ -81,10 +76,7 @@ impl Member {
     /// Sends a request. The answer is parsed by the caller: kube's own parsing logs a body that it cannot read.
     async fn text(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<String> {
         let request = request.map_err(|_| CallError::Unanswered)?;
-        match tokio::time::timeout(CALL_LIMIT, self.client.request_text(request)).await {
-            Ok(answer) => Ok(answer?),
-            Err(_) => Err(CallError::Unanswered),
-        }
+        answered(self.client.request_text(request)).await
     }
 
     async fn object(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<DynamicObject> {

@@ -1,8 +1,6 @@
 //! The Secrets in which the agent keeps what copies held before a rollout: a few of fixed names in its own namespace, so that it
 //! needs no right to any other. Each entry is a batch as the hub would send it, with one intent, or with a tombstone where
 //! there is nothing to go back to. Their content is never logged.
-use std::time::Duration;
-
 use data_encoding::{BASE64, HEXLOWER};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -17,6 +15,7 @@ use runnel_proto::model::{
 use runnel_proto::wire;
 use serde_json::json;
 
+use crate::call::{Call, answered};
 use crate::classify::{CallError, trouble};
 use crate::decide::Trouble;
 use crate::job::{Done, Work};
@@ -30,7 +29,6 @@ const PREFIX: &str = "runnel-agent-previous-";
 const MANAGER: &str = "runnel-agent-previous";
 /// Owns the entries, so that applying the Secret anew takes none away.
 const ENTRIES: &str = "runnel-agent-previous-entries";
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How often in a row somebody else may have been faster.
 const RACES: usize = 16;
 
@@ -39,8 +37,6 @@ const RACES: usize = 16;
 pub struct Keep {
     api: Api<Secret>,
 }
-
-type Call<T> = Result<T, CallError>;
 
 impl Keep {
     /// The Secrets in this namespace.
@@ -170,8 +166,7 @@ impl Keep {
 
     async fn read(&self, place: usize) -> Call<Option<Secret>> {
         let name = name(place);
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.get_opt(&name));
-        Ok(call.await.map_err(|_| CallError::Unanswered)??)
+        answered(self.api.get_opt(&name)).await
     }
 
     async fn create(&self, place: usize) -> Call<()> {
@@ -182,24 +177,20 @@ impl Keep {
             "type": "runnel.dev/previous",
         });
         let (name, params, patch) = (name(place), PatchParams::apply(MANAGER).force(), Patch::Apply(body));
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(&name, &params, &patch));
-        call.await.map_err(|_| CallError::Unanswered)??;
-        Ok(())
+        answered(self.api.patch(&name, &params, &patch)).await.map(drop)
     }
 
     async fn merge(&self, place: usize, patch: serde_json::Value) -> Call<Secret> {
         let params = PatchParams { field_manager: Some(ENTRIES.to_owned()), ..PatchParams::default() };
         let (name, patch) = (name(place), Patch::Merge(patch));
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(&name, &params, &patch));
-        Ok(call.await.map_err(|_| CallError::Unanswered)??)
+        answered(self.api.patch(&name, &params, &patch)).await
     }
 
     /// Deletes a Secret, if it is as it was seen.
     async fn delete(&self, place: usize, resource_version: Option<String>) -> Call<()> {
         let conditions = Preconditions { uid: None, resource_version };
         let (name, params) = (name(place), DeleteParams::default().preconditions(conditions));
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.delete(&name, &params));
-        match call.await.map_err(|_| CallError::Unanswered)?.map_err(CallError::from) {
+        match answered(self.api.delete(&name, &params)).await {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.code(), 404 | 409) => Ok(()),
             Err(error) => Err(error),

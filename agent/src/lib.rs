@@ -8,6 +8,7 @@ pub mod apply;
 pub mod backoff;
 pub mod body;
 pub mod cache;
+pub mod call;
 pub mod classify;
 pub mod config;
 pub mod core;

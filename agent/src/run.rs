@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apply::Member;
 use crate::backoff::{Backoff, Jitter};
+use crate::call::answered;
 use crate::classify::CallError;
 use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
@@ -35,7 +36,6 @@ use crate::{events, worker};
 
 /// Waiting for the member's API server.
 const WAIT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };
-const CALL_LIMIT: Duration = Duration::from_secs(15);
 
 /// A part of the agent that runs until the drain, or for as long as the parts it serves.
 pub type Task = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
@@ -233,8 +233,8 @@ where
 /// The uid of `kube-system` and the API server's version.
 async fn cluster(client: &Client) -> Result<(String, String), CallError> {
     let api: Api<Namespace> = Api::all(client.clone());
-    let ask = async { Ok::<_, CallError>((api.get_metadata("kube-system").await?, client.apiserver_version().await?)) };
-    let (namespace, version) = tokio::time::timeout(CALL_LIMIT, ask).await.map_err(|_| CallError::Unanswered)??;
+    let (namespace, version) =
+        answered(async { tokio::try_join!(api.get_metadata("kube-system"), client.apiserver_version()) }).await?;
     Ok((namespace.metadata.uid.unwrap_or_default(), version.git_version))
 }
 

@@ -13,6 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::call::answered;
 use crate::classify::CallError;
 use crate::desired::StoredRule;
 
@@ -26,7 +27,6 @@ const MANAGER: &str = "runnel-agent-store";
 const WITNESS_MANAGER: &str = "runnel-agent-witness";
 /// In the identity's Secret: what the agent remembers of its hub.
 const WITNESS: &str = "hub-witness";
-const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// The most that the stored terms may be when they are decompressed.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
 
@@ -183,14 +183,11 @@ impl Store {
     pub async fn save_witness(&self, words: &[u8]) -> Result<(), CallError> {
         let patch = Patch::Merge(json!({"data": {WITNESS: BASE64.encode(words)}}));
         let params = PatchParams { field_manager: Some(WITNESS_MANAGER.to_owned()), ..PatchParams::default() };
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(IDENTITY_SECRET, &params, &patch));
-        call.await.map_err(|_| CallError::Unanswered)??;
-        Ok(())
+        answered(self.api.patch(IDENTITY_SECRET, &params, &patch)).await.map(drop)
     }
 
     async fn load(&self, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, CallError> {
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.get_opt(name));
-        let secret = call.await.map_err(|_| CallError::Unanswered)??;
+        let secret = answered(self.api.get_opt(name)).await?;
         let data = secret.map(|secret| secret.data.unwrap_or_default());
         Ok(data.map(|data| data.into_iter().map(|(key, ByteString(bytes))| (key, bytes)).collect()))
     }
@@ -206,9 +203,7 @@ impl Store {
         });
         let params = PatchParams::apply(MANAGER).force();
         let patch = Patch::Apply(body);
-        let call = tokio::time::timeout(CALL_LIMIT, self.api.patch(name, &params, &patch));
-        call.await.map_err(|_| CallError::Unanswered)??;
-        Ok(())
+        answered(self.api.patch(name, &params, &patch)).await.map(drop)
     }
 }
 

@@ -106,6 +106,23 @@ pub struct Settings {
     pub revision_key: RevisionKey,
 }
 
+#[cfg(test)]
+impl Settings {
+    /// Those of a hub that serves everything, at once and without a limit.
+    pub fn for_tests() -> Self {
+        Self {
+            namespace: "runnel-system".to_owned(),
+            hub_id: "hub".to_owned(),
+            cluster_uid: "uid".to_owned(),
+            scope: Scope::default(),
+            source_gone_grace: Duration::ZERO,
+            expired_renewal_limit: Duration::ZERO,
+            removal_ceiling: Limit::NONE,
+            revision_key: RevisionKey::new(b"key"),
+        }
+    }
+}
+
 /// What the hub's tasks share.
 pub struct Shared {
     /// What is fixed.

@@ -192,18 +192,12 @@ fn facts() -> SessionFacts {
 fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
     let failed = u32::from(!failures.is_empty());
     RuleState {
-        uid: RuleUid::from("u0"),
         rule: rule.terms.rule.clone(),
         intents_digest: plan.digest,
         intents: 1,
         terms_digest: Some(rule.terms.digest),
         counts: Counts { copies: 1, applied: 1 - failed, failed, ..Counts::default() },
         failures: failures.to_vec(),
-        gone: false,
-        takeovers: None,
-        given_up: None,
-        travel: Default::default(),
-        left: 0,
-        proof: None,
+        ..RuleState::new("u0".into())
     }
 }

@@ -88,7 +88,7 @@ const DECIDE: [&str; 71] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 29] = [
+const DO: [&str; 30] = [
     "hub/src/authority",
     "hub/src/bin/kubectl-runnel",
     "hub/src/config",
@@ -105,6 +105,7 @@ const DO: [&str; 29] = [
     "hub/src/watch",
     "hub/src/writer",
     "agent/src/apply",
+    "agent/src/call",
     "agent/src/config",
     "agent/src/events",
     "agent/src/join",

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::convert::split;
 use runnel_proto::model::{
-    AgentFrame, AskedDigest, Batch, Counts, HubFrame, Refusal, RuleName, RuleState, RuleUid, SetDigest, SnapshotBegin,
-    SnapshotEnd, Travel,
+    AgentFrame, AskedDigest, Batch, HubFrame, Refusal, RuleName, RuleState, RuleUid, SnapshotBegin, SnapshotEnd,
 };
 
 use super::{ASK_AGAIN, Core, Session};
@@ -235,21 +234,7 @@ impl Core {
 }
 
 fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
-    RuleState {
-        uid,
-        rule,
-        intents_digest: SetDigest::default(),
-        intents: 0,
-        terms_digest: None,
-        counts: Counts::default(),
-        failures: vec![],
-        gone: true,
-        takeovers: None,
-        given_up: None,
-        travel: Travel::Plain,
-        left: 0,
-        proof: None,
-    }
+    RuleState { rule, gone: true, ..RuleState::new(uid) }
 }
 
 /// What a rule's state says of the copies in namespaces given up.

@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::because::{self, Wish};
 use super::review::{self, User};
-use super::{KINDS, Questions, address};
+use super::{Questions, address, resource_of};
 
 /// How long an agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -26,9 +26,7 @@ impl Questions {
         if Kind::by_resource(&resource).is_none() {
             return Err(Status::invalid_argument("the kind is unknown: ask for configmaps or secrets"));
         }
-        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
-            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
-        }
+        self.can_answer()?;
         let (cluster, copy) = (ClusterName::from(cluster), SourceRef::new(&resource, &namespace, &name));
         let mut wishes = because::wishes(&self.shared.index.read(), &cluster, &copy);
         let visible = self.visible(&user, &wishes).await?;
@@ -84,8 +82,9 @@ impl Questions {
     async fn visible(&self, user: &User, wishes: &[Wish]) -> Result<BTreeSet<RuleUid>, Status> {
         let mut visible = BTreeSet::new();
         for wish in wishes {
-            let resource = KINDS.iter().find(|(kind, _)| *kind == wish.rule.kind).map(|(_, resource)| *resource);
-            let Some(resource) = resource.filter(|_| !visible.contains(&wish.uid)) else { continue };
+            let Some(resource) = resource_of(&wish.rule).ok().filter(|_| !visible.contains(&wish.uid)) else {
+                continue;
+            };
             if self.reviewer.allows(user, resource, &wish.rule.namespace, &wish.rule.name).await? {
                 visible.insert(wish.uid.clone());
             }

@@ -108,16 +108,25 @@ impl Questions {
         let wire::RuleQuestion { kind, namespace, name } = request.get_ref().clone();
         let rule = RuleName { kind, namespace, name };
         let (address, token) = (address(request), review::bearer(request.metadata())?);
-        let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
-        let resource = resource.ok_or_else(|| {
-            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
-        })?;
-        self.reviewer.may_get(address, &token, resource, &rule.namespace, &rule.name).await?;
+        self.reviewer.may_get(address, &token, resource_of(&rule)?, &rule.namespace, &rule.name).await?;
+        self.can_answer()?;
+        Ok(rule)
+    }
+
+    /// Who does not lead, or is starting, knows too little to answer.
+    fn can_answer(&self) -> Result<(), Status> {
         if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
             return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
         }
-        Ok(rule)
+        Ok(())
     }
+}
+
+/// The resource by which rights to a rule are given.
+fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
+    let known = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
+    known
+        .ok_or_else(|| Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule"))
 }
 
 /// The address of a caller, where it is known: who comes by way of another replica has none.

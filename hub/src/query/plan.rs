@@ -80,9 +80,7 @@ impl Questions {
         let user = self.reviewer.who(address, &token).await?;
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("the hub plans for others just now: try again"))?;
-        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
-            return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
-        }
+        self.can_answer()?;
         let rule = match asked.object.is_empty() {
             true => self.saved(&user, asked.rule.unwrap_or_default(), asked.rehearse).await?,
             false => self.unsaved(&user, &asked.object).await?,

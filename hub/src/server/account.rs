@@ -257,28 +257,18 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_proto::model::{Counts, Failure, Reason, RuleName, SetDigest, SourceRef};
+    use runnel_proto::model::{Failure, Reason, SourceRef};
 
     #[test]
     fn failures_are_kept_of_known_rules_only() {
         let state = |uid: &str| RuleState {
-            uid: uid.into(),
-            rule: RuleName::default(),
-            intents_digest: SetDigest::default(),
             intents: 1,
-            terms_digest: None,
-            counts: Counts::default(),
             failures: vec![Failure {
                 reason: Reason::Forbidden,
                 copy: SourceRef::new("configmaps", "team", "app"),
                 message: "forbidden".to_owned(),
             }],
-            gone: false,
-            takeovers: None,
-            given_up: None,
-            travel: Default::default(),
-            left: 0,
-            proof: None,
+            ..RuleState::new(uid.into())
         };
         let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
         assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    AskedDigest, Batch, Counts, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision,
-    RuleName, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Travel,
+    AskedDigest, Batch, DeletionPolicy, HeldIntent, HubFrame, NamespaceChoice, Pattern, Payload, Revision, RuleState,
+    RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Travel,
 };
 use serde_json::json;
 
@@ -65,19 +65,11 @@ impl Agent {
     fn state(&self, uid: &RuleUid) -> RuleState {
         let held = self.rules.get(uid).cloned().unwrap_or_default();
         RuleState {
-            uid: uid.clone(),
-            rule: RuleName::default(),
             intents_digest: held.iter().collect(),
             intents: u32::try_from(held.len()).unwrap(),
             terms_digest: self.terms.get(uid).copied().filter(|_| !self.unclaimed.contains(uid)),
-            counts: Counts::default(),
-            failures: vec![],
-            gone: false,
-            takeovers: None,
-            given_up: None,
             travel: self.travel.get(uid).cloned().unwrap_or_default(),
-            left: 0,
-            proof: None,
+            ..RuleState::new(uid.clone())
         }
     }
 

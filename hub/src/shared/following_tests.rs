@@ -1,18 +1,18 @@
 //! Which clusters an edit is followed to.
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use runnel_proto::PROTOCOL_MAX;
-use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RevisionKey, RuleState, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RuleState, RuleUid, SourceRef};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::{Inquiries, LiveSession, Settings, Shared};
 use crate::index::{Cluster, PlaceState};
-use crate::plan::{Body, Place, Rule, Scope, SourceContent};
+use crate::plan::{Body, Place, Rule, SourceContent};
 use crate::status::SessionFacts;
 
 fn uid() -> RuleUid {
@@ -21,16 +21,7 @@ fn uid() -> RuleUid {
 
 /// A hub with one rule for all clusters and everything in the namespace `a`.
 fn hub(spec: Value) -> Arc<Shared> {
-    let shared = Shared::new(Settings {
-        namespace: "runnel-system".to_owned(),
-        hub_id: "hub".to_owned(),
-        cluster_uid: "uid".to_owned(),
-        scope: Scope::default(),
-        source_gone_grace: Duration::ZERO,
-        expired_renewal_limit: Duration::ZERO,
-        removal_ceiling: crate::brake::Limit::NONE,
-        revision_key: RevisionKey::new(b"key"),
-    });
+    let shared = Shared::new(Settings::for_tests());
     let mut spec = spec;
     spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
     spec["clusters"] = json!({"all": true});
@@ -79,19 +70,12 @@ fn applies(shared: &Shared, cluster: &str) -> bool {
     let (index, cluster) = (shared.index.read(), ClusterName::from(cluster));
     let share = index.rule(&uid()).and_then(|entry| entry.share(&cluster)).unwrap();
     let state = RuleState {
-        uid: uid(),
         rule: share.terms.rule.clone(),
         intents_digest: share.digest(),
         intents: 1,
         terms_digest: Some(share.terms.digest),
         counts: Counts { copies: 1, applied: 1, ..Counts::default() },
-        failures: vec![],
-        gone: false,
-        takeovers: None,
-        given_up: None,
-        travel: Default::default(),
-        left: 0,
-        proof: None,
+        ..RuleState::new(uid())
     };
     let took = shared.deliveries.lock().reported(&cluster, &state, Some(&share), Instant::now());
     took.is_some_and(|took| took.rule.is_some())

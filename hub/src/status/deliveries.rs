@@ -166,19 +166,12 @@ mod tests {
 
     fn state(share: &Share, applied: u32, failed: u32) -> RuleState {
         RuleState {
-            uid: share.plan.uid.clone(),
             rule: share.terms.rule.clone(),
             intents_digest: share.digest(),
             intents: 1,
             terms_digest: Some(share.terms.digest),
             counts: Counts { copies: 2, applied, failed, ..Counts::default() },
-            failures: vec![],
-            gone: false,
-            takeovers: None,
-            given_up: None,
-            travel: Default::default(),
-            left: 0,
-            proof: None,
+            ..RuleState::new(share.plan.uid.clone())
         }
     }
 

@@ -293,19 +293,12 @@ mod tests {
         change(&mut counts);
         let digest = AskedDigest([u8::try_from(objects).unwrap(); 16]);
         RuleState {
-            uid: "r".into(),
-            rule: RuleName::default(),
-            intents_digest: SetDigest::default(),
             intents: 16,
             terms_digest: Some(TermsDigest([1; 16])),
             counts,
-            failures: vec![],
-            gone: false,
             takeovers: (objects > 0).then_some(Asked { objects, digest }),
             given_up: Some(GivenUp { copies: objects, digest, namespaces: vec![] }),
-            travel: Default::default(),
-            left: 0,
-            proof: None,
+            ..RuleState::new("r".into())
         }
     }
 

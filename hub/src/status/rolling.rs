@@ -95,10 +95,14 @@ impl View<'_> {
     }
 }
 
+/// Whether nothing is heard of a cluster, or not yet.
+fn is_silent(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> bool {
+    is_awaited(view, ledger, cluster, now.instant) || ledger.session(cluster, now.instant).is_none()
+}
+
 /// How a cluster is with what the rule wants now.
 fn health(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> Health {
-    let is_silent = is_awaited(view, ledger, cluster, now.instant) || ledger.session(cluster, now.instant).is_none();
-    if is_silent {
+    if is_silent(view, ledger, cluster, now) {
         return Health::Away;
     }
     if is_too_old(view, ledger, cluster, now.instant) {
@@ -130,8 +134,7 @@ fn goes_back_from(account: &Account, target: &str) -> bool {
 
 /// How a cluster is that is to go back from a target.
 fn health_back(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, target: &str, now: Now) -> Health {
-    let is_silent = is_awaited(view, ledger, cluster, now.instant) || ledger.session(cluster, now.instant).is_none();
-    if is_silent || view.goes.cordoned.contains(cluster) || ledger.is_unconfirmed(cluster) {
+    if is_silent(view, ledger, cluster, now) || view.goes.cordoned.contains(cluster) || ledger.is_unconfirmed(cluster) {
         return Health::Away;
     }
     // Who holds nothing of the rule has nothing to put back.

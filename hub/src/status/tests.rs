@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
     ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason, Revision, RuleState,
-    RuleUid, SourceRef, Travel,
+    SourceRef, Travel,
 };
 use serde_json::json;
 
@@ -136,19 +136,16 @@ impl World {
     fn state(&self, cluster: &str, counts: Counts) -> RuleState {
         let terms = self.goes.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
         RuleState {
-            uid: RuleUid::from("r"),
             rule: self.rule.terms.rule.clone(),
             intents_digest: self.deal.made(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,
-            failures: vec![],
-            gone: false,
             takeovers: self.takeovers,
             given_up: self.given_up.clone(),
             travel: self.travel.clone(),
-            left: 0,
             proof: self.proof,
+            ..RuleState::new("r".into())
         }
     }
 

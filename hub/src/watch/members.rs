@@ -138,23 +138,11 @@ fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Scope;
     use crate::shared::Settings;
-    use runnel_proto::model::RevisionKey;
     use serde_json::json;
 
     fn hub() -> (Arc<Shared>, Arc<Book>) {
-        let settings = Settings {
-            namespace: "runnel-system".to_owned(),
-            hub_id: "hub".to_owned(),
-            cluster_uid: "uid".to_owned(),
-            scope: Scope::default(),
-            source_gone_grace: Duration::ZERO,
-            expired_renewal_limit: Duration::ZERO,
-            removal_ceiling: crate::brake::Limit::NONE,
-            revision_key: RevisionKey::new(b"key"),
-        };
-        (Shared::new(settings), Arc::default())
+        (Shared::new(Settings::for_tests()), Arc::default())
     }
 
     fn member(name: &str, version: u32, accepted: bool) -> MemberCluster {

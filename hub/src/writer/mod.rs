@@ -336,17 +336,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_written_while_a_lead_that_was_lost_and_taken_again_has_not_listed_everything() {
-        let settings = crate::shared::Settings {
-            namespace: "runnel-system".to_owned(),
-            hub_id: "hub".to_owned(),
-            cluster_uid: "uid".to_owned(),
-            scope: crate::plan::Scope::default(),
-            source_gone_grace: Duration::ZERO,
-            expired_renewal_limit: Duration::ZERO,
-            removal_ceiling: crate::brake::Limit::NONE,
-            revision_key: runnel_proto::model::RevisionKey::new(b"key"),
-        };
-        let shared = Shared::new(settings);
+        let shared = Shared::new(crate::shared::Settings::for_tests());
         let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
         let (events, _told) = mpsc::channel(1);
         let writer = Writer::new(client, shared.clone(), Arc::default(), events);

@@ -126,6 +126,28 @@ pub struct RuleState {
     pub proof: Option<Proof>,
 }
 
+impl RuleState {
+    /// The state of a rule of which nothing is held.
+    #[must_use]
+    pub fn new(uid: RuleUid) -> Self {
+        Self {
+            uid,
+            rule: RuleName::default(),
+            intents_digest: SetDigest::default(),
+            intents: 0,
+            terms_digest: None,
+            counts: Counts::default(),
+            failures: Vec::new(),
+            gone: false,
+            takeovers: None,
+            given_up: None,
+            travel: Travel::Plain,
+            left: 0,
+            proof: None,
+        }
+    }
+}
+
 /// Objects in one cluster about which the agent asks the hub, for one rule: they are not ours and are to be overwritten, or
 /// they are copies that are to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -134,19 +134,13 @@ impl HeldRule {
         let places = terms.and_then(|(terms, _)| terms.namespaces.as_ref()).map_or(1, |n| n.wanted_literals().count());
         let copies = if suspended { 0 } else { u32::try_from(places * self.intents.len()).unwrap_or(u32::MAX) };
         RuleState {
-            uid: uid.clone(),
             rule: terms.map_or_else(RuleName::default, |(terms, _)| terms.rule.clone()),
             intents_digest: self.digest,
             intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
             terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.unclaimed),
             counts: Counts { copies, applied: copies, ..Counts::default() },
-            failures: Vec::new(),
-            gone: false,
-            takeovers: None,
-            given_up: None,
-            travel: Default::default(),
-            left: 0,
             proof: key.filter(|_| can_prove).map(|key| key.proof(uid, self.shown)),
+            ..RuleState::new(uid.clone())
         }
     }
 

@@ -24,18 +24,11 @@ pub(super) fn fail(state: &mut RuleState, cluster: &str) {
 /// What a simulated agent reports to a hub of which it holds nothing.
 pub(super) fn made_up() -> RuleState {
     RuleState {
-        uid: "00000000-0000-4000-8000-000000000000".to_owned().into(),
         rule: RuleName { kind: "DistributionRule".into(), namespace: "speed".into(), name: "reported".into() },
         intents_digest: SetDigest::from_bytes(&[7; 16]).unwrap_or_default(),
         intents: 1,
         terms_digest: Some(TermsDigest([7; 16])),
-        takeovers: None,
-        given_up: None,
-        travel: Default::default(),
-        left: 0,
-        proof: None,
         counts: Counts { copies: 1, applied: 1, ..Default::default() },
-        failures: Vec::new(),
-        gone: false,
+        ..RuleState::new("00000000-0000-4000-8000-000000000000".into())
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use runnel_proto::model::{AgentFrame, Hello, RuleName, RuleState, RuleUid, SetDigest, SourceRef};
+use runnel_proto::model::{AgentFrame, Hello, RuleState, RuleUid, SourceRef};
 use runnel_proto::tls::{Connector, Route};
 use runnel_proto::wire;
 use runnel_tests::scene::Metrics;
@@ -32,21 +32,7 @@ fn hello(cluster: &str) -> AgentFrame {
 }
 
 fn state(uid: &str) -> RuleState {
-    RuleState {
-        uid: RuleUid::from(uid),
-        rule: RuleName::default(),
-        intents_digest: SetDigest::default(),
-        intents: 0,
-        terms_digest: None,
-        counts: Default::default(),
-        failures: Vec::new(),
-        gone: false,
-        takeovers: None,
-        given_up: None,
-        travel: Default::default(),
-        left: 0,
-        proof: None,
-    }
+    RuleState::new(uid.into())
 }
 
 /// A well-behaved member beside the one that misbehaves.

@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{
-    AgentFrame, Counts, HeldIntent, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest, SourceRef,
-    TermsDigest,
+    AgentFrame, HeldIntent, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest, SourceRef, TermsDigest,
 };
 use runnel_tests::simulated::{Credentials, Holdings, Line, Record, SimulatedAgent};
 use serde_json::json;
@@ -45,21 +44,7 @@ impl Scene {
     fn forged_state(&self, intents_digest: SetDigest, terms_digest: Option<TermsDigest>) -> RuleState {
         let true_state = self.theirs.look(|state| state.holdings.states());
         let known = true_state.into_iter().find(|state| state.uid == self.their_rule);
-        let base = known.unwrap_or_else(|| RuleState {
-            uid: self.their_rule.clone(),
-            rule: Default::default(),
-            intents_digest,
-            intents: 2,
-            terms_digest,
-            counts: Counts::default(),
-            failures: Vec::new(),
-            gone: false,
-            takeovers: None,
-            given_up: None,
-            travel: Default::default(),
-            left: 0,
-            proof: None,
-        });
+        let base = known.unwrap_or_else(|| RuleState { intents: 2, ..RuleState::new(self.their_rule.clone()) });
         RuleState { intents_digest, terms_digest, ..base }
     }
 

@@ -14,7 +14,7 @@ use crate::crd;
 use crate::names::{is_label, is_subdomain};
 use crate::plan::Rule;
 use crate::query::review::{Access, User};
-use crate::query::{KINDS, Questions};
+use crate::query::{KINDS, Questions, resource_of};
 
 impl Questions {
     /// A saved rule, for whoever may get it. Where agents are to try it, for whoever may change it as well: its content
@@ -74,10 +74,7 @@ impl Questions {
     }
 
     async fn may(&self, user: &User, verb: &str, rule: &RuleName) -> Result<(), Status> {
-        let resource = KINDS.iter().find(|(kind, _)| *kind == rule.kind).map(|(_, resource)| *resource);
-        let resource = resource.ok_or_else(|| {
-            Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule")
-        })?;
+        let resource = resource_of(rule)?;
         let name = if verb == "create" { "" } else { rule.name.as_str() };
         let access = Access { verb, group: "runnel.dev", resource, namespace: &rule.namespace, name };
         if self.allows(user, &access).await? {
