@@ -111,11 +111,11 @@ pub async fn given(hub: &Path, members: &[(String, PathBuf)], address: &str, reg
     })
 }
 
-/// The archives of both images.
+/// The archives of both images: what ships, less optimised.
 fn images() -> Result<Vec<PathBuf>> {
     let _progress = Progress::start("building the images of runnel-hub and runnel-agent (minutes, the first time)");
     let output = format!("{}/target/images", cargo::ROOT);
-    system(&format!("{}/deploy/images/build", cargo::ROOT), &["--output", &output])?;
+    system(&format!("{}/deploy/images/build", cargo::ROOT), &["--output", &output, "--profile", "trial"])?;
     Ok(["runnel-hub", "runnel-agent"].map(|name| Path::new(&output).join(format!("{name}.tar"))).to_vec())
 }
 
