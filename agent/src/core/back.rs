@@ -1,7 +1,7 @@
 //! Rollouts that go back: what copies held is kept before they are changed, and put back when the hub says so.
 use std::time::Instant;
 
-use runnel_proto::model::{RuleUid, SourceRef, Travel};
+use runnel_proto::model::{Revision, RuleUid, SourceRef, Travel};
 
 use super::Core;
 use crate::decide::{Want, WantedCopy};
@@ -85,6 +85,30 @@ impl Core {
         let is_left = |key: &IntentKey| self.previous.get(key).is_some_and(|kept| kept.revision.is_none());
         let left = self.desired.intents_of(uid).filter(is_left).map(|key| self.records.holders(&key).count());
         u32::try_from(left.sum::<usize>()).unwrap_or(u32::MAX)
+    }
+
+    /// Of each intent of a rule that goes back, where the hub had sent another content: what was put back, or is to be. None:
+    /// nothing was kept, and its copies stay as they are.
+    pub(super) fn back_to(&self, uid: &RuleUid) -> Vec<(IntentKey, Option<Revision>)> {
+        let own = |key: &IntentKey| {
+            let mut ours = self.records.holders(key).filter(|(_, live)| live.ownership == Ownership::Ours);
+            ours.find_map(|(_, live)| Some(live.sealed.as_ref()?.revision))
+        };
+        let went_wrong = |key: &IntentKey| match self.previous.get(key) {
+            Some(kept) => Some(kept.revision),
+            None => self.desired.is_changed(key).then(|| own(key)),
+        };
+        self.desired.intents_of(uid).filter_map(|key| went_wrong(&key).map(|to| (key, to))).collect()
+    }
+
+    /// A rule goes on from a rollback. What is in force by then is what the hub wants, but where that was refused: there it is
+    /// what went wrong, and stays replaced by what was put back.
+    pub(super) fn stay_back(&mut self, back_to: Vec<(IntentKey, Option<Revision>)>) {
+        for (key, revision) in back_to {
+            if self.desired.is_refused(&key) {
+                self.desired.put_back(&key, revision);
+            }
+        }
     }
 
     /// Takes in what the hub said of a rule: what is kept and not needed any more is forgotten, and nobody asks for content

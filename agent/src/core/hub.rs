@@ -126,7 +126,13 @@ impl Core {
         for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.let_go?))) {
             self.hear_let_go(uid, digest, now);
         }
+        let going_on = batch.rules.iter().filter(|delta| {
+            let goes_on = delta.travel.as_ref().is_some_and(|travel| !travel.reverts());
+            goes_on && self.desired.travel(&delta.uid).reverts()
+        });
+        let back_to: Vec<_> = going_on.flat_map(|delta| self.back_to(&delta.uid)).collect();
         let taken = self.desired.take(batch, unreadable, &self.records);
+        self.stay_back(back_to);
         for new in taken.payloads {
             self.wanting.remove(&new.key);
             self.cache.insert(new.key, new.revision, new.payload);

@@ -240,6 +240,19 @@ impl Desired {
         held.is_some_and(|held| held.changed)
     }
 
+    /// Whether the newest content of an intent was refused, so that what is in force is older.
+    pub fn is_refused(&self, key: &IntentKey) -> bool {
+        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
+        held.is_some_and(|held| held.refused.is_some())
+    }
+
+    /// What is in force of an intent, instead of what was, is what was put back; none: its copies stay as they are.
+    pub fn put_back(&mut self, key: &IntentKey, revision: Option<Revision>) {
+        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
+        let refused = held.and_then(|held| held.refused.clone());
+        self.set_held(key, Some(Held { in_force: revision, refused, ..Held::default() }));
+    }
+
     /// Whether an intent is held.
     pub fn has(&self, key: &IntentKey) -> bool {
         self.rules.get(&key.rule).is_some_and(|rule| rule.intents.contains_key(&key.source))

@@ -214,9 +214,102 @@ fn the_policy_of_the_cluster_holds_for_what_goes_back() {
     assert_eq!((state.counts.applied, state.counts.failed, state.failures[0].reason), (1, 1, Reason::Denied));
 }
 
+#[test]
+fn what_is_left_is_counted_while_it_stands_and_the_rule_goes_back() {
+    let left = |world: &mut World| {
+        world.settle();
+        world.told_state("r").unwrap().left
+    };
+    let mut world = applied();
+    // The change touches one and makes two, of which one cannot be made.
+    world.poisoned.insert("s3".to_owned());
+    let upserts = vec![intent("s0", 2), intent("s2", 1), intent("s3", 1)];
+    world.batch(vec![RuleDelta { upserts, ..said(keep(1)) }]);
+    assert_eq!(left(&mut world), 0, "nothing goes back yet");
+    world.batch(vec![said(failed(1))]);
+    assert_eq!(left(&mut world), 2, "both copies of s2: nothing else was made, and s0 goes back");
+    // It is said again after a restart, also while the hub is away, and in the first words to the next hub.
+    world.restart();
+    world.settle();
+    world.sent.clear();
+    world.connect();
+    assert_eq!(left(&mut world), 2);
+    let first = world.told_states("r").first().map(|state| state.left);
+    assert_eq!(first, Some(2), "a hub that has just begun hears it at once");
+    // What somebody deletes does not come again, and is not left any more.
+    world.delete(&copy("b", "s2"));
+    assert_eq!(left(&mut world), 1);
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s2")], ..RuleDelta::new("r".into()) }]);
+    assert_eq!(left(&mut world), 0);
+    // Where it goes on from there, nothing is left behind.
+    let mut world = applied();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..said(keep(1)) }]);
+    world.settle();
+    world.batch(vec![said(failed(1))]);
+    assert_eq!(left(&mut world), 2);
+    world.batch(vec![said(keep(1))]);
+    assert_eq!(left(&mut world), 0);
+}
+
+/// What an agent cannot take in.
+fn refused(name: &str, revision: u8) -> Intent {
+    Intent { payload: Payload::from_wire(Encoding::Plain, "{".into(), 1), ..intent(name, revision) }
+}
+
+#[test]
+fn what_went_wrong_does_not_come_again_where_what_is_to_replace_it_is_refused() {
+    for (goes_on, at_once, restarts) in [
+        (keep(1), true, false),
+        (keep(1), false, false),
+        (keep(1), false, true),
+        (Travel::Plain, true, false),
+        (Travel::Plain, false, false),
+    ] {
+        let mut world = applied();
+        let upserts = vec![intent("s0", 2), intent("s1", 2), intent("s2", 2)];
+        world.batch(vec![RuleDelta { upserts, ..said(keep(1)) }]);
+        world.settle_now();
+        world.batch(vec![said(failed(1))]);
+        world.settle_now();
+        assert!(holds(&world, 1));
+        // Of all that is to come instead only one can be read.
+        let upserts = vec![refused("s0", 3), intent("s1", 3), refused("s2", 3)];
+        if !at_once {
+            let upserts = upserts.clone();
+            world.batch(vec![RuleDelta { upserts, ..RuleDelta::new("r".into()) }]);
+        }
+        if restarts {
+            world.restart();
+            world.connect();
+        }
+        let upserts = if at_once || restarts { upserts } else { vec![] };
+        world.batch(vec![RuleDelta { upserts, ..said(goes_on.clone()) }]);
+        world.delete(&copy("b", "s0"));
+        world.delete(&copy("b", "s2"));
+        world.settle();
+        assert!(holds(&world, 1), "{goes_on:?}, at once: {at_once}, restarts: {restarts}");
+        assert!(world.holds(&copy("a", "s1"), "r", "s1", 3));
+        // Nothing was kept of what the change made: that stays, and no more of it is made.
+        assert!(world.holds(&copy("a", "s2"), "r", "s2", 2) && !world.objects.contains_key(&copy("b", "s2")));
+        let counts = world.told_state("r").unwrap().counts;
+        assert_eq!((counts.copies, counts.applied, counts.failed), (6, 2, 4));
+        // The next one that it can read is written, and what is kept of that is still what did well.
+        world.batch(vec![edit(4, goes_on.clone())]);
+        world.settle_now();
+        assert!(holds(&world, 4));
+        if goes_on == keep(1) {
+            world.batch(vec![said(failed(1))]);
+            world.settle_now();
+            assert!(holds(&world, 1));
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Edit,
+    /// What comes after what went wrong cannot be taken in.
+    Refused,
     Completed,
     Failed,
     Work,
@@ -229,6 +322,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => Just(Step::Edit),
+        1 => Just(Step::Refused),
         1 => Just(Step::Completed),
         2 => Just(Step::Failed),
         6 => Just(Step::Work),
@@ -246,17 +340,28 @@ proptest! {
     fn whatever_happens_copies_go_back_to_what_did_well(steps in steps()) {
         let mut world = applied();
         let (mut good, mut newest, mut revision) = (1, 1, 1u8);
-        let mut travel = Travel::Plain;
+        let (mut travel, mut is_refused) = (Travel::Plain, false);
+        let newest_of = |revision: u8, is_refused: bool, travel: &Travel| {
+            let newest = if is_refused { refused("s0", revision) } else { intent("s0", revision) };
+            RuleDelta { upserts: vec![newest], ..said(travel.clone()) }
+        };
         for step in steps {
             world.give_out();
             match step {
                 Step::Edit => {
                     revision += 1;
-                    (newest, travel) = (revision, keep(good));
+                    (newest, travel, is_refused) = (revision, keep(good), false);
                     world.batch(vec![edit(newest, keep(good))]);
                 }
+                Step::Refused if travel.reverts() => {
+                    revision += 1;
+                    (newest, travel, is_refused) = (revision, keep(good), true);
+                    world.batch(vec![newest_of(newest, true, &travel)]);
+                    // Who is restarted before it has put back all of it goes by what stands there.
+                    world.settle();
+                }
                 // The hub says so when every copy has it.
-                Step::Completed if travel == keep(good) => {
+                Step::Completed if travel == keep(good) && !is_refused => {
                     world.settle();
                     (good, travel) = (newest, Travel::Plain);
                     world.batch(vec![said(Travel::Plain)]);
@@ -271,17 +376,17 @@ proptest! {
                 Step::Restart => {
                     world.restart();
                     world.connect();
-                    world.batch(vec![edit(newest, travel.clone())]);
+                    world.batch(vec![newest_of(newest, is_refused, &travel)]);
                 }
                 Step::Spoil(first) => {
                     let namespace = if first { "a" } else { "b" };
                     world.edit(&copy(namespace, "s1"), |object| object.live.intact = false);
                 }
-                Step::Completed | Step::Failed => {}
+                Step::Completed | Step::Failed | Step::Refused => {}
             }
         }
         world.settle();
-        let expected = if travel.reverts() { good } else { newest };
+        let expected = if travel.reverts() || is_refused { good } else { newest };
         prop_assert!(holds(&world, expected), "{travel:?}: {expected} of good {good} and newest {newest}");
         if travel == keep(good) {
             world.batch(vec![said(failed(good))]);
