@@ -52,6 +52,9 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
         () if has("Failed") => ("not as it should be", Tone::Bad),
         () if has("Removing") || has("GivenUp") => ("a copy that is to go", Tone::Odd),
         () if has("UnderWay") => ("on its way", Tone::Odd),
+        () if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
+            ("a copy that went back to what it held before a change that went wrong", Tone::Odd)
+        }
         () if has("Waiting") => ("waits for its namespace", Tone::Odd),
         () if answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
             ("a copy that no rule wants that you may get", Tone::Odd)
@@ -231,7 +234,12 @@ mod tests {
             hidden: 2,
             ..answer(vec![rule("all", "NamespaceNotChosen", why)], None)
         };
+        let former = ExplainedObject { revision: "eeee".into(), ..object.clone() };
         let stale = ExplainedObject { revision: "ffff".into(), intact: false, ..object };
+        let back = "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
+                    kubectl runnel status says of the rule what failed. An edit of the source or the rule begins a new rollout; \
+                    to try this one again once the failures are cured set spec.rollout.paused to true and to false again";
+        let waits = "its turn in the rollout of the newest has not come: it keeps what it has";
         let away = CopyExplained {
             cluster: "eu-1 is not connected: this is what the hub knows".into(),
             answered: false,
@@ -242,6 +250,9 @@ mod tests {
             ("as it should be", well),
             ("changed", answer(vec![rule("all", "Drifted", "Drifted: data.password differs")], Some(stale))),
             ("failed", failed),
+            ("gone back", answer(vec![rule("all", "Reverted", back)], Some(former.clone()))),
+            ("gone back, and it was not there before", answer(vec![rule("all", "Reverted", back)], None)),
+            ("waits for its turn", answer(vec![rule("all", "Applied", waits)], Some(former))),
             ("not chosen", absent),
             ("away", away),
             ("nobody wants it", answer(vec![], None)),

@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, Terms,
+    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, StandingObject, Terms,
 };
 
 use crate::index::{Index, RuleEntry};
 use crate::plan::Refused;
+
+/// The cluster went back from a change that went wrong, or is to.
+const REVERTED: &str = "Reverted";
 
 /// The most sources of one rule of which is spoken, and the most rules.
 const SOURCES: usize = 4;
@@ -123,6 +126,15 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
         () if entry.goes.cordoned.contains(cluster) => {
             said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
         }
+        () if entry.awaits(cluster) => {
+            said("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
+        }
+        () if entry.travel(cluster).is_some_and(|travel| travel.reverts()) => said(
+            REVERTED,
+            "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
+             kubectl runnel status says of the rule what failed. An edit of the source or the rule begins a new rollout; to try \
+             this one again once the failures are cured set spec.rollout.paused to true and to false again",
+        ),
         () => None,
     }
 }
@@ -149,6 +161,7 @@ pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
     for wish in wishes {
         let said = answer.states.iter().find(|state| state.rule == wish.uid);
         if let Some(said) = said {
+            let reverted = (wish.state == REVERTED).then(|| std::mem::take(&mut wish.message));
             wish.state = word(said.outcome);
             wish.message = match (&said.trouble, said.outcome) {
                 (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
@@ -156,10 +169,34 @@ pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
                 (None, CopyOutcome::GivenUp) => "its namespace is no longer a target; held by removalLimit".to_owned(),
                 (None, _) => std::mem::take(&mut wish.message),
             };
+            if let Some(why) = reverted {
+                with_rollback(wish, answer.stands.as_ref(), &why);
+            }
         } else if wish.state == "NotSaid" {
             (wish.state, wish.message) = unsaid(answer.namespace);
         }
     }
+}
+
+/// What the agent says is about what was put back, where anything was.
+fn with_rollback(wish: &mut Wish, stands: Option<&StandingObject>, why: &str) {
+    let sealed = stands.filter(|stands| stands.ours).and_then(|stands| stands.sealed.as_ref());
+    let holds_the_newest =
+        sealed.is_some_and(|(rule, _, revision)| *rule == wish.uid && wish.revision.as_ref() == Some(revision));
+    let why = match holds_the_newest {
+        true => {
+            "the rollout of its rule went wrong and the cluster went back, or goes back. This copy holds the newest of its \
+             source all the same: the change did not touch it, or nothing was kept of it, as where the change made it"
+        }
+        false => why,
+    };
+    if wish.state == word(CopyOutcome::Applied) && !holds_the_newest {
+        wish.state = REVERTED;
+    }
+    wish.message = match wish.message.as_str() {
+        "" => why.to_owned(),
+        message => format!("{message}. Besides: {why}"),
+    };
 }
 
 /// The agent knows nothing of a copy that the hub would send.
@@ -203,13 +240,15 @@ pub fn namespace_word(namespace: NamespaceState) -> &'static str {
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
+    use std::time::Instant;
 
-    use runnel_proto::model::{CopyState, Payload, Reason};
+    use runnel_proto::model::{CopyState, Payload, Reason, Travel};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::index::{Cluster, PlaceState};
     use crate::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+    use crate::rollout::{Gate, Reach};
 
     fn rule(name: &str, more: Value) -> Rule {
         let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}});
@@ -299,5 +338,39 @@ mod tests {
         assert_eq!(of(vec![failed]), ("Failed", "Conflict: not Runnel's".to_owned()));
         assert_eq!(of(vec![]).0, "NamespaceNotChosen");
         assert!(of(vec![]).1.contains("does not exist"));
+    }
+
+    #[test]
+    fn a_copy_that_waits_for_its_turn_or_went_back_says_so() {
+        let more = json!({"rollout": {"onFailure": "Revert"}, "namespaces": {"names": ["x"]}});
+        let mut index = index(vec![rule("r", more)], json!({"all": true}));
+        assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "RollingOut")]));
+        let uid = RuleUid::from("r");
+        let revision = index.rule(&uid).unwrap().target().to_owned();
+        let reach = Reach::Only(BTreeMap::from([("one".into(), Instant::now())]));
+        let travel = Travel::Revert { target: revision.clone(), base: String::new() };
+        index.let_in(&uid, Gate { revision, reach, rests: true, travel });
+        assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "Reverted")]), "without the agent's word");
+
+        let copy = SourceRef::new("configmaps", "x", "s");
+        let of = |holds: u8, outcome: CopyOutcome, trouble: Option<(Reason, String)>| {
+            let mut wishes = wishes(&index, &"one".into(), &copy);
+            let states = vec![CopyState { rule: "r".into(), outcome, trouble }];
+            let sealed = Some(("r".into(), SourceRef::new("configmaps", "home", "s"), Revision([holds; 16])));
+            let stands = Some(StandingObject { ours: true, intact: true, sealed, applied_at: 0, uid: "u".into() });
+            let namespace = NamespaceState::Ready;
+            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands });
+            (wishes[0].state, wishes[0].message.clone())
+        };
+        let (state, message) = of(1, CopyOutcome::Applied, None);
+        assert!(state == "Reverted" && message.contains("set spec.rollout.paused"), "{state}: {message}");
+        let (state, message) = of(7, CopyOutcome::Applied, None);
+        assert!(
+            state == "Applied" && message.contains("holds the newest of its source all the same"),
+            "{state}: {message}"
+        );
+        let (state, message) = of(1, CopyOutcome::Failed, Some((Reason::Forbidden, "no right".to_owned())));
+        let expected = "Forbidden: no right. Besides: the rollout of the newest went wrong";
+        assert!(state == "Failed" && message.starts_with(expected), "{state}: {message}");
     }
 }
