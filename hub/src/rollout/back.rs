@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Travel};
 
-use super::step::{Reached, at_least, look};
+use super::step::{Reached, at_least, look, was_reached};
 use super::{Gate, Health, Observation, Phase, Progress, Reach, Rollout};
 use crate::status::Now;
 
@@ -19,6 +19,9 @@ pub(super) fn begin(progress: Progress, at_work: Vec<ClusterName>, now: Instant)
 /// The next step. Who was reached is told in order, as many at a time as may be under way, also who was away. It ends when
 /// everybody who is connected has gone back, or has failed to; a newer target supersedes it at any time, and to try the same
 /// one again from the first wave on, a person sets `paused`.
+///
+/// Who was reached, and who is at work, is not in the status beyond the cursor and need not be: a leader that has read no more
+/// than the status hears it from the agents themselves, which say what they hold and what they were told.
 pub(super) fn step(
     rollout: &Rollout,
     before: &Progress,
@@ -43,10 +46,11 @@ pub(super) fn step(
     if over && !rollout.paused && progress.phase == Phase::Reverting {
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
-    let counted = seen.clusters.iter().filter(|(turn, _)| before.has_reached(turn));
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let counted = || seen.clusters.iter().filter(|(turn, _)| was_reached(before, turn, seen));
     let is_back = |(_, health): &&(_, Health)| *health == Health::Applied;
-    let reverted = u64::try_from(counted.filter(is_back).count()).unwrap_or(u64::MAX);
-    progress.reverted = at_least(reverted, before.reverted, seen);
+    progress.reached = before.reached.max(number(counted().count()));
+    progress.reverted = at_least(number(counted().filter(is_back).count()), before.reverted, seen);
     let rests = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
     let gate = gate_to(&progress, reached.let_in, rests);
     (progress, gate)

@@ -14,8 +14,13 @@
 //! # Guarantees
 //! - Nothing of a target is sent to a cluster that its gate does not let in, and a gate is good for one target only: an
 //!   edit shuts it by itself. A process that has not read the status has no gate, and so sends nothing.
-//! - A gate lets in nobody beyond the cursor that it was made with; whoever uses it has written that cursor down before.
-//! - At no time have more than `maxConcurrency` clusters been let in without having settled. A cluster that was passed over
+//! - A gate lets in nobody new beyond the cursor that it was made with; whoever uses it has written that cursor down before.
+//! - Who was let in stays so, and counts, where another label moves it behind the cursor. A new leader, which does not know
+//!   that, sends it nothing until its turn comes again; when the rollout goes back, it goes back with the others, by its own
+//!   word ([`Observation::sent`]). Who is newly chosen and stands behind the cursor waits for its turn. Where the rollout is
+//!   stopped or has gone back it keeps what it has, and if that is the target it goes back, too.
+//! - At no time have more than `maxConcurrency` clusters been let in without having settled, those included of which a new
+//!   leader hears that they are at work ([`Observation::at_work`]). A cluster that was passed over
 //!   because it was away comes in when there is room, and not all of them at once when a network comes back; also when the
 //!   rollout has been completed without them.
 //! - Nobody is let in while more than `maxFailures` of the clusters that were reached fail: a rollout that was completed

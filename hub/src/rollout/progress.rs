@@ -96,7 +96,7 @@ impl Progress {
     }
 
     /// Names what copies held when no rollout was under way.
-    pub(super) fn base(&self) -> String {
+    pub fn base(&self) -> String {
         self.last_completed.map(|at| at.as_second().to_string()).unwrap_or_default()
     }
 

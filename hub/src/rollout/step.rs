@@ -1,5 +1,5 @@
 //! The machine.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -33,6 +33,12 @@ pub struct Observation<'a> {
     pub clusters: Vec<(Turn, Health)>,
     /// Whether the hub has just begun and some of them may still connect.
     pub settling: bool,
+    /// Those that say that they hold what may have gone wrong, or went back from it, wherever they stand in the order: their
+    /// labels may have changed since, or they were not chosen for a while.
+    pub sent: BTreeSet<ClusterName>,
+    /// Those that say that they are at work on it, or on their way back, as long as this process may not have heard of all
+    /// that another one let in.
+    pub at_work: BTreeSet<ClusterName>,
 }
 
 /// The clusters that were reached, by how they are.
@@ -44,6 +50,8 @@ pub(super) struct Reached {
     pub(super) in_flight: Vec<ClusterName>,
     /// Who has not been let in, in order.
     pub(super) waiting: Vec<ClusterName>,
+    /// Who was let in and came to no end in time, and whose turn is yet to come as its labels are now.
+    pub(super) moved_and_stuck: Vec<ClusterName>,
     pub(super) failed: u64,
 }
 
@@ -79,8 +87,9 @@ pub fn step(
     let stopped = progress.failed > rollout.max_failures && is_left;
     // Once it was completed, nothing is kept of what was there before.
     if stopped && progress.keeps && !rollout.paused && !completed {
-        count(&mut progress, seen);
-        return super::back::begin(progress, reached.in_flight, now.instant);
+        count(&mut progress, &reached, seen);
+        let at_work = [reached.in_flight, reached.moved_and_stuck].concat();
+        return super::back::begin(progress, at_work, now.instant);
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());
@@ -99,7 +108,7 @@ pub fn step(
         () if settled => Phase::Soaking,
         () => Phase::Progressing,
     };
-    count(&mut progress, seen);
+    count(&mut progress, &reached, seen);
     // Who is let in and has not settled may yet count as failed, or as away, without doing anything.
     let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
     let rests = is_over && reached.in_flight.is_empty() && !seen.settling;
@@ -117,8 +126,10 @@ pub(super) fn look(
     now: Instant,
 ) -> Reached {
     let mut reached = Reached::default();
-    let has_had_a_turn = |turn: &Turn| progress.is_completed() || progress.has_reached(turn);
-    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| has_had_a_turn(turn)) {
+    let counts = |turn: &Turn| {
+        progress.is_completed() || under_way.contains_key(&turn.cluster) || was_reached(progress, turn, seen)
+    };
+    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
         let let_in = under_way.get(&turn.cluster).copied();
         let for_long = |limit| let_in.is_some_and(|at| now.saturating_duration_since(at) >= limit);
         let mut keep = |at| {
@@ -132,10 +143,19 @@ pub(super) fn look(
             }
             (Health::Pending, Some(at)) => {
                 keep(at);
-                match for_long(STUCK_LIMIT) {
-                    true => reached.failed += 1,
-                    false => reached.in_flight.push(turn.cluster.clone()),
+                if !for_long(STUCK_LIMIT) {
+                    reached.in_flight.push(turn.cluster.clone());
+                    continue;
                 }
+                reached.failed += 1;
+                if !progress.has_reached(turn) {
+                    reached.moved_and_stuck.push(turn.cluster.clone());
+                }
+            }
+            // Another process let it in, and it has the room that it takes.
+            (Health::Pending, None) if seen.at_work.contains(&turn.cluster) => {
+                keep(now);
+                reached.in_flight.push(turn.cluster.clone());
             }
             (Health::Quiet, Some(at)) => {
                 keep(at);
@@ -153,6 +173,12 @@ pub(super) fn look(
         }
     }
     reached
+}
+
+/// Whether a cluster was reached, as far as its place in the order or its own word tells. Of a change that goes on, its own
+/// word says nothing: it may have held just that before.
+pub(super) fn was_reached(progress: &Progress, turn: &Turn, seen: &Observation<'_>) -> bool {
+    progress.has_reached(turn) || (progress.phase.goes_back() && seen.sent.contains(&turn.cluster))
 }
 
 impl Reached {
@@ -216,10 +242,11 @@ fn advance(
     Phase::Progressing
 }
 
-fn count(progress: &mut Progress, seen: &Observation<'_>) {
+fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     progress.clusters = number(seen.clusters.len());
-    progress.reached = number(seen.clusters.iter().filter(|(turn, _)| progress.has_reached(turn)).count());
+    let was_reached = |turn: &Turn| progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster);
+    progress.reached = number(seen.clusters.iter().filter(|(turn, _)| was_reached(turn)).count());
     let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);
     progress.applied = at_least(number(applied.count()), progress.applied.min(progress.clusters), seen);
 }

@@ -1,8 +1,8 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::Travel;
+use runnel_proto::model::{ClusterName, Travel};
 
 use super::*;
 use crate::status::Now;
@@ -10,6 +10,7 @@ use crate::status::Now;
 mod schedules;
 
 /// A rollout in simulated time, whose status is written and whose gate is used at once.
+#[derive(Clone)]
 struct World {
     rollout: Rollout,
     target: String,
@@ -17,6 +18,10 @@ struct World {
     progress: Option<Progress>,
     gate: Option<Gate>,
     settling: bool,
+    /// Those that say that they were sent the target, or told to go back from it.
+    sent: BTreeSet<ClusterName>,
+    /// Those that say that they are at work on it.
+    at_work: BTreeSet<ClusterName>,
     start: Instant,
     seconds: u64,
 }
@@ -47,6 +52,8 @@ impl World {
             progress: None,
             gate: None,
             settling: false,
+            sent: BTreeSet::new(),
+            at_work: BTreeSet::new(),
             start: Instant::now(),
             seconds: 0,
         }
@@ -59,7 +66,8 @@ impl World {
 
     fn step(&mut self) -> Phase {
         let clusters = self.clusters.iter().map(|(turn, health)| (turn.clone(), *health)).collect();
-        let seen = Observation { target: &self.target, clusters, settling: self.settling };
+        let (sent, at_work) = (self.sent.clone(), self.at_work.clone());
+        let seen = Observation { target: &self.target, clusters, settling: self.settling, sent, at_work };
         let (progress, gate) = step(&self.rollout, self.progress.as_ref(), self.gate.as_ref(), &seen, self.now());
         let phase = progress.phase;
         (self.progress, self.gate) = (Some(progress), Some(gate));
@@ -78,6 +86,14 @@ impl World {
 
     fn all_are(&mut self, clusters: &[&str], health: Health) {
         clusters.iter().for_each(|cluster| self.is(cluster, health));
+    }
+
+    /// Its label has another value.
+    fn moves(&mut self, cluster: &str, value: &str) {
+        let (former, health) = self.clusters.iter().find(|(turn, _)| turn.cluster.as_str() == cluster).unwrap();
+        let (former, health) = (former.clone(), *health);
+        self.clusters.remove(&former);
+        self.clusters.insert(turn(Some(value), cluster), health);
     }
 
     fn edit(&mut self, target: &str) {
@@ -625,4 +641,119 @@ fn another_order_begins_anew() {
     world.all_are(&["c3", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Completed);
     assert_eq!(world.told().order_by.as_deref(), Some("tier"));
+}
+
+/// Two clusters of tier 1, two of tier 2 and two of tier 4; those of tier 1 have the target, those of tier 2 are at work.
+fn in_the_second_wave() -> World {
+    let mut world = World::new(0, Rollout { order_by: Some("tier".to_owned()), reverts: true, ..rollout() });
+    for (tier, cluster) in [("1", "c1"), ("1", "c2"), ("2", "c3"), ("2", "c4"), ("4", "c5"), ("4", "c6")] {
+        world.clusters.insert(turn(Some(tier), cluster), Health::Pending);
+    }
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    world.step();
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4"]);
+    world
+}
+
+#[test]
+fn who_is_moved_behind_the_cursor_still_counts_and_goes_back_with_the_others() {
+    let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
+    let mut world = in_the_second_wave();
+    // One that has it, and one that is at work on it.
+    world.moves("c1", "3");
+    world.moves("c3", "3");
+    world.is("c4", Health::Applied);
+    assert_eq!(world.step(), Phase::Progressing);
+    assert_eq!((world.let_in(), world.told().wave), (vec!["c2", "c4", "c1", "c3"], 2), "c3 keeps its room");
+    assert_eq!(world.told().reached, 4);
+    world.is("c1", Health::Failed);
+    assert_eq!(world.step(), Phase::Reverting, "its failure counts");
+    assert_eq!((world.let_in(), world.told().reached), (vec!["c3"], 4));
+    for restarts in [false, true] {
+        let mut world = world.clone();
+        if restarts {
+            world.restart();
+        }
+        world.all_are(&all, Health::Pending);
+        world.sent = ["c1", "c2", "c3", "c4"].map(ClusterName::from).into();
+        let mut told = BTreeSet::new();
+        while world.step() == Phase::Reverting {
+            let now: Vec<_> = world.let_in().into_iter().map(ToOwned::to_owned).collect();
+            assert!(now.iter().filter(|name| !told.contains(*name)).count() <= 2, "{now:?} after {told:?}");
+            now.iter().for_each(|name| world.is(name, Health::Applied));
+            told.extend(now);
+        }
+        assert_eq!(Vec::from_iter(told), ["c1", "c2", "c3", "c4"], "restarts: {restarts}");
+        assert_eq!((world.told().reverted, world.told().reached), (4, 4));
+    }
+}
+
+#[test]
+fn who_came_to_no_end_and_was_moved_behind_the_cursor_goes_back() {
+    let mut world = in_the_second_wave();
+    world.moves("c3", "3");
+    world.is("c4", Health::Applied);
+    assert_eq!(world.after(600), Phase::Reverting);
+    assert_eq!(world.let_in(), ["c3"], "it does not say that it was sent all of it");
+}
+
+#[test]
+fn who_is_moved_behind_the_cursor_gets_it_with_the_others_all_the_same() {
+    let mut world = in_the_second_wave();
+    world.moves("c3", "3");
+    world.restart();
+    world.is("c4", Health::Applied);
+    world.step();
+    assert_eq!((world.let_in(), world.told().wave), (vec!["c1", "c2", "c4", "c3"], 3));
+    world.is("c3", Health::Applied);
+    world.step();
+    world.all_are(&["c5", "c6"], Health::Applied);
+    world.moves("c1", "9");
+    assert_eq!(world.step(), Phase::Completed);
+    assert_eq!(world.gate.as_ref().unwrap().reach, Reach::All);
+}
+
+#[test]
+fn who_is_chosen_anew_and_still_has_what_went_wrong_goes_back_wherever_it_stands() {
+    let mut world = going_back();
+    world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
+    assert_eq!(world.step(), Phase::Reverted);
+    for cluster in ["c7", "c8"] {
+        world.clusters.insert(turn(None, cluster), Health::Pending);
+    }
+    world.sent.insert("c7".into());
+    world.step();
+    assert!(world.let_in().contains(&"c7") && !world.let_in().contains(&"c8"));
+    world.is("c7", Health::Applied);
+    assert_eq!((world.step(), world.told().reverted), (Phase::Reverted, 5));
+}
+
+#[test]
+fn a_leader_that_is_killed_at_the_turn_leaves_nobody_unknown_who_is_at_work() {
+    for at_the_turn in [false, true] {
+        let mut world = going_back();
+        if !at_the_turn {
+            assert_eq!(world.step(), Phase::Reverting);
+            assert_eq!(world.let_in(), ["c1", "c4"]);
+        }
+        world.restart();
+        let at_work: &[&str] = if at_the_turn { &["c4"] } else { &["c1", "c4"] };
+        world.at_work = at_work.iter().map(|name| ClusterName::from(*name)).collect();
+        world.step();
+        assert_eq!(world.let_in(), ["c1", "c4"], "at the turn: {at_the_turn}");
+    }
+    // The same where it was not written yet that it turns, and where it goes on.
+    let mut world = in_the_second_wave();
+    world.is("c1", Health::Failed);
+    world.restart();
+    world.at_work.insert("c4".into());
+    assert_eq!(world.step(), Phase::Reverting);
+    assert_eq!(world.let_in(), ["c4"]);
+    let mut world = in_the_second_wave();
+    world.is("c1", Health::Pending);
+    world.restart();
+    world.at_work = ["c3", "c4"].map(ClusterName::from).into();
+    world.step();
+    assert_eq!(world.let_in(), ["c2", "c3", "c4"], "there is no room for another one");
 }

@@ -1,5 +1,6 @@
 //! How a rollout does, as the agents' reports have it, and what the status says of it.
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 
@@ -71,10 +72,26 @@ impl View<'_> {
         };
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
         let settling = clusters.iter().any(|(turn, _)| is_awaited(self, ledger, &turn.cluster, now.instant));
-        let seen = Observation { target: rolling.target, clusters, settling };
+        // Whom another process let in is heard of as it connects.
+        let is_new = settling || rolling.gate.is_none();
+        let base = rolling.progress.as_ref().map(|progress| Travel::Keep(progress.base()));
+        let keeps = |account: &Account| base.as_ref() == Some(&account.travel);
+        let holds_it = |cluster: &ClusterName, account: &Account| holds_the_plan(self, cluster, account);
+        let is_sent = |cluster: &ClusterName, account: &Account| {
+            goes_back_from(account, &target) || (keeps(account) && holds_it(cluster, account))
+        };
+        let is_at_work = |cluster: &ClusterName, account: &Account| match account.counts.under_way() {
+            0 => false,
+            _ if back => goes_back_from(account, &target) || keeps(account),
+            _ => !account.travel.reverts() && holds_it(cluster, account),
+        };
+        let sent = if back { those(self, ledger, &clusters, is_sent) } else { BTreeSet::new() };
+        let at_work = if is_new { those(self, ledger, &clusters, is_at_work) } else { BTreeSet::new() };
+        let seen = Observation { target: rolling.target, clusters, settling, sent, at_work };
         let (mut progress, gate) =
             step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
-        let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && progress.has_reached(turn));
+        let counts = |turn: &Turn| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
+        let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
             let message = standing(self, ledger, &turn.cluster, now.instant).message;
             (turn.cluster.clone(), message)
@@ -145,6 +162,19 @@ fn health_back(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, target: 
         () if account.counts.failed > 0 => Health::Pending,
         () => Health::Applied,
     }
+}
+
+/// The clusters that are heard of, and of whose word this is so.
+fn those(
+    view: &View<'_>,
+    ledger: &Ledger,
+    clusters: &[(Turn, Health)],
+    is_so: impl Fn(&ClusterName, &Account) -> bool,
+) -> BTreeSet<ClusterName> {
+    let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
+    let says_so =
+        |cluster: &&ClusterName| ledger.account(cluster, &view.rule.uid).is_some_and(|account| is_so(cluster, account));
+    heard_of.filter(says_so).cloned().collect()
 }
 
 /// Whether something failed that does not pass by itself. The worst stands first.

@@ -18,9 +18,11 @@ enum Happens {
     Goes(usize),
     /// It comes back, with what it had when it went.
     Comes(usize),
-    /// It is new, in some place of the order.
-    Joins(usize),
+    /// It is new, or is chosen again and has what it had, in some place of the order.
+    Joins(usize, bool),
     Leaves(usize),
+    /// It gets another place in the order.
+    Moves(usize, usize),
     Edit,
     Pause(bool),
     /// The hub is killed and comes back; what was decided last was not written, or was.
@@ -41,8 +43,9 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => cluster().prop_map(Happens::Recovers),
         2 => cluster().prop_map(Happens::Goes),
         2 => cluster().prop_map(Happens::Comes),
-        1 => cluster().prop_map(Happens::Joins),
+        1 => (cluster(), any::<bool>()).prop_map(|(number, anew)| Happens::Joins(number, anew)),
         1 => cluster().prop_map(Happens::Leaves),
+        2 => (cluster(), 0..4usize).prop_map(|(number, tier)| Happens::Moves(number, tier)),
         1 => Just(Happens::Edit),
         1 => any::<bool>().prop_map(Happens::Pause),
         1 => any::<bool>().prop_map(|written| Happens::Killed { written }),
@@ -56,11 +59,18 @@ fn happens() -> impl Strategy<Value = Happens> {
 #[derive(Clone, Debug, Default)]
 struct Cluster {
     connected: bool,
+    tier: usize,
     /// The newest target that was sent to it, and how it did.
     sent: Option<(String, Option<bool>)>,
     /// The target from which it was told to go back, and how that did.
     back: Option<(String, Option<bool>)>,
     there: bool,
+}
+
+impl Cluster {
+    fn sent_to(&self, target: &str) -> bool {
+        self.sent.as_ref().is_some_and(|(sent, _)| sent == target)
+    }
 }
 
 /// The hub's world, and the truth beside it.
@@ -77,15 +87,16 @@ struct Simulated {
 
 impl Simulated {
     fn new(rollout: Rollout) -> Self {
-        let there = |number| Cluster { connected: true, there: number % 5 != 4, ..Cluster::default() };
+        let there =
+            |number| Cluster { connected: true, tier: number / 4, there: number % 5 != 4, ..Cluster::default() };
         let (hub, clusters) = (World::new(0, rollout), (0..CLUSTERS).map(there).collect());
         let mut simulated = Self { hub, clusters, edits: 0, uptime: 1000, completed: BTreeSet::new(), unkept: false };
         simulated.look();
         simulated
     }
 
-    fn turn(number: usize) -> Turn {
-        turn(Some(&(number / 4).to_string()), &format!("c{number}"))
+    fn turn(&self, number: usize) -> Turn {
+        turn(Some(&self.clusters[number].tier.to_string()), &format!("c{number}"))
     }
 
     /// What the hub sees.
@@ -108,10 +119,26 @@ impl Simulated {
                     Some((sent, Some(false))) if *sent == target => Health::Failed,
                     _ => Health::Pending,
                 };
-                (Self::turn(number), health)
+                (self.turn(number), health)
             })
             .collect();
         self.hub.settling = self.uptime < 45 && self.clusters.iter().any(|one| one.there && !one.connected);
+        let is_back = |cluster: &Cluster| cluster.back.as_ref().is_some_and(|(from, _)| *from == target);
+        let was_sent = |cluster: &Cluster| cluster.back.is_none() && cluster.sent_to(&target);
+        let says = |cluster: &Cluster| cluster.there && cluster.connected;
+        let those = |is_so: &dyn Fn(&Cluster) -> bool| -> BTreeSet<ClusterName> {
+            let all = self.clusters.iter().enumerate().filter(|(_, cluster)| says(cluster) && is_so(cluster));
+            all.map(|(number, _)| format!("c{number}").into()).collect()
+        };
+        let sent = those(&|cluster| goes_back && (is_back(cluster) || was_sent(cluster)));
+        let is_at_work = |cluster: &Cluster| match (&cluster.back, &cluster.sent) {
+            (Some((from, None)), _) => goes_back && *from == target,
+            (None, Some((sent, None))) => *sent == target,
+            _ => false,
+        };
+        let is_new = self.hub.gate.is_none() || self.hub.settling;
+        let at_work = those(&|cluster| is_new && is_at_work(cluster));
+        (self.hub.sent, self.hub.at_work) = (sent, at_work);
     }
 
     /// Takes a step and checks what follows from it.
@@ -170,23 +197,27 @@ impl Simulated {
             Health::Applied | Health::Quiet | Health::Failed => false,
         });
         let (in_flight, room) = (in_flight.count(), self.hub.rollout.max_concurrency.of(self.hub.clusters.len()));
-        let sent: Vec<_> = new.iter().filter(|name| health(name) == Health::Pending).collect();
+        // Whom another process let in is sent nothing new.
+        let is_news = |name: &str| !self.hub.at_work.contains(&ClusterName::from(name));
+        let sent: Vec<_> = new.iter().filter(|name| health(name) == Health::Pending && is_news(name)).collect();
         prop_assert!(sent.is_empty() || in_flight <= room, "{in_flight} under way, {room} may be");
         // The budget, and the pause.
         let reached =
             |name: &str| told.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap());
-        let failed = self.hub.clusters.iter().filter(|(turn, how)| **how == Health::Failed && told.has_reached(turn));
+        let had_reached = |turn: &Turn| {
+            before.as_ref().is_some_and(|before| before.revision == told.revision && before.has_reached(turn))
+        };
+        // Who fails already when its wave begins is counted from then on.
+        let counts = |turn: &Turn| had_reached(turn) || were_in.contains(turn.cluster.as_str());
+        let failed = self.hub.clusters.iter().filter(|(turn, how)| **how == Health::Failed && counts(turn));
         let failed = u64::try_from(failed.count()).unwrap();
         prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
         prop_assert!(sent.is_empty() || !self.hub.rollout.paused, "paused, and it went on");
         // Nobody beyond the cursor that is written down, and the wave is of one value.
         let completed = told.is_completed();
-        prop_assert!(completed || self.hub.let_in().into_iter().all(reached), "let in beyond the cursor");
+        prop_assert!(completed || new.iter().all(|name| reached(name)), "let in beyond the cursor");
         let wave_began =
             before.as_ref().is_none_or(|before| before.wave != told.wave || before.revision != told.revision);
-        let had_reached = |turn: &Turn| {
-            before.as_ref().is_some_and(|before| before.revision == told.revision && before.has_reached(turn))
-        };
         if wave_began {
             let wave = self.hub.clusters.iter().filter(|(turn, how)| {
                 told.has_reached(turn) && !had_reached(turn) && matches!(how, Health::Pending | Health::Failed)
@@ -197,7 +228,7 @@ impl Simulated {
         for name in self.hub.let_in() {
             let number: usize = name[1..].parse().unwrap();
             let cluster = &mut self.clusters[number];
-            let has_it = cluster.sent.as_ref().is_some_and(|(sent, _)| *sent == told.revision);
+            let has_it = cluster.sent_to(&told.revision);
             if cluster.connected && (!has_it || cluster.back.is_some()) {
                 (cluster.sent, cluster.back) = (Some((told.revision.clone(), None)), None);
             }
@@ -215,7 +246,9 @@ impl Simulated {
         prop_assert!(!self.unkept, "there is nothing that did well to go back to");
         let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
         let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
-        prop_assert!(let_in.iter().all(|name| told.has_reached(&turn_of(name))), "beyond the cursor");
+        let was_sent = |name: &str| self.hub.sent.contains(&ClusterName::from(name)) || were_in.contains(name);
+        let is_reached = |name: &String| told.has_reached(&turn_of(name)) || was_sent(name);
+        prop_assert!(let_in.iter().all(is_reached), "beyond the cursor");
         let Reach::Only(these) = &gate.reach else { return Ok(()) };
         let in_flight = these.iter().filter(|(name, at)| match self.hub.clusters.get(&turn_of(name.as_str())) {
             Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
@@ -223,7 +256,8 @@ impl Simulated {
             _ => false,
         });
         let room = self.hub.rollout.max_concurrency.of(self.hub.clusters.len());
-        let (in_flight, is_new) = (in_flight.count(), |name: &String| !were_in.contains(name));
+        let is_at_work = |name: &str| self.hub.at_work.contains(&ClusterName::from(name));
+        let (in_flight, is_new) = (in_flight.count(), |name: &String| !were_in.contains(name) && !is_at_work(name));
         let pending = let_in.iter().filter(|name| self.hub.clusters[&turn_of(name)] == Health::Pending);
         prop_assert!(!pending.clone().any(is_new) || in_flight <= room, "{in_flight} go back, {room} may");
         for name in let_in {
@@ -252,12 +286,16 @@ impl Simulated {
             }
             Happens::Goes(number) => self.clusters[*number].connected = false,
             Happens::Comes(number) => self.clusters[*number].connected = true,
-            Happens::Joins(number) => {
+            Happens::Joins(number, anew) => {
                 let cluster = &mut self.clusters[*number];
-                if !cluster.there {
-                    *cluster = Cluster { connected: true, there: true, ..Cluster::default() };
+                match cluster.there {
+                    false if *anew => {
+                        *cluster = Cluster { connected: true, tier: cluster.tier, there: true, ..Cluster::default() };
+                    }
+                    _ => cluster.there = true,
                 }
             }
+            Happens::Moves(number, tier) => self.clusters[*number].tier = *tier,
             Happens::Leaves(number) => self.clusters[*number].there = false,
             Happens::Edit => {
                 self.edits += 1;
@@ -299,9 +337,12 @@ impl Simulated {
                 }
             }
             self.step(true)?;
-            let phase = self.hub.told().phase;
-            if matches!(phase, Phase::Completed | Phase::Stopped | Phase::Reverted) {
-                return Ok(phase);
+            // Who came back last goes back, too, after it has ended.
+            let rests = self.hub.gate.as_ref().unwrap().rests;
+            match self.hub.told().phase {
+                Phase::Reverted if !rests => {}
+                phase @ (Phase::Completed | Phase::Stopped | Phase::Reverted) => return Ok(phase),
+                _ => {}
             }
         }
         Err(TestCaseError::fail(format!("it does not end: {:?}", self.hub.told())))
@@ -340,8 +381,7 @@ proptest! {
         if phase == Phase::Reverted {
             let target = simulated.hub.target.clone();
             for (number, cluster) in simulated.clusters.iter().enumerate() {
-                let has_it = cluster.sent.as_ref().is_some_and(|(sent, _)| *sent == target);
-                let is_asked = cluster.there && cluster.connected && has_it;
+                let is_asked = cluster.there && cluster.connected && cluster.sent_to(&target);
                 let is_back = cluster.back.as_ref().is_some_and(|(from, how)| *from == target && (how.is_some() || number == 7));
                 prop_assert!(!is_asked || is_back, "c{number} still has it");
             }

@@ -137,3 +137,79 @@ fn snapshots_of_a_rollout_in_each_phase() {
     (told.wave, told.reached, told.applied, told.ended_at) = (2, 3, 3, Some(at(3500)));
     insta::assert_snapshot!("completed", shown(&mut completed));
 }
+
+fn turn(value: &str, cluster: &str) -> Turn {
+    Turn { value: Some(value.to_owned()), cluster: cluster.into() }
+}
+
+/// Who the next step lets in, of the three clusters in their order; by a leader that has just begun, or another.
+fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
+    let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+    let mut view = world.view(&world.status);
+    if just_begun {
+        view.rolling.as_mut().unwrap().gate = None;
+    }
+    let gate = view.take_step(turns, &world.ledger, world.now()).unwrap();
+    let all = ["canary-1", "eu-1", "eu-2"].into_iter();
+    (all.filter(|cluster| gate.lets_in("target", &(*cluster).into())).collect(), gate)
+}
+
+#[test]
+fn who_says_that_it_has_what_went_wrong_goes_back_wherever_it_stands_in_the_order() {
+    let mut world = world(Phase::Reverting);
+    world.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
+    world.applied("canary-1");
+    // It was reached when its label was another.
+    world.travel = Travel::Keep(String::new());
+    world.applied("eu-1");
+    for just_begun in [false, true] {
+        let (let_in, gate) = let_in(&world, just_begun);
+        assert!(let_in == ["canary-1", "eu-1"] && gate.travel.reverts(), "{let_in:?}");
+    }
+    // What it kept is of other times, or it holds something else.
+    world.travel = Travel::Keep("1".to_owned());
+    world.applied("eu-1");
+    assert_eq!(let_in(&world, false).0, ["canary-1"]);
+    let other = RuleState { terms_digest: None, ..world.state("eu-1", Counts::default()) };
+    world.ledger.report(&"eu-1".into(), 1, RuleState { travel: Travel::Keep(String::new()), ..other });
+    assert_eq!(let_in(&world, false).0, ["canary-1"]);
+}
+
+#[test]
+fn a_leader_that_has_just_begun_hears_from_the_agents_who_is_at_work() {
+    for phase in [Phase::Progressing, Phase::Reverting] {
+        let mut world = world(phase);
+        let under = world.rolling.as_mut().unwrap();
+        (under.rollout.max_concurrency, under.progress.cursor) = (Portion::Count(1), Some(turn("2", "eu-1")));
+        world.travel = Travel::Keep(String::new());
+        world.report("canary-1", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![]);
+        world.report("eu-1", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
+        assert_eq!(let_in(&world, true).0, ["eu-1"], "{phase:?}");
+    }
+}
+
+#[test]
+fn what_is_left_is_the_sum_of_what_clusters_say_that_went_back_from_just_this() {
+    let mut world = world(Phase::Reverting);
+    let back = |target: &str| Travel::Revert { target: target.to_owned(), base: String::new() };
+    for (cluster, travel, left) in
+        [("canary-1", back("target"), 2), ("eu-1", back("target"), 3), ("eu-2", back("another"), 7)]
+    {
+        let counts = Counts { copies: 2, applied: 2, ..Counts::default() };
+        let state = RuleState { travel, left, ..world.state(cluster, counts) };
+        world.ledger.report(&cluster.into(), 1, state);
+    }
+    let left = |world: &World, turns: Vec<Turn>| {
+        let mut view = world.view(&world.status);
+        view.take_step(turns, &world.ledger, world.now()).unwrap();
+        view.progress().unwrap().left
+    };
+    let all = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+    assert_eq!(left(&world, all.clone()), 5);
+    // A leader that has just begun says no less than the one before while one is still to connect.
+    progress(&mut world).left = 9;
+    assert_eq!(left(&world, all.clone()), 5);
+    world.goes.clusters.insert("eu-3".into(), world.rule.terms.clone());
+    world.seconds = 10;
+    assert_eq!(left(&world, [all, vec![turn("2", "eu-3")]].concat()), 9);
+}
