@@ -57,6 +57,7 @@ impl Core {
             given_up: self.given_up_of(uid),
             travel: self.desired.travel(uid),
             left: self.left_of(uid),
+            suspended: held.suspended,
             proof,
         })
     }

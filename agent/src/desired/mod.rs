@@ -84,6 +84,7 @@ impl Ordered {
 /// What is held of one rule.
 #[derive(Clone, Default)]
 struct Rule {
+    /// As the hub named them. Whether the rule rests it may have said since.
     terms: Option<(Arc<Terms>, TermsDigest)>,
     unclaimed: bool,
     /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
@@ -166,6 +167,8 @@ pub struct HeldRule {
     pub intents: u32,
     /// The terms, as the hub named them.
     pub terms: Option<TermsDigest>,
+    /// Whether it rests.
+    pub suspended: bool,
 }
 
 impl Desired {
@@ -198,6 +201,7 @@ impl Desired {
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
             // A hub that knows the rule again says its terms anew, and so claims it.
             terms: rule.terms.as_ref().filter(|_| !rule.unclaimed).map(|(_, digest)| *digest),
+            suspended: rule.is_suspended(),
         })
     }
 

@@ -73,7 +73,7 @@ impl Desired {
     }
 
     fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
-        let RuleDelta { uid, terms, upserts, unclaimed, travel, .. } = delta;
+        let RuleDelta { uid, terms, upserts, unclaimed, travel, suspend, .. } = delta;
         taken.rules.insert(uid.clone());
         if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
             return;
@@ -90,6 +90,9 @@ impl Desired {
         }
         if let Some((terms, digest)) = terms {
             self.set_terms(&uid, terms, digest, records, taken);
+        }
+        if let Some(suspend) = suspend {
+            self.set_suspended(&uid, suspend, records, taken);
         }
         let travel = travel.zip(self.rules.get_mut(&uid));
         if let Some((travel, rule)) = travel.filter(|(travel, rule)| *travel != rule.travel) {
@@ -155,6 +158,24 @@ impl Desired {
         }
         taken.terms_changed = true;
         self.order_strays(uid, &dropped, records);
+        self.look_at_rule(uid, taken);
+    }
+
+    /// A rule rests, or does not any more, by the terms that it has.
+    fn set_suspended(&mut self, uid: &RuleUid, suspend: bool, records: &Records, taken: &mut Taken) {
+        let Some(rule) = self.rules.get_mut(uid) else { return };
+        let Some((terms, _)) = rule.terms.as_mut().filter(|(terms, _)| terms.suspend != suspend) else { return };
+        *terms = Arc::new(Terms { suspend, ..Terms::clone(terms) });
+        taken.terms_changed = true;
+        if !suspend {
+            // All that was taken out of a suspended rule is one act when it goes on.
+            let mut dropped = std::mem::take(&mut rule.dropped);
+            dropped.retain(|name| !rule.targets.contains(name));
+            if dropped.len() > DELIBERATE {
+                dropped.clear();
+            }
+            self.order_strays(uid, &dropped, records);
+        }
         self.look_at_rule(uid, taken);
     }
 

@@ -60,9 +60,11 @@ pub enum Claim {
     /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
     /// what is there stays as it is.
     Braked,
-    /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed.
+    /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
+    /// is said.
     Awaits(Share),
-    /// The change that the cluster was sent went wrong: nothing is sent, and it goes back to what it had before.
+    /// The change that the cluster was sent went wrong: nothing is sent but whether the rule rests, and it goes back to what it had
+    /// before.
     Reverts(Share),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
@@ -237,8 +239,9 @@ impl Index {
                 () if entry.goes.unknown => Claim::Unknown,
                 () if entry.awaits(cluster) => Claim::Awaits(share),
                 () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
-                // That a rule rests is said to all.
-                () if share.reverts() && !entry.rule.terms.suspend => Claim::Reverts(share),
+                // That a rule rests is said to all, and nothing else of it.
+                () if entry.is_shut_to(cluster) => Claim::Awaits(share),
+                () if share.reverts() => Claim::Reverts(share),
                 () => Claim::Wanted(share),
             };
         }

@@ -21,11 +21,16 @@ impl RuleEntry {
         self.brake.is_holding() && (held.is_empty() || held.iter().any(is_of_content))
     }
 
-    /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. That a rule rests is said
-    /// to all.
+    /// Whether a cluster's turn has not come: it keeps what it has and hears nothing of the rule. While the rule rests, no turn
+    /// is awaited.
     pub fn awaits(&self, cluster: &ClusterName) -> bool {
+        !self.rule.terms.suspend && self.is_shut_to(cluster)
+    }
+
+    /// Whether a cluster may not have the newest of the rule, whether that rests or not.
+    pub(super) fn is_shut_to(&self, cluster: &ClusterName) -> bool {
         let is_let_in = || self.gate.as_ref().is_some_and(|gate| gate.lets_in(self.target(), cluster));
-        self.rule.rollout.is_some() && !self.rule.terms.suspend && !is_let_in()
+        self.rule.rollout.is_some() && !is_let_in()
     }
 
     /// What a cluster does with what its copies held before; `None` while the hub cannot tell.

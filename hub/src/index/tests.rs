@@ -530,7 +530,9 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
         ..in_waves.terms.shared().as_ref().clone()
     });
     index.set_rule(suspended);
-    assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.terms.suspend && share.reverts()));
+    assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.terms.suspend && share.reverts()));
+    assert!(matches!(claim(&index, "two"), Claim::Awaits(share) if share.terms.suspend));
+    assert!(!index.rule(&"r1".into()).unwrap().awaits(&"two".into()), "nothing comes while it rests");
     index.set_rule(in_waves);
     assert!(matches!(claim(&index, "one"), Claim::Reverts(_)));
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));

@@ -1,12 +1,13 @@
 //! What is said about a rule itself: its terms, what may be done by them, and what becomes of what its copies held before.
 use std::collections::BTreeMap;
 
+use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
 
 use super::held::Items;
 use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
 use crate::index::Claim;
-use crate::plan::{NamedTerms, Share};
+use crate::plan::Share;
 
 impl Session {
     /// Returns whether headings are left for another batch.
@@ -24,6 +25,8 @@ impl Session {
                 held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
             if let Some(held) = self.rules.get_mut(&uid) {
+                let rests = heading.terms.as_ref().map(|(terms, _)| terms.suspend).or(heading.suspend);
+                held.told_rests = rests.or(held.told_rests);
                 let next = Some(self.nonce + 1);
                 held.permit_sent = next.filter(|_| heading.overwrite.is_some()).or(held.permit_sent);
                 held.let_go_sent = next.filter(|_| heading.let_go.is_some()).or(held.let_go_sent);
@@ -31,7 +34,7 @@ impl Session {
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
-            delta.unclaimed = heading.unclaimed;
+            (delta.unclaimed, delta.suspend) = (heading.unclaimed, heading.suspend);
             (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
             if let (Some(travel), Some(held)) = (&heading.travel, self.rules.get_mut(&uid)) {
                 held.told_travel.clone_from(travel);
@@ -67,10 +70,10 @@ impl Session {
         held.told_travel.reverts() && !travel.reverts() && !has_all
     }
 
-    /// Nothing is sent about a rule but that the agent is to go back to what it had before.
+    /// Nothing is sent about a rule but whether it rests, and that the agent is to go back to what it had before.
     pub(super) fn goes_back(&mut self, uid: &RuleUid, share: &Share) {
         self.rest(uid);
-        self.say_that_it_goes_on(uid, share);
+        self.say_whether_it_rests(uid, share);
         self.say_travel(uid, share.travel.as_ref());
     }
 
@@ -84,28 +87,37 @@ impl Session {
         }
     }
 
-    /// That a rule was suspended was said to all, so that it goes on is as well, also where nothing else is sent of it.
-    pub(super) fn say_that_it_goes_on(&mut self, uid: &RuleUid, share: &Share) {
-        let Some(held) = self.rules.get(uid) else { return };
-        let hears_nothing = held.removing.is_some() || held.told_unclaimed || self.keeps(uid);
-        if share.terms.suspend || hears_nothing || held.told == Some(share.terms.digest) {
+    /// Whether a rule rests is said to all at once, also where nothing else is sent of it: there the terms stay what they are,
+    /// whatever was edited besides.
+    pub(super) fn say_whether_it_rests(&mut self, uid: &RuleUid, share: &Share) {
+        let keeps = self.keeps(uid);
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        let suspend = share.terms.suspend;
+        let hears_nothing = keeps || held.removing.is_some() || held.told_unclaimed;
+        // An older agent does not say it, nor does it know the word: it takes it with the terms.
+        let is_older = self.protocol.0 < KEEPS_SINCE;
+        let rests = held.rests.or_else(|| is_older.then_some(false));
+        if hears_nothing || rests.is_none_or(|rests| rests == suspend) {
             return;
         }
-        let suspended = NamedTerms::new(Terms { suspend: true, ..Terms::clone(&share.terms) });
-        if held.told == Some(suspended.digest) {
-            self.say_terms(uid, share);
+        if is_older {
+            return self.say_terms(uid, share);
         }
+        held.rests = Some(suspend);
+        self.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
     }
 
     pub(super) fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
         let held = self.rules.entry(uid.clone()).or_default();
         let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
         self.removals.remove(uid);
-        if revived || held.terms != Some(share.terms.digest) {
-            held.terms = Some(share.terms.digest);
+        let rests = Some(share.terms.suspend);
+        let rests_otherwise = held.rests.is_some() && held.rests != rests;
+        if revived || rests_otherwise || held.terms != Some(share.terms.digest) {
+            (held.terms, held.rests) = (Some(share.terms.digest), rests);
             let heading = self.headings.entry(uid.clone()).or_default();
             heading.terms = Some((share.terms.shared(), share.terms.digest));
-            heading.unclaimed = false;
+            (heading.unclaimed, heading.suspend) = (false, None);
         }
     }
 }

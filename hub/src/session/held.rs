@@ -16,6 +16,10 @@ pub(super) struct Held {
     pub(super) terms: Option<TermsDigest>,
     /// The terms that it has.
     pub(super) told: Option<TermsDigest>,
+    /// Whether the rule rests there, or will when what waits is sent; none: that is not known, or not said yet.
+    pub(super) rests: Option<bool>,
+    /// Whether it does.
+    pub(super) told_rests: Option<bool>,
     pub(super) items: Items,
     /// What the agent was told that it may overwrite, or will be when what waits is sent.
     pub(super) permit: Option<AskedDigest>,

@@ -33,7 +33,7 @@ use runnel_proto::model::{
     Terms, TermsDigest, Tombstone, Travel,
 };
 
-use runnel_proto::PROTOCOL_MAX;
+use runnel_proto::{KEEPS_SINCE, PROTOCOL_MAX};
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
@@ -66,12 +66,15 @@ struct Heading {
     let_go: Option<AskedDigest>,
     /// What becomes of what copies held before.
     travel: Option<Travel>,
+    /// Whether the rule rests, where its terms are not said.
+    suspend: Option<bool>,
 }
 
 impl Heading {
     fn is_empty(&self) -> bool {
         let permits = self.overwrite.is_some() || self.let_go.is_some();
-        self.terms.is_none() && !self.unclaimed && !permits && self.travel.is_none()
+        let words = permits || self.travel.is_some() || self.suspend.is_some();
+        self.terms.is_none() && !self.unclaimed && !words
     }
 }
 
@@ -124,7 +127,11 @@ impl Session {
     /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
-            self.rules.insert(state.uid.clone(), Held::claimed_by_agent(&state));
+            let mut held = Held::claimed_by_agent(&state);
+            // Older agents do not say it.
+            let rests = Some(state.suspended).filter(|_| self.protocol.0 >= KEEPS_SINCE);
+            (held.rests, held.told_rests) = (rests, rests);
+            self.rules.insert(state.uid.clone(), held);
         }
     }
 
@@ -260,6 +267,7 @@ impl Session {
         for (uid, policy) in std::mem::take(&mut self.removals) {
             if let Some(held) = self.rules.get_mut(&uid) {
                 (held.items, held.told) = (Items::default(), None);
+                (held.rests, held.told_rests) = (None, None);
                 (held.travel, held.told_travel) = (Travel::Plain, Travel::Plain);
             }
             delta_of(deltas, &uid).removal = Some(policy);
@@ -298,7 +306,7 @@ impl Session {
             Claim::Unknown => self.rest(uid),
             Claim::Awaits(share) => {
                 self.rest(uid);
-                self.say_that_it_goes_on(uid, share);
+                self.say_whether_it_rests(uid, share);
             }
             Claim::Reverts(share) => self.goes_back(uid, share),
             Claim::Unclaimed => self.unclaimed(uid),
@@ -372,6 +380,7 @@ impl Session {
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
         held.terms = None;
+        held.rests = held.told_rests;
         held.travel.clone_from(&held.told_travel);
         self.ask.remove(uid);
         self.headings.remove(uid);

@@ -19,6 +19,7 @@ impl Session {
         if self.headings.remove(uid).is_some() {
             // It was never said.
             held.terms = held.told;
+            held.rests = held.told_rests;
             held.told_unclaimed = false;
             (held.permit, held.let_go) = (None, None);
             held.travel.clone_from(&held.told_travel);
@@ -67,6 +68,7 @@ impl Session {
             return;
         }
         (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
+        held.rests = held.told_rests;
         held.travel.clone_from(&held.told_travel);
         let told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);

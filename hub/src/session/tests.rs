@@ -21,6 +21,8 @@ struct Agent {
     terms: BTreeMap<RuleUid, TermsDigest>,
     unclaimed: BTreeSet<RuleUid>,
     travel: BTreeMap<RuleUid, Travel>,
+    /// Of each rule whose terms it has, whether it rests.
+    rests: BTreeMap<RuleUid, bool>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
     gone: Vec<RuleUid>,
@@ -29,10 +31,14 @@ struct Agent {
 impl Agent {
     fn take(&mut self, batch: &Batch) {
         for delta in &batch.rules {
-            if let Some((_, digest)) = &delta.terms {
+            if let Some((terms, digest)) = &delta.terms {
                 self.terms.insert(delta.uid.clone(), *digest);
+                self.rests.insert(delta.uid.clone(), terms.suspend);
                 self.unclaimed.remove(&delta.uid);
                 self.rules.entry(delta.uid.clone()).or_default();
+            }
+            if let (Some(suspend), Some(rests)) = (delta.suspend, self.rests.get_mut(&delta.uid)) {
+                *rests = suspend;
             }
             if delta.unclaimed {
                 self.unclaimed.insert(delta.uid.clone());
@@ -56,6 +62,7 @@ impl Agent {
                 let held = self.rules.remove(&delta.uid).unwrap_or_default();
                 self.removed.extend(held.into_keys().map(|source| (delta.uid.clone(), source)));
                 self.terms.remove(&delta.uid);
+                self.rests.remove(&delta.uid);
                 self.travel.remove(&delta.uid);
                 self.gone.push(delta.uid.clone());
             }
@@ -69,6 +76,7 @@ impl Agent {
             intents: u32::try_from(held.len()).unwrap(),
             terms_digest: self.terms.get(uid).copied().filter(|_| !self.unclaimed.contains(uid)),
             travel: self.travel.get(uid).cloned().unwrap_or_default(),
+            suspended: self.rests.get(uid).copied().unwrap_or_default(),
             ..RuleState::new(uid.clone())
         }
     }
@@ -687,9 +695,9 @@ enum Step {
     /// The hub cannot tell what is granted to the rule.
     Unknown(u8),
     /// The cluster's turn in a rollout has not come.
-    Awaits(u8, BTreeMap<u8, u8>),
+    Awaits(u8, BTreeMap<u8, u8>, bool),
     /// It goes back from what was rolled out.
-    Reverts(u8, BTreeMap<u8, u8>),
+    Reverts(u8, BTreeMap<u8, u8>, bool),
     /// Send this many batches.
     Send(u8),
     Answer,
@@ -704,8 +712,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3u8).prop_map(Step::Unclaimed),
         1 => (0..3u8).prop_map(Step::Held),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
-        2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Awaits(rule, items)),
-        1 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Reverts(rule, items)),
+        2 => (0..3u8, items.clone(), any::<bool>()).prop_map(|(rule, items, suspend)| Step::Awaits(rule, items, suspend)),
+        1 => (0..3u8, items.clone(), any::<bool>()).prop_map(|(rule, items, suspend)| Step::Reverts(rule, items, suspend)),
         1 => (0..3u8).prop_map(Step::Unknown),
         3 => (1..3u8).prop_map(Step::Send),
         2 => Just(Step::Answer),
@@ -740,10 +748,10 @@ fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        // That it does not rest any more is said.
+        // Whether it rests is said.
         Some(Claim::Awaits(share) | Claim::Reverts(share)) => {
-            let nothing_else = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
-            nothing_else && delta.terms.as_ref().is_none_or(|(_, digest)| *digest == share.terms.digest)
+            let no_items = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
+            no_items && delta.terms.is_none() && delta.suspend.is_none_or(|suspend| suspend == share.terms.suspend)
         }
         Some(Claim::Unknown | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
@@ -814,24 +822,64 @@ fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
 }
 
 #[test]
-fn that_a_rule_rests_no_more_is_said_also_to_who_goes_back_or_waits() {
+fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edited_and_nothing_else() {
+    let items = [(1, content(1))];
+    let edited = |suspend: bool| {
+        let share = going(&[(1, content(2))], suspend, None);
+        let terms = Terms { deletion_policy: DeletionPolicy::Retain, ..Terms::clone(&share.terms) };
+        Share { terms: NamedTerms::new(terms), ..share }
+    };
+    let uid = RuleUid::from("r");
+    let back = |share: Share| Claim::Reverts(Share { travel: back_from("t"), ..share });
+    for claim in [Claim::Awaits as fn(Share) -> Claim, back] {
+        for by_terms in [false, true] {
+            let mut agent = Agent::default();
+            let mut session = agent.connect();
+            session.update([("r".into(), Claim::Wanted(going(&items, false, Some(Travel::Plain))))]);
+            agent.drain(&mut session);
+            let goes = agent.terms[&uid];
+            // It is suspended where everybody has the same, or while it is rolled out.
+            let rests = going(&items, true, Some(Travel::Plain));
+            session.update([("r".into(), if by_terms { Claim::Wanted(rests) } else { claim(rests) })]);
+            agent.drain(&mut session);
+            let told = agent.terms[&uid];
+            assert!(agent.rests[&uid] && (told != goes) == by_terms);
+            // An edit of a rule that rests goes to nobody before its turn.
+            session.update([("r".into(), claim(edited(true)))]);
+            agent.drain(&mut session);
+            // So it does where it comes with the end, also while the agent was away.
+            for reconnects in [false, true] {
+                let mut agent = agent.clone();
+                let mut session = agent.connect();
+                if !reconnects {
+                    session.update([("r".into(), claim(edited(true)))]);
+                }
+                session.update([("r".into(), claim(edited(false)))]);
+                agent.drain(&mut session);
+                assert_eq!((agent.rests[&uid], agent.terms[&uid], agent.upserts), (false, told, 1));
+                let mut again = agent.connect();
+                again.update([("r".into(), claim(edited(false)))]);
+                assert!(again.next_batch().is_none(), "once");
+                // The terms of the same name rest, or do not: they are said again.
+                for suspend in [true, false] {
+                    again.update([("r".into(), Claim::Wanted(going(&items, suspend, Some(Travel::Plain))))]);
+                    agent.drain(&mut again);
+                    assert_eq!(agent.rests[&uid], suspend);
+                }
+                assert_eq!((agent.terms[&uid], agent.upserts), (goes, 1));
+            }
+        }
+    }
+    // An older agent takes it with the terms.
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let items = [(1, content(1))];
-    let (goes, rests) = (going(&items, false, None), going(&items, true, None));
-    let has = |agent: &Agent, share: &Share| agent.terms[&"r".into()] == share.terms.digest;
-    session.update([("r".into(), Claim::Wanted(goes.clone()))]);
+    session.speak(2);
+    session.update([("r".into(), Claim::Wanted(going(&items, false, None)))]);
     agent.drain(&mut session);
-    for claim in [Claim::Awaits(goes.clone()), Claim::Reverts(going(&items, false, back_from("t")))] {
-        session.update([("r".into(), Claim::Wanted(rests.clone()))]);
+    for suspend in [true, false] {
+        session.update([("r".into(), Claim::Awaits(edited(suspend)))]);
         agent.drain(&mut session);
-        assert!(has(&agent, &rests));
-        session.update([("r".into(), claim.clone())]);
-        agent.drain(&mut session);
-        assert!(has(&agent, &goes));
-        let mut again = agent.connect();
-        again.update([("r".into(), claim)]);
-        assert!(again.next_batch().is_none(), "once");
+        assert_eq!((agent.rests[&uid], agent.upserts), (suspend, 1));
     }
 }
 
@@ -998,14 +1046,14 @@ proptest! {
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
-                Step::Awaits(rule, items) => {
-                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
+                Step::Awaits(rule, items, suspend) => {
+                    let Claim::Wanted(share) = claim(rule, &items, suspend) else { unreachable!() };
                     let claim = Claim::Awaits(share);
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
-                Step::Reverts(rule, items) => {
-                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
+                Step::Reverts(rule, items, suspend) => {
+                    let Claim::Wanted(share) = claim(rule, &items, suspend) else { unreachable!() };
                     let claim = Claim::Reverts(Share { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..share });
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
@@ -1039,6 +1087,10 @@ proptest! {
         agent.drain(&mut session);
         for (uid, claim) in &claims {
             let held = agent.rules.get(uid).cloned().unwrap_or_default();
+            if let Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) = claim {
+                let rests = agent.rests.get(uid).filter(|_| !agent.unclaimed.contains(uid));
+                prop_assert!(rests.is_none_or(|rests| *rests == share.terms.suspend), "{} rests: {:?}", uid, rests);
+            }
             match claim {
                 Claim::Wanted(share) if !share.terms.suspend => {
                     for (source, content) in share.intents() {

@@ -97,6 +97,7 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         given_up,
         travel: wire.travel.map_or(Ok(Travel::Plain), travel)?,
         left: wire.left,
+        suspended: wire.suspended,
         proof: match wire.proof.as_ref() {
             [] => None,
             bytes => Some(Proof(bytes.try_into().map_err(|_| "proof")?)),
@@ -185,6 +186,7 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
         travel: (state.travel != Travel::Plain).then(|| travel_to_wire(&state.travel)),
         left: state.left,
+        suspended: state.suspended,
         proof: state.proof.map(|proof| proof.0.to_vec().into()).unwrap_or_default(),
     }
 }

@@ -155,7 +155,7 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         Some(Ok(policy)) => delta.removal = Some(policy),
         Some(Err(part)) => refused.add_rule(part.into()),
     }
-    delta.unclaimed = wire.unclaimed;
+    (delta.unclaimed, delta.suspend) = (wire.unclaimed, wire.suspend);
     match wire.overwrite.as_ref() {
         [] => {}
         bytes => match bytes.try_into() {
@@ -240,6 +240,7 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         let_go: delta.let_go.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         travel: delta.travel.as_ref().map(travel_to_wire),
+        suspend: delta.suspend,
     }
 }
 

@@ -41,9 +41,9 @@ fn state() -> impl Strategy<Value = RuleState> {
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<bool>(), takeovers, given_up, travel(), any::<u32>(), any::<Option<[u8; 16]>>());
+    let rest = (any::<[bool; 2]>(), takeovers, given_up, travel(), any::<u32>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, (gone, takeovers, given_up, travel, left, proof))| RuleState {
+        |(head, n, failures, ([gone, suspended], takeovers, given_up, travel, left, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -60,6 +60,7 @@ fn state() -> impl Strategy<Value = RuleState> {
             }),
             travel,
             left,
+            suspended,
             proof: proof.map(Proof),
         },
     )
@@ -177,9 +178,9 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
-    let said = (permit(), permit(), prop::option::of(travel()));
+    let said = (permit(), permit(), prop::option::of(travel()), any::<Option<bool>>());
     (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, travel))| {
+        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, travel, suspend))| {
             Unprinted(RuleDelta {
                 uid,
                 terms,
@@ -190,6 +191,7 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
                 overwrite,
                 let_go,
                 travel,
+                suspend,
             })
         },
     )
@@ -207,6 +209,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.removal == b.removal
         && a.unclaimed == b.unclaimed
         && a.travel == b.travel
+        && a.suspend == b.suspend
         && a.overwrite == b.overwrite
         && a.let_go == b.let_go
 }
@@ -360,6 +363,7 @@ fn the_largest_possible_item_fits_a_frame() {
         }),
         travel: Travel::Revert { target: long(), base: long() },
         left: u32::MAX,
+        suspended: true,
         proof: Some(Proof([1; 16])),
     };
     let frames = split(AgentFrame::HeldRules(vec![state; 9], true));

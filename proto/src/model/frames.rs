@@ -114,6 +114,8 @@ pub struct RuleDelta {
     pub let_go: Option<AskedDigest>,
     /// What becomes of what copies held before, if that changed.
     pub travel: Option<Travel>,
+    /// Whether the rule rests, whatever its terms say, if that changed.
+    pub suspend: Option<bool>,
 }
 
 impl RuleDelta {
@@ -129,6 +131,7 @@ impl RuleDelta {
             overwrite: None,
             let_go: None,
             travel: None,
+            suspend: None,
         }
     }
 }

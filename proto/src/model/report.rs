@@ -121,6 +121,8 @@ pub struct RuleState {
     pub travel: Travel,
     /// Copies that should have gone back, and of which nothing was stored.
     pub left: u32,
+    /// Whether the rule rests here, by its terms or by the word that it does.
+    pub suspended: bool,
     /// What stands of the copies in the member's API, where nothing is under way and nothing else than applied or waiting;
     /// `None` where it is not, or the agent cannot tell.
     pub proof: Option<Proof>,
@@ -143,6 +145,7 @@ impl RuleState {
             given_up: None,
             travel: Travel::Plain,
             left: 0,
+            suspended: false,
             proof: None,
         }
     }

@@ -82,6 +82,9 @@ impl Holdings {
             rule.terms = Some(terms.clone());
             rule.unclaimed = false;
         }
+        if let (Some(suspend), Some((terms, _))) = (delta.suspend, &mut rule.terms) {
+            terms.suspend = suspend;
+        }
         for intent in &delta.upserts {
             rule.hold(&intent.source, intent.revision, &intent.payload);
         }
@@ -139,6 +142,7 @@ impl HeldRule {
             intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
             terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.unclaimed),
             counts: Counts { copies, applied: copies, ..Counts::default() },
+            suspended,
             proof: key.filter(|_| can_prove).map(|key| key.proof(uid, self.shown)),
             ..RuleState::new(uid.clone())
         }

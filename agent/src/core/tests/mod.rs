@@ -355,3 +355,36 @@ fn too_much_unapplied_payload_holds_the_hub_back() {
     assert!(world.core.has_room());
     assert!(world.sent.contains(&AgentFrame::Ack(1, vec![])));
 }
+
+#[test]
+fn a_rule_rests_and_goes_on_by_a_word_and_keeps_the_terms_that_it_has() {
+    let word = |suspend| RuleDelta { suspend: Some(suspend), ..RuleDelta::new("r".into()) };
+    let mut world = applied();
+    let terms_of = |world: &World| {
+        let state = world.told_state("r").unwrap();
+        (state.suspended, state.terms_digest)
+    };
+    let (_, digest) = terms_of(&world);
+    world.batch(vec![word(true)]);
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert_eq!(terms_of(&world), (true, digest));
+    assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "nothing is corrected");
+    world.restart();
+    world.settle();
+    assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1), "nor after a restart");
+    world.connect();
+    world.settle();
+    assert_eq!(terms_of(&world), (true, digest));
+    world.batch(vec![word(false)]);
+    world.settle();
+    assert_eq!(terms_of(&world), (false, digest));
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    // What was taken out of it while it rested goes with the end.
+    world.batch(vec![with_terms("r", Terms { suspend: true, ..terms("r", &["a"]) })]);
+    world.settle();
+    assert!(terms_of(&world).0 && world.objects.contains_key(&copy("b", "s0")));
+    world.batch(vec![word(false)]);
+    world.settle();
+    assert!(!world.objects.contains_key(&copy("b", "s0")) && world.objects.contains_key(&copy("a", "s0")));
+}
