@@ -237,7 +237,7 @@ mod tests {
         let former = ExplainedObject { revision: "eeee".into(), ..object.clone() };
         let stale = ExplainedObject { revision: "ffff".into(), intact: false, ..object };
         let back = "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
-                    kubectl runnel status says of the rule what failed. An edit of the source or the rule begins a new rollout; \
+                    kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are cured set spec.rollout.paused to true and to false again";
         let waits = "its turn in the rollout of the newest has not come: it keeps what it has";
         let away = CopyExplained {

@@ -132,7 +132,7 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
         () if entry.travel(cluster).is_some_and(|travel| travel.reverts()) => said(
             REVERTED,
             "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
-             kubectl runnel status says of the rule what failed. An edit of the source or the rule begins a new rollout; to try \
+             kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; to try \
              this one again once the failures are cured set spec.rollout.paused to true and to false again",
         ),
         () => None,
