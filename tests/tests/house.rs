@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 71] = [
+const DECIDE: [&str; 72] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -39,6 +39,7 @@ const DECIDE: [&str; 71] = [
     "hub/src/plugin/cures",
     "hub/src/plugin/explained",
     "hub/src/plugin/import/choice",
+    "hub/src/plugin/import/labelled",
     "hub/src/plugin/import/paper",
     "hub/src/plugin/import/rules",
     "hub/src/plugin/import/wishes",

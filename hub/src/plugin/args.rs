@@ -335,6 +335,9 @@ pub struct Import {
     /// With --label: where that operator copies to, as names or globs.
     #[arg(long, value_delimiter = ',', value_name = "NAMESPACES", requires = "label")]
     pub to: Vec<String>,
+    /// With --label: the kinds that it copies; without it those of which equal copies stand where it copies to.
+    #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
+    pub resources: Vec<String>,
     /// The members that the rules name; without it the one that is read.
     #[arg(long = "cluster", value_delimiter = ',', value_name = "NAMES")]
     pub clusters: Vec<String>,

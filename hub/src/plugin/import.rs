@@ -4,6 +4,7 @@
 //! member of the rules: the one whose `MemberCluster` carries its uid, or those that `--cluster` names. The rules' sources
 //! are read on the hub. Where hub and member are one, they stand there already; where not, the text says which are missing.
 mod choice;
+mod labelled;
 mod paper;
 mod rules;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
 
 use self::choice::Places;
+use self::labelled::ByLabel;
 use self::paper::Around;
 use self::rules::{Aim, Bodies};
 use self::wishes::{Copier, Id, Marked, Objects, Read};
@@ -35,7 +37,7 @@ const AT_A_TIME: usize = 8;
 
 /// Prints rules.
 pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow::Result<()> {
-    let label = options.label.as_deref().map(label).transpose().map_err(usage)?;
+    let label = by_label(session, options)?;
     for name in options.clusters.iter().map(String::as_str).chain(session.namespace) {
         if !limit::is_name(name) {
             return Err(usage(format!("`{name}` is no name")));
@@ -50,7 +52,7 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow
     let places = places(&read).await?;
     let objects = objects(&read).await?;
     let mut found = match &label {
-        Some((key, value)) => wishes::labelled(&objects, &places, (key, value.as_deref()), &options.to),
+        Some(told) => labelled::read(&objects, &places, told),
         None => {
             let of = if options.from.is_empty() { Copier::KNOWN.to_vec() } else { options.from.clone() };
             wishes::read(&objects, &places, &of)
@@ -64,9 +66,14 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow
         return Err(ended(super::FAILED, nothing(&read, label.is_some())));
     }
     let bodies = bodies(&read, &objects, &found, &places).await?;
-    let not_on_hub = if is_hub { BTreeSet::new() } else { not_on_hub(&hub, &found, &bodies).await? };
-    let aim = Aim { clusters, is_hub, label };
+    let mut not_on_hub = if is_hub { BTreeSet::new() } else { not_on_hub(&hub, &found, &bodies).await? };
+    let beside = match &label {
+        Some(told) if !is_hub => labelled::beside(&on_hub(&hub, &found).await?, told, &found),
+        _ => BTreeSet::new(),
+    };
+    let aim = Aim { clusters, is_hub, label, beside };
     let import = rules::made(found, &objects, &places, &bodies, &aim);
+    not_on_hub.retain(|id| import.rules.iter().any(|made| made.sources.contains(id)));
     let around = Around {
         read: named("kubectl --context", &read),
         helm: named("helm --kube-context", &read),
@@ -100,16 +107,11 @@ fn nothing(read: &Cluster, by_label: bool) -> String {
     )
 }
 
-/// `KEY=VALUE` or `KEY`.
-fn label(given: &str) -> Result<(String, Option<String>), String> {
-    let parsed = choice::selector(given).map_err(|why| format!("--label `{given}` {why}"))?;
-    let wrong = || format!("--label `{given}` is no label: write KEY=VALUE, or KEY for any value");
-    let (key, value) = given.split_once('=').map_or((given, None), |(key, value)| (key, Some(value.to_owned())));
-    let single = parsed.is_some_and(|one| one.match_labels.len() + one.match_expressions.len() == 1);
-    if !single || given.starts_with('!') || given.contains("!=") || given.contains(['(', ',']) {
-        return Err(wrong());
-    }
-    Ok((key.to_owned(), value))
+fn by_label(session: &Session<'_>, options: &args::Import) -> anyhow::Result<Option<ByLabel>> {
+    let Some(label) = &options.label else { return Ok(None) };
+    let told = ByLabel::new(label, &options.to).map_err(usage)?;
+    let from = session.namespace.map(str::to_owned);
+    Ok(Some(ByLabel { from, resources: options.resources.clone(), ..told }))
 }
 
 async fn uid(cluster: &Cluster) -> anyhow::Result<String> {
@@ -206,6 +208,19 @@ fn compared(mut object: Value) -> Value {
         }
     }
     Value::Object(kept)
+}
+
+/// What the hub has in the namespaces of the sources.
+async fn on_hub(hub: &Cluster, found: &Read) -> anyhow::Result<Objects> {
+    let namespaces: BTreeSet<&str> = found.wishes.iter().map(|wish| wish.source.namespace.as_str()).collect();
+    let mut all = Objects::new();
+    for namespace in namespaces {
+        for (resource, api) in READ {
+            let path = format!("{api}/namespaces/{namespace}/{resource}");
+            add(&mut all, resource, hub.metadata(&format!("list {resource} of {namespace}"), &path).await?);
+        }
+    }
+    Ok(all)
 }
 
 async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Result<BTreeSet<Id>> {

@@ -35,8 +35,12 @@ pub struct Around {
 /// When a rule cannot be written.
 pub fn text(import: &Import, around: &Around) -> anyhow::Result<String> {
     let mut out = String::new();
-    head(&mut out, import);
-    order(&mut out, import, around);
+    if import.rules.is_empty() {
+        comment(&mut out, "No rule was made by kubectl runnel import: nothing was found that one can do.");
+    } else {
+        head(&mut out, import);
+        order(&mut out, import, around);
+    }
     list(&mut out, "Not carried over:", import.left.iter().map(|(of, why)| format!("{of}: {why}")));
     let strays =
         import.strays.iter().map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::choice::{Choice, Places};
+use super::labelled::{self, ByLabel};
 use super::wishes::{Copier, Id, Objects, Read, Wish};
 use crate::crd::{GROUP, VERSION, limits};
 
@@ -17,8 +18,10 @@ pub struct Aim {
     pub clusters: Vec<String>,
     /// Whether the sources stand where the hub is.
     pub is_hub: bool,
-    /// The label by which a copier by label chooses.
-    pub label: Option<(String, Option<String>)>,
+    /// What is said of a copier by label.
+    pub label: Option<ByLabel>,
+    /// What has its label on the hub, and is not copied in the cluster that is read.
+    pub beside: BTreeSet<Id>,
 }
 
 /// How an object stands where a copy will be.
@@ -81,8 +84,15 @@ struct Kind {
     selector: String,
 }
 
-/// Makes the rules. What cannot be a source by its content is left out, with a note.
-pub fn made(read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
+/// Makes the rules. What cannot be a source by its content is left out, with a note; so is what a rule by label would copy and
+/// the copier may not.
+pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
+    let is_equal = |wish: &Wish| {
+        let equals = |copy: Id| standing(bodies.get(&wish.source), bodies.get(&copy)) == Standing::Equal;
+        copies(wish, places).any(equals)
+    };
+    let excluded = aim.label.as_ref().map(|told| labelled::sure(&mut read, told, &aim.beside, is_equal));
+    let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
     let mut groups: BTreeMap<Kind, Vec<Wish>> = BTreeMap::new();
     let mut import = Import { left: read.notes, ..Import::default() };
     for wish in read.wishes {
@@ -132,14 +142,14 @@ fn kind(wish: &Wish) -> Kind {
     }
 }
 
-/// As many rules as it takes to stay within the limits of one.
+/// As many rules as it takes to stay within the limits of one. Sources that are chosen by a label are not counted.
 fn chunks<'a>(kind: &'a Kind, wishes: &'a [Wish]) -> Vec<(&'a [Wish], Vec<String>)> {
     let names: Vec<String> = kind.names.iter().cloned().collect();
     let mut of_names: Vec<Vec<String>> = names.chunks(limits::NAMESPACES).map(<[String]>::to_vec).collect();
     if of_names.is_empty() {
         of_names.push(Vec::new());
     }
-    let of_sources = wishes.chunks(limits::NAMES);
+    let of_sources = wishes.chunks(if kind.copier == Copier::Label { wishes.len().max(1) } else { limits::NAMES });
     of_sources.flat_map(|wishes| of_names.iter().map(move |names| (wishes, names.clone()))).collect()
 }
 
@@ -231,12 +241,9 @@ fn rule(kind: &Kind, wishes: &[Wish], choice: &Choice, places: &Places, aim: &Ai
 }
 
 fn sources(kind: &Kind, wishes: &[Wish], aim: &Aim) -> Value {
-    if let (Copier::Label, Some((key, value))) = (kind.copier, &aim.label) {
-        let selector = match value {
-            Some(value) => json!({"matchLabels": {key: value}}),
-            None => json!({"matchExpressions": [{"key": key, "operator": "Exists"}]}),
-        };
-        return json!([{"resources": ["configmaps", "secrets"], "selector": selector}]);
+    if let (Copier::Label, Some(told)) = (kind.copier, &aim.label) {
+        let copied = wishes.iter().map(|wish| wish.source.resource.as_str()).collect();
+        return labelled::entries(told, &kind.namespace, copied, &aim.beside);
     }
     let mut by_resource: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for wish in wishes {

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
 use super::paper::{self, Around};
 use super::rules::{Aim, Bodies, Import, Standing, made};
-use super::wishes::{Copier, Id, Marked, Objects, labelled, read};
+use super::wishes::{Copier, Id, Marked, Objects, read};
 use crate::crd::DistributionRule;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
 
-fn places() -> Places {
+pub(super) fn places() -> Places {
     let labels = |text: &str| -> BTreeMap<String, String> {
         let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
         pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
@@ -31,7 +31,7 @@ fn places() -> Places {
     all.into_iter().map(|(name, text)| (name.to_owned(), labels(text))).collect()
 }
 
-fn id(text: &str) -> Id {
+pub(super) fn id(text: &str) -> Id {
     let mut parts = text.split('/').map(str::to_owned);
     let mut next = || parts.next().unwrap_or_default();
     Id { resource: next(), namespace: next(), name: next() }
@@ -49,11 +49,11 @@ fn objects(all: &[Told<'_>]) -> Objects {
     all.iter().map(|(name, prefix, annotations)| (id(name), marked(prefix, annotations))).collect()
 }
 
-fn aim() -> Aim {
-    Aim { clusters: vec!["eu-1".to_owned()], is_hub: true, label: None }
+pub(super) fn aim() -> Aim {
+    Aim { clusters: vec!["eu-1".to_owned()], is_hub: true, label: None, beside: BTreeSet::new() }
 }
 
-fn same(all: &Objects) -> Bodies {
+pub(super) fn same(all: &Objects) -> Bodies {
     all.keys().map(|id| (id.clone(), json!({"data": {"k": "dg=="}}))).collect()
 }
 
@@ -62,7 +62,7 @@ fn import(all: &Objects) -> Import {
 }
 
 /// The spec of the only rule.
-fn only(import: &Import) -> &Value {
+pub(super) fn only(import: &Import) -> &Value {
     assert_eq!(import.rules.len(), 1, "{import:?}");
     &import.rules[0].rule["spec"]
 }
@@ -285,23 +285,6 @@ fn config_syncer_takes_a_selector_or_everything_and_names_clusters() {
     assert_eq!(chosen[1]["selector"], json!({"matchLabels": {"tier": "web"}}));
     assert!(import.rules[0].rule["spec"].get("transform").is_none());
     assert!(import.left[0].1.contains("sync-contexts east,west"), "{:?}", import.left);
-}
-
-#[test]
-fn what_a_label_chooses_stays_chosen_by_it() {
-    let labels = BTreeMap::from([("rule".to_owned(), "test".to_owned())]);
-    let with = Marked { labels, ..Marked::default() };
-    let names = ["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"];
-    let all: Objects = names.into_iter().map(|name| (id(name), with.clone())).collect();
-    let to = ["team-a".to_owned(), "team-b".to_owned()];
-    let read = labelled(&all, &places(), ("rule", Some("test")), &to);
-    let aim = Aim { label: Some(("rule".to_owned(), Some("test".to_owned()))), ..aim() };
-    let import = made(read, &all, &places(), &same(&all), &aim);
-    let spec = only(&import);
-    let expected = json!([{"resources": ["configmaps", "secrets"], "selector": {"matchLabels": {"rule": "test"}}}]);
-    assert_eq!(spec["sources"], expected);
-    assert_eq!(spec["namespaces"]["names"], json!(["team-a", "team-b"]));
-    assert_eq!(import.rules[0].copies[&id("secrets/team-a/login")], Standing::Equal);
 }
 
 #[test]

@@ -162,11 +162,11 @@ pub struct Read {
 }
 
 impl Read {
-    fn note(&mut self, of: &Id, text: impl Into<String>) {
+    pub(super) fn note(&mut self, of: &Id, text: impl Into<String>) {
         self.notes.push((of.clone(), text.into()));
     }
 
-    fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut Wish {
+    pub(super) fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut Wish {
         self.wishes.push(Wish {
             copier,
             source: source.clone(),
@@ -202,22 +202,6 @@ pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
         }
     }
     once_each(&mut read, places);
-    read
-}
-
-/// Reads what a copier by label copies: what has the label, out of every namespace that is no target.
-pub fn labelled(objects: &Objects, places: &Places, label: (&str, Option<&str>), to: &[String]) -> Read {
-    let names: BTreeSet<String> = to.iter().cloned().collect();
-    let choice = Choice { names, ..Choice::default() };
-    let reached = choice.reaches(places);
-    let mut read = Read::default();
-    for (id, marked) in objects {
-        let has = marked.labels.get(label.0).is_some_and(|value| label.1.is_none_or(|wanted| wanted == value));
-        let is_target = reached.contains(&id.namespace) || choice::fits(to, &id.namespace);
-        if has && !is_target && matches!(id.resource.as_str(), "configmaps" | "secrets") {
-            read.push(Copier::Label, id, choice.clone()).annotations = true;
-        }
-    }
     read
 }
 

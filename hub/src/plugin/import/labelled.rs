@@ -1,0 +1,195 @@
+//! What a copier does that goes by a label.
+//!
+//! Nothing but what a person says and what stands in the cluster tells what it copies, and a rule that goes by the same label
+//! would copy whatever has it. So a rule is made for a namespace and a kind only where they are said, or where equal copies
+//! show them; and what has the label and is not copied, a rule leaves out by name. What is left is refused with the reason.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::HUB_LABEL;
+use serde_json::{Value, json};
+
+use super::choice::{self, Choice, Places};
+use super::wishes::{Copier, Id, Marked, Objects, Read, Wish};
+use crate::crd::{LabelExpression, Operator, limits};
+
+/// What a person says of such a copier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ByLabel {
+    /// The label's key.
+    pub key: String,
+    /// Its value; `None`: any.
+    pub value: Option<String>,
+    /// The namespaces that it copies to, as names or globs.
+    pub to: Vec<String>,
+    /// The namespace that it copies from; `None`: those of which equal copies stand where it copies to.
+    pub from: Option<String>,
+    /// The kinds that it copies, as plurals; empty: those of which equal copies stand there.
+    pub resources: Vec<String>,
+}
+
+impl ByLabel {
+    /// Reads the label, `KEY=VALUE` or `KEY`, and the namespaces that are copied to.
+    ///
+    /// # Errors
+    /// What is wrong with them, as a sentence.
+    pub fn new(label: &str, to: &[String]) -> Result<Self, String> {
+        let wrong = || format!("--label `{label}` is no label: write KEY=VALUE, or KEY for any value");
+        let parsed = choice::selector(label).map_err(|why| format!("--label `{label}` {why}"))?.ok_or_else(wrong)?;
+        let mut labels = parsed.match_labels.into_iter();
+        let (key, value) = match (labels.next(), labels.next(), parsed.match_expressions.as_slice()) {
+            (Some((key, value)), None, []) => (key, Some(value)),
+            (None, None, [LabelExpression { key, operator: Operator::Exists, .. }]) => (key.clone(), None),
+            _ => return Err(wrong()),
+        };
+        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '*';
+        if let Some(bad) = to.iter().find(|name| name.is_empty() || !name.chars().all(good)) {
+            return Err(format!("--to `{bad}` is no name of a namespace and no glob, such as team-*"));
+        }
+        Ok(Self { key, value, to: to.to_vec(), ..Self::default() })
+    }
+
+    /// Whether an object has the label, and Runnel did not copy it there.
+    fn takes(&self, id: &Id, marked: &Marked) -> bool {
+        self.means(&id.resource) && self.has(marked) && !marked.labels.contains_key(HUB_LABEL)
+    }
+
+    fn has(&self, marked: &Marked) -> bool {
+        marked.labels.get(&self.key).is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
+    }
+
+    fn means(&self, resource: &str) -> bool {
+        let is_said = self.resources.is_empty() || self.resources.iter().any(|said| said == resource);
+        is_said && matches!(resource, "configmaps" | "secrets")
+    }
+
+    /// The kinds that a rule names for one namespace, of which these are copied.
+    fn named<'a>(&'a self, copied: BTreeSet<&'a str>) -> BTreeSet<&'a str> {
+        if self.resources.is_empty() { copied } else { self.resources.iter().map(String::as_str).collect() }
+    }
+
+    fn selector(&self) -> Value {
+        match &self.value {
+            Some(value) => json!({"matchLabels": {&self.key: value}}),
+            None => json!({"matchExpressions": [{"key": self.key, "operator": "Exists"}]}),
+        }
+    }
+}
+
+/// Reads what may be copied: what has the label, in every namespace that is no target.
+pub fn read(objects: &Objects, places: &Places, told: &ByLabel) -> Read {
+    let choice = Choice { names: told.to.iter().cloned().collect(), ..Choice::default() };
+    let reached = choice.reaches(places);
+    let mut read = Read::default();
+    for (id, marked) in objects {
+        let is_target = reached.contains(&id.namespace) || choice::fits(&told.to, &id.namespace);
+        let is_elsewhere = told.from.as_ref().is_some_and(|from| *from != id.namespace);
+        if is_target || is_elsewhere || !told.means(&id.resource) || !told.has(marked) {
+            continue;
+        }
+        match told.takes(id, marked) {
+            true => read.push(Copier::Label, id, choice.clone()).annotations = true,
+            false => {
+                read.note(
+                    id,
+                    "has the label, and is a copy of Runnel's, which is never a source: no rule is made for it",
+                );
+            }
+        }
+    }
+    read
+}
+
+/// What has the label on the hub and is not copied in the cluster that is read.
+pub fn beside(on_hub: &Objects, told: &ByLabel, read: &Read) -> BTreeSet<Id> {
+    let copied: BTreeSet<&Id> = read.wishes.iter().map(|wish| &wish.source).collect();
+    let beside = on_hub.iter().filter(|(id, marked)| told.takes(id, marked) && !copied.contains(id));
+    beside.map(|(id, _)| id.clone()).collect()
+}
+
+/// Leaves out what is neither said nor shown, and what could not be told from something else. `beside` has the label and is not
+/// copied; `is_equal`: whether a copy of it stands where the copier copies to, with its content. Gives what a rule must leave
+/// out by name.
+pub fn sure(read: &mut Read, told: &ByLabel, beside: &BTreeSet<Id>, is_equal: impl Fn(&Wish) -> bool) -> BTreeSet<Id> {
+    let equal = read.wishes.iter().filter(|wish| is_equal(wish)).map(|wish| &wish.source);
+    let shown: BTreeSet<(String, String)> = equal.map(|id| (id.namespace.clone(), id.resource.clone())).collect();
+    leave_out(read, |Id { resource, namespace, .. }| match () {
+        () if told.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) => Some(format!(
+            "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
+             copier copies from there, say so with --namespace {namespace}"
+        )),
+        () if told.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) => Some(format!(
+            "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
+             if the copier copies them, say so with --resources"
+        )),
+        () => None,
+    });
+    let mut contested: BTreeMap<(String, String), BTreeSet<Id>> = BTreeMap::new();
+    for Wish { source, .. } in &read.wishes {
+        let copy = (source.resource.clone(), source.name.clone());
+        contested.entry(copy).or_default().insert(source.clone());
+    }
+    contested.retain(|_, sources| sources.len() > 1);
+    leave_out(read, |id| {
+        let others = contested.get(&(id.resource.clone(), id.name.clone()))?.iter().filter(|other| *other != id);
+        let others: Vec<String> = others.map(Id::to_string).collect();
+        Some(format!(
+            "has the label as {} has, and both would have the same copies: where one of them is a copy itself, name its \
+             namespace with --to; else name that of the source with --namespace",
+            others.join(" and ")
+        ))
+    });
+    let mut excluded: BTreeSet<Id> = contested.into_values().flatten().collect();
+    excluded.extend(beside.iter().cloned());
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for id in &excluded {
+        *counts.entry((id.namespace.as_str(), id.resource.as_str())).or_default() += 1;
+    }
+    counts.retain(|_, count| *count > limits::NAMES);
+    leave_out(read, |id| {
+        let is_crowded = counts.keys().any(|(namespace, _)| *namespace == id.namespace);
+        is_crowded.then(|| {
+            let most = limits::NAMES;
+            format!(
+                "more than {most} objects of its namespace have the label and are not copied, and no rule can leave so many \
+                 out: no rule is made for it"
+            )
+        })
+    });
+    let notes = beside.iter().filter(|id| {
+        let copied = read.wishes.iter().map(|wish| &wish.source).filter(|source| source.namespace == id.namespace);
+        let copied: BTreeSet<&str> = copied.map(|source| source.resource.as_str()).collect();
+        !copied.is_empty() && told.named(copied).contains(id.resource.as_str())
+    });
+    let words =
+        "has the label on the hub, and is not copied in the cluster that is read: the rule leaves it out by name";
+    let notes: Vec<_> = notes.map(|id| (id.clone(), words.to_owned())).collect();
+    read.notes.extend(notes);
+    excluded
+}
+
+fn leave_out(read: &mut Read, why: impl Fn(&Id) -> Option<String>) {
+    for wish in std::mem::take(&mut read.wishes) {
+        match why(&wish.source) {
+            Some(why) => read.notes.push((wish.source, why)),
+            None => read.wishes.push(wish),
+        }
+    }
+}
+
+/// The `sources` of the rule for one namespace, of which these kinds are copied, without what is left out by name.
+pub fn entries(told: &ByLabel, namespace: &str, copied: BTreeSet<&str>, excluded: &BTreeSet<Id>) -> Value {
+    let mut by_names: BTreeMap<BTreeSet<&str>, BTreeSet<&str>> = BTreeMap::new();
+    for resource in told.named(copied) {
+        let names = excluded.iter().filter(|id| id.namespace == namespace && id.resource == resource);
+        by_names.entry(names.map(|id| id.name.as_str()).collect()).or_default().insert(resource);
+    }
+    let entry = |(names, resources): (BTreeSet<&str>, BTreeSet<&str>)| match names.is_empty() {
+        true => json!({"resources": resources, "selector": told.selector()}),
+        false => json!({"resources": resources, "selector": told.selector(), "exclude": names}),
+    };
+    Value::Array(by_names.into_iter().map(entry).collect())
+}
+
+#[cfg(test)]
+#[path = "labelled_tests.rs"]
+mod tests;
