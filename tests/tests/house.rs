@@ -13,7 +13,7 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 72] = [
+const DECIDE: [&str; 73] = [
     "proto/src/convert",
     "proto/src/identity",
     "proto/src/model",
@@ -44,6 +44,7 @@ const DECIDE: [&str; 72] = [
     "hub/src/plugin/import/rules",
     "hub/src/plugin/import/wishes",
     "hub/src/plugin/limit",
+    "hub/src/plugin/parts",
     "hub/src/plugin/planned",
     "hub/src/plugin/rights",
     "hub/src/plugin/rules",

@@ -19,15 +19,11 @@ use tonic::transport::Channel;
 
 use super::access::Cluster;
 use super::detail::ClusterRow;
-use super::helm::HUB;
+use super::parts::Part;
 use super::seen::text;
 use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
 use crate::query::AUDIENCE;
 
-/// Who may read rules.
-const QUERY: &str = "runnel-hub-query";
-/// Who is trusted with plans.
-const PLANNER: &str = "runnel-hub-plan";
 /// How long the way to the hub, and its whole answer, may take.
 const LIMIT: Duration = Duration::from_secs(40);
 /// How long a token lives that is made for one question; no shorter one is given out.
@@ -112,7 +108,7 @@ pub async fn plan(
     address: Option<&str>,
     question: wire::PlanQuestion,
 ) -> anyhow::Result<Vec<wire::PlanPage>> {
-    within_as(hub, (namespace, address), PLANNER, question, async |mut client, request| {
+    within_as(hub, (namespace, address), Part::Plan, question, async |mut client, request| {
         let mut pages = client.plan(request).await.map_err(refused)?.into_inner();
         let mut all = Vec::new();
         while let Some(page) = pages.message().await.map_err(refused)? {
@@ -144,14 +140,14 @@ async fn within<M, T>(
     asked: M,
     ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    within_as(hub, place, QUERY, asked, ask).await
+    within_as(hub, place, Part::Query, asked, ask).await
 }
 
 /// The same; who has no token asks as this ServiceAccount.
 async fn within_as<M, T>(
     hub: &Cluster,
     (namespace, address): (&str, Option<&str>),
-    account: &str,
+    account: Part,
     asked: M,
     ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -223,9 +219,17 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
     Ok((hub_id.to_owned(), pin))
 }
 
+/// What a part of the hub is called. Who may not look for it takes the usual name.
+async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
+    let action = format!("look for the hub's {}", part.resource());
+    let found = hub.list(&action, &part.path(namespace)).await.unwrap_or_default();
+    part.name(&found).map_err(|why| anyhow!("in namespace {namespace} {why}"))
+}
+
 /// A token for whom the API server knows by a certificate: that of a ServiceAccount of the hub's chart, good for questions
 /// to the hub alone.
-async fn own_token(hub: &Cluster, namespace: &str, account: &str) -> anyhow::Result<String> {
+async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Result<String> {
+    let account = called(hub, namespace, account).await?;
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -251,11 +255,12 @@ struct Forward {
 
 impl Forward {
     async fn open(hub: &Cluster, namespace: &str) -> anyhow::Result<Self> {
+        let service = format!("service/{}", called(hub, namespace, Part::Service).await?);
         let mut command = Command::new("kubectl");
         if let Some(file) = &hub.kubeconfig {
             command.arg("--kubeconfig").arg(file);
         }
-        command.args(["--context", &hub.context, "-n", namespace, "port-forward", &format!("service/{HUB}"), ":grpc"]);
+        command.args(["--context", &hub.context, "-n", namespace, "port-forward", &service, ":grpc"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command
             .spawn()

@@ -1,6 +1,6 @@
 //! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `planned`, `rights`, `rules`, `seen`,
+//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `parts`, `planned`, `rights`, `rules`, `seen`,
 //! `table`, `values`. The others talk to clusters, to helm and to the person.
 mod access;
 pub mod args;
@@ -19,6 +19,7 @@ mod install;
 mod join;
 mod limit;
 mod look;
+mod parts;
 mod plan;
 mod planned;
 mod progress;

@@ -74,6 +74,13 @@ impl Release {
         self.values.lock().clone()
     }
 
+    /// What its Deployment is called.
+    fn full_name(&self) -> String {
+        let values = self.values.lock();
+        let given = values.get("fullnameOverride").and_then(Value::as_str).filter(|given| !given.is_empty());
+        given.unwrap_or(self.name).to_owned()
+    }
+
     async fn helm(&self, command: &str, more: &[&str]) -> Result<()> {
         let folder = chart(self.name);
         let folder = folder.to_str().context("a path that is not text")?;
@@ -91,7 +98,7 @@ impl Release {
     pub async fn pod(&self, pod: &str, address: Ipv4Addr, binary: &Path, log: &str) -> Result<Pod> {
         let wanted = Wanted {
             namespace: self.namespace.clone(),
-            deployment: self.name.to_owned(),
+            deployment: self.full_name(),
             name: pod.to_owned(),
             address,
             binary: binary.to_owned(),

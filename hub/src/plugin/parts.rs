@@ -1,0 +1,100 @@
+//! The parts of the hub's chart that the plugin needs, found by their labels: their names follow from that of the release.
+use serde_json::Value;
+
+use super::limit::is_name;
+use super::seen::text;
+
+/// What every part of the hub's chart carries, as it stands in a query.
+const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fcomponent%3Dhub";
+
+/// A part of the hub's chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The Service that agents and people reach it by.
+    Service,
+    /// The ServiceAccount that may read rules.
+    Query,
+    /// The ServiceAccount that is trusted with plans.
+    Plan,
+}
+
+impl Part {
+    /// What it is called where the release is called as the chart.
+    pub fn usual(self) -> &'static str {
+        match self {
+            Self::Service => "runnel-hub",
+            Self::Query => "runnel-hub-query",
+            Self::Plan => "runnel-hub-plan",
+        }
+    }
+
+    /// Its kind's plural.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::Query | Self::Plan => "serviceaccounts",
+        }
+    }
+
+    /// Where it is looked for.
+    pub fn path(self, namespace: &str) -> String {
+        let own = match self {
+            // That of the metrics is another one.
+            Self::Service => "%21runnel.dev%2Fmetrics",
+            Self::Query => "runnel.dev%2Faccount%3Dquery",
+            Self::Plan => "runnel.dev%2Faccount%3Dplan",
+        };
+        format!("/api/v1/namespaces/{namespace}/{}?labelSelector={HUB}%2C{own}", self.resource())
+    }
+
+    /// What it is called, by what was found; the usual name where nothing was.
+    ///
+    /// # Errors
+    /// A sentence, where there are several and none has the usual name.
+    pub fn name(self, found: &[Value]) -> Result<String, String> {
+        let names = found.iter().map(|object| text(object, "/metadata/name"));
+        let names: Vec<&str> = names.filter(|name| is_name(name)).collect();
+        match names.as_slice() {
+            [one] => Ok((*one).to_owned()),
+            [] => Ok(self.usual().to_owned()),
+            several if several.contains(&self.usual()) => Ok(self.usual().to_owned()),
+            several => Err(format!(
+                "several {} have the labels of the hub: {}; remove those that are not its own",
+                self.resource(),
+                several.join(", ")
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_called_as_its_release_has_it() {
+        let found =
+            |names: &[&str]| -> Vec<Value> { names.iter().map(|name| json!({"metadata": {"name": name}})).collect() };
+        assert_eq!(Part::Plan.name(&found(&["mine-plan"])), Ok("mine-plan".to_owned()));
+        assert_eq!(Part::Service.name(&found(&["other", "runnel-hub"])), Ok("runnel-hub".to_owned()));
+        // Whoever may not look for it, or whose chart has no such labels.
+        assert_eq!(Part::Query.name(&[]), Ok("runnel-hub-query".to_owned()));
+        assert_eq!(Part::Query.name(&found(&["--kubeconfig=x"])), Ok("runnel-hub-query".to_owned()));
+        assert!(Part::Service.name(&found(&["a", "b"])).unwrap_err().contains("a, b"));
+    }
+
+    #[test]
+    fn it_is_looked_for_by_the_labels_of_the_chart_alone() {
+        let chart = include_str!("../../../deploy/charts/runnel-hub/templates/query.yaml");
+        for (part, label) in [(Part::Query, "runnel.dev/account: query"), (Part::Plan, "runnel.dev/account: plan")] {
+            let asked = part.path("s").replace("%2F", "/").replace("%3D", ": ");
+            assert!(asked.contains(label) && chart.contains(label), "{asked}");
+        }
+        let labels = include_str!("../../../deploy/charts/runnel-hub/templates/_helpers.tpl");
+        for label in ["app.kubernetes.io/component: hub", "app.kubernetes.io/part-of: runnel"] {
+            assert!(labels.contains(label), "{label}");
+        }
+    }
+}
