@@ -48,26 +48,33 @@ impl Wish {
     }
 }
 
-/// What every rule that has a source for this copy says of it.
-pub fn wishes(index: &Index, cluster: &ClusterName, copy: &SourceRef) -> Vec<Wish> {
-    let of_rule = |(uid, entry): (&RuleUid, &RuleEntry)| -> Vec<Wish> {
-        let sources = sources(entry, cluster, copy);
-        let wish = |source: SourceRef| {
-            let obstacle = obstacle(index, entry, cluster, &source, copy);
-            let content = entry.share(cluster).and_then(|share| share.content(&source).cloned());
-            let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
-            Wish {
-                uid: uid.clone(),
-                rule: entry.rule.terms.rule.clone(),
-                source: source.plain(),
-                state,
-                message,
-                revision: content.map(|content| content.revision),
-            }
-        };
-        sources.into_iter().take(SOURCES).map(wish).collect()
+/// What each of these rules that has a source for this copy says of it. `look` has a look at the index as it is by then: one
+/// for each rule, as the index must not be held for as long as all of them take.
+pub fn wishes(
+    rules: impl IntoIterator<Item = RuleUid>,
+    look: impl Fn(&dyn Fn(&Index) -> Vec<Wish>) -> Vec<Wish>,
+    cluster: &ClusterName,
+    copy: &SourceRef,
+) -> Vec<Wish> {
+    rules.into_iter().flat_map(|uid| look(&|index: &Index| of_rule(index, &uid, cluster, copy))).take(RULES).collect()
+}
+
+fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef) -> Vec<Wish> {
+    let Some(entry) = index.rule(uid) else { return vec![] };
+    let wish = |source: SourceRef| {
+        let obstacle = obstacle(index, entry, cluster, &source, copy);
+        let content = entry.share(cluster).and_then(|share| share.content(&source).cloned());
+        let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
+        Wish {
+            uid: uid.clone(),
+            rule: entry.rule.terms.rule.clone(),
+            source: source.plain(),
+            state,
+            message,
+            revision: content.map(|content| content.revision),
+        }
     };
-    index.rules().flat_map(of_rule).take(RULES).collect()
+    sources(entry, cluster, copy).into_iter().take(SOURCES).map(wish).collect()
 }
 
 /// The sources of a rule whose copies have this name; those of other namespaces only where the rule says which namespaces
@@ -238,6 +245,7 @@ pub fn namespace_word(namespace: NamespaceState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::time::Instant;
@@ -284,9 +292,14 @@ mod tests {
         index
     }
 
+    fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<Wish> {
+        let rules: Vec<RuleUid> = index.rules().map(|(uid, _)| uid.clone()).collect();
+        wishes(rules, |look| look(index), &ClusterName::from(cluster), copy)
+    }
+
     fn states(index: &Index, cluster: &str, namespace: &str, name: &str) -> Vec<(String, &'static str)> {
         let copy = SourceRef::new("configmaps", namespace, name);
-        let wishes = wishes(index, &ClusterName::from(cluster), &copy);
+        let wishes = all(index, cluster, &copy);
         wishes.into_iter().map(|wish| (wish.rule.name, wish.state)).collect()
     }
 
@@ -321,11 +334,28 @@ mod tests {
     }
 
     #[test]
+    fn the_index_is_looked_at_rule_by_rule() {
+        let named = |name: &str| rule(name, json!({"namespaces": {"names": ["x"]}}));
+        let index = index((0..RULES + 9).map(|number| named(&format!("r{number:03}"))).collect(), json!({"all": true}));
+        let copy = SourceRef::new("configmaps", "x", "s");
+        let looks = Cell::new(0);
+        let look = |one: &dyn Fn(&Index) -> Vec<Wish>| {
+            looks.set(looks.get() + 1);
+            let found = one(&index);
+            assert!(found.iter().all(|wish| wish.uid == found[0].uid), "one look at several rules: {found:?}");
+            found
+        };
+        // One is gone by the time of its look, and no more are looked at than are told of.
+        let rules = ["gone".into()].into_iter().chain(index.rules().map(|(uid, _)| uid.clone()));
+        assert_eq!((wishes(rules, look, &"one".into(), &copy).len(), looks.get()), (RULES, RULES + 1));
+    }
+
+    #[test]
     fn the_agents_word_comes_first() {
         let index = index(vec![rule("r", json!({"namespaces": {"names": ["x"]}}))], json!({"all": true}));
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |states: Vec<CopyState>| {
-            let mut wishes = wishes(&index, &"one".into(), &copy);
+            let mut wishes = all(&index, "one", &copy);
             let namespace = NamespaceState::Missing;
             with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands: None });
             (wishes[0].state, wishes[0].message.clone())
@@ -354,7 +384,7 @@ mod tests {
 
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |holds: u8, outcome: CopyOutcome, trouble: Option<(Reason, String)>| {
-            let mut wishes = wishes(&index, &"one".into(), &copy);
+            let mut wishes = all(&index, "one", &copy);
             let states = vec![CopyState { rule: "r".into(), outcome, trouble }];
             let sealed = Some(("r".into(), SourceRef::new("configmaps", "home", "s"), Revision([holds; 16])));
             let stands = Some(StandingObject { ours: true, intact: true, sealed, applied_at: 0, uid: "u".into() });

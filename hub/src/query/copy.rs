@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::because::{self, Wish};
 use super::review::{self, User};
-use super::{Questions, address, resource_of};
+use super::{Questions, address, aside, resource_of};
 
 /// How long an agent may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ impl Questions {
         }
         self.can_answer()?;
         let (cluster, copy) = (ClusterName::from(cluster), SourceRef::new(&resource, &namespace, &name));
-        let mut wishes = because::wishes(&self.shared.index.read(), &cluster, &copy);
+        let mut wishes = self.wishes(&cluster, &copy).await?;
         let visible = self.visible(&user, &wishes).await?;
         let member = self.reviewer.allows(&user, "memberclusters", "", cluster.as_str()).await?;
         // Nobody learns here which clusters there are.
@@ -76,6 +76,16 @@ impl Questions {
             stands: stands.map(|stands| self.object(stands, &visible, member)),
             hidden,
         }))
+    }
+
+    /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
+    async fn wishes(&self, cluster: &ClusterName, copy: &SourceRef) -> Result<Vec<Wish>, Status> {
+        let (shared, cluster, copy) = (self.shared.clone(), cluster.clone(), copy.clone());
+        aside(move || {
+            let rules: Vec<RuleUid> = shared.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+            because::wishes(rules, |look| look(&shared.index.read()), &cluster, &copy)
+        })
+        .await
     }
 
     /// The rules among these that the caller may get.

@@ -129,6 +129,15 @@ fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
         .ok_or_else(|| Status::invalid_argument("kind is unknown: ask for DistributionRule or ClusterDistributionRule"))
 }
 
+/// Does what takes time, and what nothing else in the hub waits for.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| broken())
+}
+
+fn broken() -> Status {
+    Status::internal("the hub could not answer this: ask again")
+}
+
 /// The address of a caller, where it is known: who comes by way of another replica has none.
 fn address<T>(request: &Request<T>) -> Option<IpAddr> {
     let caller = request.extensions().get::<Caller>()?;

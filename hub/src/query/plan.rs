@@ -16,7 +16,7 @@ use runnel_proto::wire;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
-use super::{Questions, address, review};
+use super::{Questions, address, aside, broken, review};
 use crate::index::Holding;
 use crate::plan::{Body, Place, is_never_a_source};
 use crate::shared::Unasked;
@@ -263,15 +263,6 @@ fn random_key() -> Result<FieldsKey, Status> {
     random
         .map(|random| FieldsKey(random.expose()))
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
-}
-
-/// Planning takes time, which nothing else in the hub waits for.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| broken())
-}
-
-fn broken() -> Status {
-    Status::internal("the hub could not plan this: ask again")
 }
 
 fn pages(mut scene: Scene, heard: Vec<Heard>, known: &Known) -> Vec<wire::PlanPage> {
