@@ -3,9 +3,13 @@
 //!
 //! What the agent knows answers most of it. Whether something that is not its own stands where a copy should, it finds out
 //! only when it writes there; so for the answer it is read ([`Known::Open`]), and [`foresee`] decides with what was seen.
+//!
+//! Of a Secret that is not the agent's own nobody is told whether it equals what would be written: whoever plans chooses what
+//! that is, and could try what he guesses, one plan after the other, without a trace. So the answer is the same for both
+//! ([`is_untold`]), and no write is tried there, as an API server may tell the one from the other.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{FieldsKey, Foreseen, Reason, SourceRef, Supposed, SupposedCopy};
+use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed, SupposedCopy};
 
 use crate::decide::{Action, Outcome, Takeover, Trouble, Verdict, Want, decide, differs};
 use crate::job::Body;
@@ -81,7 +85,15 @@ pub struct Found {
     pub after: Vec<SourceRef>,
 }
 
-/// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent.
+/// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own.
+pub fn is_untold(want: &Want, sight: &Sight) -> bool {
+    let Want::Copy(wanted) = want else { return false };
+    let is_plain = Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
+    !is_plain && matches!(sight, Sight::Live(live) if live.ownership != Ownership::Ours)
+}
+
+/// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
+/// difference where that [is not told](is_untold).
 pub fn foresee(want: &Want, sight: &Sight, is_equal: bool) -> Option<Said> {
     let plain = |foreseen| Some((foreseen, None));
     match decide(want, sight) {
@@ -100,6 +112,7 @@ pub fn foresee(want: &Want, sight: &Sight, is_equal: bool) -> Option<Said> {
             Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
             Action::Read => None,
             Action::Change(_) => plain(Foreseen::Change),
+            Action::Adopt(_) if is_untold(want, sight) => plain(untold(want)),
             Action::Adopt(_) if is_equal => plain(Foreseen::Adopt),
             Action::Adopt(_) => refused_or_asked(want, sight),
             Action::Overwrite(_) => plain(Foreseen::Overwrite),
@@ -107,6 +120,13 @@ pub fn foresee(want: &Want, sight: &Sight, is_equal: bool) -> Option<Said> {
             Action::Delete(_) => plain(Foreseen::Remove),
             Action::Retain(_) => plain(Foreseen::Retain),
         },
+    }
+}
+
+fn untold(want: &Want) -> Foreseen {
+    match want {
+        Want::Copy(wanted) if wanted.policies.takeover == Takeover::Asked => Foreseen::Overwrite,
+        _ => Foreseen::AdoptIfEqual,
     }
 }
 
@@ -120,8 +140,8 @@ fn refused_or_asked(want: &Want, sight: &Sight) -> Option<Said> {
 
 /// Whether it is a write.
 pub fn writes(foreseen: Foreseen) -> bool {
-    use Foreseen::{Adopt, Change, Create, Overwrite};
-    matches!(foreseen, Create | Change | Adopt | Overwrite)
+    use Foreseen::{Adopt, AdoptIfEqual, Change, Create, Overwrite};
+    matches!(foreseen, Create | Change | Adopt | AdoptIfEqual | Overwrite)
 }
 
 /// The answer: what was found, in order. What must wait for another copy that will not stand stays.

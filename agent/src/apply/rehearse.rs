@@ -11,7 +11,7 @@ use crate::body::{self, Over, Written};
 use crate::classify::trouble;
 use crate::decide::{Target, Trouble, Want};
 use crate::differ;
-use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, writes};
+use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, is_untold, writes};
 use crate::job::{Body, Limits, Origin, Work};
 use crate::live::{self, FIELD_MANAGER};
 use crate::records::Sight;
@@ -74,6 +74,10 @@ impl Member {
         let (foreseen, said) = foresee(&want, &sight, is_equal)?;
         if !rehearse {
             return Some((foreseen, said));
+        }
+        if writes(foreseen) && is_untold(&want, &sight) {
+            let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
+            return Some((foreseen, Some(Trouble::new(Reason::WaitingForHub, words))));
         }
         let target = match &sight {
             Sight::Live(live) => Some(Target { uid: live.uid.clone(), version: live.version.clone() }),

@@ -9,10 +9,11 @@ use super::table::Tone;
 use super::wrap;
 
 /// Verdicts in the order in which they are counted, and how each is meant.
-const VERDICTS: [(&str, Tone); 15] = [
+const VERDICTS: [(&str, Tone); 16] = [
     ("create", Tone::Good),
     ("change", Tone::Good),
     ("takeOver", Tone::Odd),
+    ("adoptIfEqual", Tone::Odd),
     ("remove", Tone::Odd),
     ("retain", Tone::Odd),
     ("handOver", Tone::Odd),
@@ -46,10 +47,11 @@ impl Planned {
         Self { rule, saved, said }
     }
 
-    /// Whether something would fail, or be held until somebody releases it.
+    /// Whether something would fail, or be held until somebody releases it; also where it may, as nobody is told.
     pub fn would_fail(&self) -> bool {
         let fails = |copy: &PlanCopy| {
-            matches!(copy.verdict.as_str(), "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused")
+            let verdict = copy.verdict.as_str();
+            matches!(verdict, "held" | "conflict" | "denied" | "forbidden" | "invalid" | "refused" | "adoptIfEqual")
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
         self.said.incomplete || self.said.copies.iter().any(fails) || self.said.sources.iter().any(is_left_out)

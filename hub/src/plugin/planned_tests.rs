@@ -78,7 +78,7 @@ fn a_plan_fails_by_what_would_not_be_as_the_rule_wants() {
         let page = PlanPage { copies: vec![copy("a", "secrets/b/c", verdict, "", "")], ..PlanPage::default() };
         Planned::of("r".into(), true, [PlanPage::default(), page]).would_fail()
     };
-    for verdict in ["held", "conflict", "denied", "forbidden", "invalid", "refused"] {
+    for verdict in ["held", "conflict", "denied", "forbidden", "invalid", "refused", "adoptIfEqual"] {
         assert!(of(verdict), "{verdict}");
     }
     for verdict in ["create", "change", "takeOver", "remove", "retain", "handOver", "wait", "rest", "unchanged"] {

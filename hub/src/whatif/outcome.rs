@@ -1,7 +1,7 @@
 //! What the answers of the agents come to.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Reason, SupposedCopy};
+use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reason, SupposedCopy};
 
 use super::{Holdings, Said, Scene};
 use crate::index::Holding;
@@ -13,6 +13,12 @@ const GIVEN_UP: AskedDigest = AskedDigest([0x67; 16]);
 
 /// What the brake says of what it holds.
 const HELD: &str = "removalLimit holds it, as too much would go at a time: `kubectl runnel release` would let it go";
+/// What is said of Secrets that are not Runnel's, of which nobody is told whether they are equal.
+const UNTOLD: &str = "a Secret that is not Runnel's stands here: it is taken over if it equals the source, and left alone \
+                      (Conflict) if not; a plan does not tell which";
+const LOST: &str = "what stands there is lost";
+const LOST_OR_EQUAL: &str = "what stands there is lost, unless it is equal: of a Secret a plan does not tell";
+const EQUAL_COUNT: &str = "Secrets that stand there and are equal are counted here, and would not be held";
 
 /// What would become of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,9 +151,14 @@ fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: boo
     let (reason, message) =
         copy.trouble.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
     let held = |reason| ("held", reason, HELD.to_owned());
+    let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
+    let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
     let (verdict, reason, message) = match copy.foreseen {
-        Foreseen::Overwrite if overwrites => ("takeOver", "Overwritten", "what stands there is lost".to_owned()),
-        Foreseen::Overwrite => held("Takeover"),
+        Foreseen::Overwrite if overwrites => {
+            ("takeOver", "Overwritten", and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message))
+        }
+        Foreseen::Overwrite => ("held", "Takeover", and(HELD, if is_secret { EQUAL_COUNT } else { "" })),
+        Foreseen::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
         Foreseen::GiveUp if lets_go => ("remove", reason, message),
         Foreseen::GiveUp | Foreseen::Held => held("Removal"),
         Foreseen::Adopt if message.is_empty() => ("takeOver", "Equal", "what stands there is equal".to_owned()),

@@ -45,8 +45,8 @@ impl Said {
 }
 
 fn is_smooth(foreseen: Foreseen) -> bool {
-    use Foreseen::{GiveUp, Held, Overwrite, Refused};
-    !matches!(foreseen, Refused | Held | Overwrite | GiveUp)
+    use Foreseen::{AdoptIfEqual, GiveUp, Held, Overwrite, Refused};
+    !matches!(foreseen, Refused | Held | Overwrite | AdoptIfEqual | GiveUp)
 }
 
 #[cfg(test)]

@@ -124,6 +124,8 @@ pub enum Foreseen {
     Unchanged,
     /// An object that is not ours is equal and becomes the copy.
     Adopt,
+    /// An object that is not ours becomes the copy if it is equal; whether it is, is not told.
+    AdoptIfEqual,
     /// An object that is not ours is overwritten, once the hub says so.
     Overwrite,
     /// It is deleted.

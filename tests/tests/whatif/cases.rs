@@ -113,6 +113,7 @@ pub fn all() -> Vec<Case> {
     all.extend(edits());
     all.extend(shapes());
     all.extend(contests());
+    all.extend(secrets());
     all
 }
 
@@ -237,6 +238,24 @@ fn shapes() -> Vec<Case> {
             .rule(move |rule, _| transform(rule, json!({"labels": {"add": {"more": "yes"}}}))),
         one("versions", json!({"create": 2}))
             .rule(move |rule, _| transform(rule, json!({"versionedName": {"keep": 2}}))),
+    ]
+}
+
+/// Of Secrets that are somebody else's a plan says the same whether they are equal or not; what happens is what the policy says.
+fn secrets() -> Vec<Case> {
+    let case = |name, summary, value: &str, policy: &str| {
+        let mut case = Case::new(name, summary);
+        let secret = |value: &str| Draft::secret(&case.home(), "login").data("password", value).json();
+        (case.on_hub, case.in_members) = (vec![secret("v")], vec![(1, secret(value))]);
+        case.rule(|rule, _| rule.named(&["login"]).with("conflictPolicy", json!(policy)))
+    };
+    let adopted = || json!({"adoptIfEqual": 1, "create": 1});
+    let overwritten = || json!({"create": 1, "takeOver": 1});
+    vec![
+        case("an-equal-secret", adopted(), "v", "AdoptIfEqual"),
+        case("an-unequal-secret", adopted(), "theirs", "AdoptIfEqual"),
+        case("an-equal-secret-overwritten", overwritten(), "v", "Overwrite"),
+        case("an-unequal-secret-overwritten", overwritten(), "theirs", "Overwrite"),
     ]
 }
 

@@ -79,6 +79,7 @@ async fn a_dry_run_says_what_each_api_server_would_refuse_and_writes_nothing() -
     hub.make(&Draft::config_map(HOME, "long").annotation("note", &note).json()).await?;
     scene.member(1).make(&Draft::config_map(HOME, "taken").data("k", "theirs").json()).await?;
     let rule = RuleDraft::new(HOME, "all").named(&["denied", "good", "long", "login", "taken"]).everywhere().json();
+    let guesses = guesses(&scene).await?;
     let before = objects(&scene, HOME).await?;
 
     let admin = fleet.hub().kubeconfig();
@@ -106,6 +107,7 @@ async fn a_dry_run_says_what_each_api_server_would_refuse_and_writes_nothing() -
     ensure!(plain == expected("create", "create", "create"), "{plain:?}");
     let tried = verdicts(&["--dry-run=members"]).await?;
     ensure!(tried == expected("denied", "create", "invalid"), "{tried:?}");
+    nothing_tells_a_right_guess_from_a_wrong_one(&fleet, &guesses).await?;
     may(fleet.member(1), &["get", "list", "watch"]).await?;
     eventually("the right to be gone", SOON, async || {
         let tried = verdicts(&["--dry-run=members"]).await?;
@@ -115,6 +117,33 @@ async fn a_dry_run_says_what_each_api_server_would_refuse_and_writes_nothing() -
     ensure!(objects(&scene, HOME).await? == before, "something was written");
     ensure!(hub.find(&Id::rule(HOME, "all")).await?.is_none(), "the rule was saved");
     nobody_is_told_what_he_may_not_read(&fleet, &rule).await
+}
+
+/// A rule of somebody who guesses what two Secrets of the member hold, and is right about one. They are immutable, so their API
+/// server would refuse what differs.
+async fn guesses(scene: &Scene) -> Result<Value> {
+    let secret = |name: &str, value: &str| {
+        Draft::secret(HOME, name).data("password", value).with("immutable", json!(true)).json()
+    };
+    for (name, value) in [("right", CANARY), ("wrong", "theirs")] {
+        scene.hub.make(&secret(name, CANARY)).await?;
+        scene.member(1).make(&secret(name, value)).await?;
+    }
+    let rule = RuleDraft::new(HOME, "guesses").named(&["right", "wrong"]).everywhere();
+    Ok(rule.with("conflictPolicy", json!("AdoptIfEqual")).json())
+}
+
+async fn nothing_tells_a_right_guess_from_a_wrong_one(fleet: &Fleet, rule: &Value) -> Result<()> {
+    for more in [&[][..], &["--dry-run=members"]] {
+        let (code, out, err) = plan(fleet, fleet.hub().kubeconfig(), rule, &[more, &["-o", "json"]].concat()).await?;
+        ensure!(code == 4 && !out.contains(CANARY) && !err.contains(CANARY), "exit code {code}: {out}{err}");
+        let said: Value = serde_json::from_str(&out)?;
+        let rows = said["plans"][0]["copies"].as_array().context("no copies")?;
+        let words = rows.iter().map(|row| json!([row["verdict"], row["reason"], row["message"]]));
+        let words: Vec<Value> = words.collect();
+        ensure!(words.len() == 2 && words[0] == words[1] && words[0][0] == "adoptIfEqual", "{words:?}");
+    }
+    Ok(())
 }
 
 async fn nobody_is_told_what_he_may_not_read(fleet: &Fleet, rule: &Value) -> Result<()> {

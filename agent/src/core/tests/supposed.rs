@@ -148,3 +148,35 @@ fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
     let younger = Terms { created_at: 900, ..terms("q", &["a"]) };
     assert_eq!(asked(&mut world, question("q", Some(younger), &[("s0", 1)], &[])), ["a/s0 Refused"]);
 }
+
+#[test]
+fn of_a_secret_of_somebody_else_nobody_is_told_whether_it_is_equal() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    for (namespace, equal) in [("a", true), ("b", false)] {
+        for resource in ["configmaps", "secrets"] {
+            let object = SourceRef::new(resource, namespace, "s0");
+            world.make_foreign(&object);
+            world.objects.get_mut(&object).unwrap().equal = equal;
+        }
+    }
+    let secrets = SourceRef::new("secrets", "team", "s0");
+    // Of both ConfigMaps, then of both Secrets.
+    let said = |world: &mut World, conflict_policy: ConflictPolicy| {
+        let terms = Terms { conflict_policy, ..terms("r", &["a", "b"]) };
+        let mut question = question("r", Some(terms), &[("s0", 1), ("s0", 1)], &[]);
+        question.intents[1].intent.source = secrets.clone();
+        let said = asked(world, question);
+        said.iter().map(|one| one.rsplit(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(said(&mut world, ConflictPolicy::Fail), ["Refused"; 4]);
+    let expected = ["Adopt", "Refused", "AdoptIfEqual", "AdoptIfEqual"];
+    assert_eq!(said(&mut world, ConflictPolicy::AdoptIfEqual), expected);
+    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), ["Overwrite"; 4]);
+    // What is known to stand there is asked about where it differs.
+    let upserts = vec![intent("s0", 1), Intent { source: secrets.clone(), ..intent("s0", 1) }];
+    world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b"])) }]);
+    world.settle();
+    let expected = ["Adopt", "Overwrite", "Overwrite", "Overwrite"];
+    assert_eq!(said(&mut world, ConflictPolicy::Overwrite), expected);
+}
