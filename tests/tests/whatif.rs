@@ -16,7 +16,7 @@ use runnel_tests::scene::{Draft, HUB_LABEL, Id, Place, RETAINED, RULE, SOON, Sce
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 use cases::Case;
 
@@ -24,6 +24,8 @@ use cases::Case;
 const AT_ONCE: usize = 6;
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+/// Whoever has it has the fleet for himself: what a test does to a cluster is seen in all namespaces.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Two members whose policies let objects be overwritten and namespaces be created.
 async fn fleet() -> Result<&'static Fleet> {
@@ -178,8 +180,20 @@ async fn set_up(scene: &Scene, case: &Case) -> Result<()> {
         scene.hub.make(rule).await?;
         settled(&scene.hub, &Id::of(rule)?).await?;
     }
-    for (id, change) in &case.edits {
+    for (number, (id, change)) in case.edits.iter().enumerate() {
         scene.hub.change(id, change.clone()).await?;
+        // What comes after an edit of a rule comes under it.
+        if id.kind() == "DistributionRule" && number + 1 < case.edits.len() {
+            settled(&scene.hub, id).await?;
+        }
+    }
+    if !case.phase.is_empty() {
+        let reached = |object: &Value| {
+            let rollout = &object["status"]["rollout"];
+            ensure!(rollout["phase"] == case.phase, "{rollout}");
+            Ok(())
+        };
+        scene.hub.sees(case.phase, &Id::of(&case.rule)?, reached).await?;
     }
     Ok(())
 }
@@ -197,6 +211,11 @@ async fn settled(hub: &Place, rule: &Id) -> Result<()> {
 
 async fn holds(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
     set_up(scene, case).await.with_context(|| format!("case {}", case.name))?;
+    comes_true(fleet, scene, case).await
+}
+
+/// Of a case that is set up.
+async fn comes_true(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
     let before = objects(scene, &case.home()).await?;
     let plan = planned(fleet, &case.rule).await.with_context(|| format!("case {}", case.name))?;
     let summary = plan["summary"].to_string();
@@ -222,7 +241,8 @@ async fn holds(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
 #[tokio::test]
 async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     let (fleet, cases) = (fleet().await?, cases::all());
-    ensure!(cases.len() >= 30, "{}", cases.len());
+    ensure!(cases.len() >= 40, "{}", cases.len());
+    let _alone = ALONE.lock().await;
     let scene = Scene::of(fleet).await?;
     // What is not labelled has no grant but its own.
     let everything =
@@ -236,5 +256,54 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     let table: Vec<String> =
         stream::iter(cases.iter()).map(|case| holds(fleet, scene, case)).buffered(AT_ONCE).try_collect().await?;
     println!("{}", table.join("\n"));
+    Ok(())
+}
+
+/// How the plan of a rule that is not saved says that member-2 is.
+async fn second(fleet: &Fleet, case: &Case) -> Result<Value> {
+    let plan = planned(fleet, &case.rule).await?;
+    let clusters = plan["clusters"].as_array().context("no clusters")?;
+    clusters.iter().find(|cluster| cluster["name"] == "member-2").cloned().context("it does not name member-2")
+}
+
+async fn come_true(fleet: &Fleet, scene: &Scene, cases: &[Case]) -> Result<()> {
+    for case in cases {
+        println!("{}", comes_true(fleet, scene, case).await?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<()> {
+    let fleet = fleet().await?;
+    let _alone = ALONE.lock().await;
+    let scene = Scene::of(fleet).await?;
+    let (cordoned, away) = (cases::without_one("cordoned"), cases::without_one("away"));
+    for case in cordoned.iter().chain(&away) {
+        set_up(&scene, case).await.with_context(|| format!("case {}", case.name))?;
+    }
+    let member = Id::member("member-2");
+    scene.hub.change(&member, json!({"spec": {"cordoned": true}})).await?;
+    fleet.condition(2, "Cordoned", "True").await?;
+    let said = second(fleet, &cordoned[0]).await?;
+    ensure!(said["message"].as_str().is_some_and(|said| said.starts_with("it is cordoned")), "{said}");
+    let held = come_true(fleet, &scene, &cordoned).await;
+    scene.hub.change(&member, json!({"spec": {"cordoned": false}})).await?;
+    fleet.condition(2, "Cordoned", "").await?;
+    held?;
+    fleet.kill_agent(2)?;
+    let is_away = async || {
+        let said = second(fleet, &away[0]).await?;
+        Ok((said["state"] == "NotConnected").then_some(()))
+    };
+    eventually("member-2 to be away", SOON, is_away).await?;
+    let held = come_true(fleet, &scene, &away).await;
+    fleet.start_agent(2).await?;
+    fleet.connected(2).await?;
+    held?;
+    // What the plans left open comes to pass there as well.
+    for case in cordoned.iter().chain(&away) {
+        settled(&scene.hub, &Id::of(&case.rule)?).await.with_context(|| format!("case {}", case.name))?;
+    }
     Ok(())
 }

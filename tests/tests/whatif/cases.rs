@@ -16,6 +16,8 @@ pub struct Case {
     pub before: Vec<Value>,
     /// What changes on the hub after that.
     pub edits: Vec<(Id, Value)>,
+    /// What its rollout has come to by then; empty: it has none under way.
+    pub phase: &'static str,
     /// The rule that is planned and then saved.
     pub rule: Value,
     /// How many copies become what.
@@ -41,6 +43,7 @@ impl Case {
             in_members: vec![],
             before: vec![],
             edits: vec![],
+            phase: "",
             rule: Value::Null,
             summary,
         };
@@ -114,7 +117,33 @@ pub fn all() -> Vec<Case> {
     all.extend(shapes());
     all.extend(contests());
     all.extend(secrets());
+    all.extend(rollouts());
     all
+}
+
+/// Rules of which a cluster takes no part, member-2, once all is set up.
+pub fn without_one(what: &str) -> Vec<Case> {
+    let [new, edit, change] = match what {
+        "cordoned" => ["cordoned-new", "cordoned-edit", "cordoned-change"],
+        _ => ["away-new", "away-edit", "away-change"],
+    };
+    // What is not wanted any more goes from a cordoned cluster as from others.
+    let (edited, changed) = match what {
+        "cordoned" => (json!({"create": 1, "remove": 2, "unchanged": 2}), json!({"change": 1, "unchanged": 1})),
+        _ => (json!({"create": 1, "remove": 1, "unchanged": 1}), json!({"change": 1})),
+    };
+    let more = json!({"labels": {"add": {"more": "yes"}}});
+    vec![
+        Case::new(new, json!({"create": 1})).sources(1).rule(|rule, _| named(rule, &["s0"])),
+        Case::new(edit, edited)
+            .sources(3)
+            .saved(|rule, _| named(rule, &["s0", "s1"]))
+            .rule(|rule, _| named(rule, &["s1", "s2"])),
+        Case::new(change, changed)
+            .sources(1)
+            .saved(|rule, _| named(rule, &["s0"]))
+            .rule(|rule, _| named(rule, &["s0"]).with("transform", more)),
+    ]
 }
 
 fn new_rules() -> Vec<Case> {
@@ -238,7 +267,24 @@ fn shapes() -> Vec<Case> {
             .rule(move |rule, _| transform(rule, json!({"labels": {"add": {"more": "yes"}}}))),
         one("versions", json!({"create": 2}))
             .rule(move |rule, _| transform(rule, json!({"versionedName": {"keep": 2}}))),
+        one("a-value-for-one-cluster", json!({"create": 2})).rule(|rule, _| overridden(rule)),
+        one("a-value-changes-in-one-cluster", json!({"change": 1, "unchanged": 1}))
+            .saved(|rule, _| named(rule, &["s0"]))
+            .rule(|rule, _| overridden(rule)),
+        // What stands there is compared with what that cluster would get.
+        one("equal-to-the-clusters-own-value", json!({"create": 1, "takeOver": 1}))
+            .standing("s0", "one")
+            .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
+        one("equal-to-the-others-value", json!({"conflict": 1, "create": 1}))
+            .standing("s0", "v")
+            .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
     ]
+}
+
+/// Another value in member-1 than elsewhere.
+fn overridden(rule: RuleDraft) -> RuleDraft {
+    let overrides = json!([{"clusters": {"names": ["member-1"]}, "data": {"k": "one"}}]);
+    named(rule, &["s0"]).with("overrides", overrides)
 }
 
 /// Of Secrets that are somebody else's a plan says the same whether they are equal or not; what happens is what the policy says.
@@ -256,6 +302,28 @@ fn secrets() -> Vec<Case> {
         case("an-unequal-secret", adopted(), "theirs", "AdoptIfEqual"),
         case("an-equal-secret-overwritten", overwritten(), "v", "Overwrite"),
         case("an-unequal-secret-overwritten", overwritten(), "theirs", "Overwrite"),
+    ]
+}
+
+/// Edits of rules whose last change has come to member-1 and not to member-2.
+fn rollouts() -> Vec<Case> {
+    let slow = || json!({"maxConcurrency": 1, "soakSeconds": 3600});
+    let under_way = |name, summary| {
+        let mut case = Case::new(name, summary).sources(2).saved(|rule, _| named(rule, &["s*"]));
+        case.edits = vec![
+            (Id::rule(&case.home(), "all"), json!({"spec": {"rollout": slow()}})),
+            (Id::config_map(&case.home(), "s0"), json!({"data": {"k": "new"}})),
+        ];
+        Case { phase: "Soaking", ..case }
+    };
+    let quick = |rule: RuleDraft| rule.with("rollout", json!({"maxConcurrency": 1}));
+    let labelled = |rule: RuleDraft| rule.with("transform", json!({"labels": {"add": {"more": "yes"}}}));
+    vec![
+        under_way("a-rollout-goes-on", json!({"change": 1, "unchanged": 3}))
+            .rule(move |rule, _| quick(named(rule, &["s*"]))),
+        under_way("a-rollout-is-given-up", json!({"change": 1, "unchanged": 3})).rule(|rule, _| named(rule, &["s*"])),
+        under_way("a-rollout-is-overtaken", json!({"change": 4}))
+            .rule(move |rule, _| quick(labelled(named(rule, &["s*"])))),
     ]
 }
 
