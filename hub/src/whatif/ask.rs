@@ -15,6 +15,10 @@ use crate::plan::{Share, SourceContent};
 /// The most bytes of payload that travel in one question, which is one message.
 const PAYLOADS: usize = 2 << 20;
 
+/// What is said of a cluster that has what was before the rollout that is under way.
+const BEHIND: &str =
+    "it awaits its turn in the rollout that is under way: what that change would remove there is not told";
+
 /// How a cluster is to the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -85,6 +89,7 @@ impl Scene {
             Claim::Unwanted(_) | Claim::Braked => (Standing::Asked, "spec.clusters does not choose it any more"),
             Claim::Cordoned(_) => (Standing::Asked, "it is cordoned: it keeps what it has and gets nothing new"),
             Claim::Reverts(_) => (Standing::Asked, "its rollout goes back: this is what a new change would do"),
+            Claim::Wanted(_) | Claim::Awaits(_) if self.behind.contains(name) => (Standing::Asked, BEHIND),
             Claim::Wanted(_) | Claim::Awaits(_) | Claim::Unclaimed => (Standing::Asked, ""),
         }
     }

@@ -37,6 +37,8 @@ pub struct Scene {
     exists: bool,
     /// What each cluster has of the rule as it is saved.
     former: BTreeMap<ClusterName, Share>,
+    /// Those to which a rollout under way has not come: they have what was before it, and the hub does not know what that is.
+    behind: BTreeSet<ClusterName>,
     unread: BTreeSet<SourceRef>,
 }
 
@@ -48,8 +50,13 @@ impl Scene {
         let exists = saved.is_some();
         let shares = |cluster: &ClusterName| Some((cluster.clone(), saved?.share(cluster)?));
         let former = saved.iter().flat_map(|entry| entry.goes.clusters.keys()).filter_map(shares).collect();
+        let behind = |entry: &RuleEntry| {
+            let clusters = entry.goes.clusters.keys();
+            clusters.filter(|cluster| entry.awaits(cluster)).cloned().collect()
+        };
+        let behind = saved.map(behind).unwrap_or_default();
         let unread = index.set_rule(rule).read;
-        Self { index, uid, exists, former, unread }
+        Self { index, uid, exists, former, behind, unread }
     }
 
     /// Whether the rule is saved already.

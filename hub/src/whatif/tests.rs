@@ -2,13 +2,14 @@
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy,
+    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy, Travel,
 };
 use serde_json::{Value, json};
 
 use super::*;
 use crate::index::Cluster;
 use crate::plan::{RuleGrant, SourceContent};
+use crate::rollout::{Gate, Reach};
 
 const KEY: FieldsKey = FieldsKey([5; 32]);
 
@@ -182,6 +183,29 @@ fn takeovers_pass_up_to_the_limit() {
     };
     assert_eq!(of(10), ["takeOver"; 5]);
     assert_eq!(of(11), ["held"; 5]);
+}
+
+#[test]
+fn who_is_behind_in_a_rollout_under_way_is_named() {
+    let mut index = index(1);
+    let waves = json!({"rollout": {"maxConcurrency": 1}});
+    let unread = index.set_rule(rule(&["s*"], &waves)).read;
+    for source in unread {
+        index.set_source(source.clone(), BTreeMap::new(), Some(body(&source.name)));
+    }
+    let behind = |index: &Index, more: &Value| -> Vec<bool> {
+        let mut scene = scene_of(index, rule(&["s*"], more));
+        scene.judge(&nobody, Instant::now());
+        scene.clusters(&nobody).into_iter().map(|ask| ask.message.contains("the rollout that is under way")).collect()
+    };
+    let let_in = |index: &mut Index, reach: Reach| {
+        let revision = index.rule(&"all".into()).unwrap().target().to_owned();
+        index.let_in(&"all".into(), Gate { revision, reach, rests: false, travel: Travel::Plain });
+    };
+    let_in(&mut index, Reach::Only(BTreeMap::from([("one".into(), Instant::now())])));
+    assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));
+    let_in(&mut index, Reach::All);
+    assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false; 2], vec![false; 2]));
 }
 
 #[test]
