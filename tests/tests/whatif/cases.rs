@@ -298,10 +298,10 @@ fn secrets() -> Vec<Case> {
     let adopted = || json!({"adoptIfEqual": 1, "create": 1});
     let overwritten = || json!({"create": 1, "takeOver": 1});
     vec![
-        case("an-equal-secret", adopted(), "v", "AdoptIfEqual"),
-        case("an-unequal-secret", adopted(), "theirs", "AdoptIfEqual"),
-        case("an-equal-secret-overwritten", overwritten(), "v", "Overwrite"),
-        case("an-unequal-secret-overwritten", overwritten(), "theirs", "Overwrite"),
+        case("secret-equal", adopted(), "v", "AdoptIfEqual"),
+        case("secret-unequal", adopted(), "theirs", "AdoptIfEqual"),
+        case("lost-secret-equal", overwritten(), "v", "Overwrite"),
+        case("lost-secret-unequal", overwritten(), "theirs", "Overwrite"),
     ]
 }
 
