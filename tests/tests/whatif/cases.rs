@@ -329,7 +329,8 @@ fn rollouts() -> Vec<Case> {
 
 fn contests() -> Vec<Case> {
     let case = Case::new("an-older-rule-has-it", json!({"refused": 2})).sources(1);
-    let older = RuleDraft::new(&case.home(), "older").everywhere();
+    // Before the other by its name as well: they may be of one second.
+    let older = RuleDraft::new(&case.home(), "a-older").everywhere();
     let loses = Case { before: vec![named(older, &["s0"]).json()], ..case }.rule(|rule, _| named(rule, &["s0"]));
 
     let case = Case::new("a-cluster-rule-takes-it", json!({"change": 2})).sources(1);
