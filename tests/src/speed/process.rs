@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 const TICK: Duration = Duration::from_millis(10);
 /// Between two looks at what a process computes.
 const LOOK: Duration = Duration::from_millis(500);
+/// The looks in the time of two keepalives, which are 9 s apart.
+const KEEPALIVES: usize = 36;
 
 /// Resident memory of a process in bytes.
 ///
@@ -90,14 +92,21 @@ pub async fn at_rest(pid: u32) -> Result<Duration> {
 }
 
 /// Whether these shares of the time, the newest last, are those of a process at rest: less than a fiftieth twice, or a
-/// fifth at most for three seconds, without ups and downs.
+/// fifth at most for three seconds, without ups and downs. Connections that were all used at the same moment have their
+/// keepalives at the same moment, too: then as much in the time of two keepalives as in the one before, less than a fifth.
 fn rests(shares: &[f64]) -> bool {
     let newest = |count: usize| shares.len().checked_sub(count).map(|from| &shares[from..]);
     let most = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);
     let least = |shares: &[f64]| shares.iter().copied().fold(f64::MAX, f64::min);
     let is_idle = newest(2).is_some_and(|shares| most(shares) < 0.02);
     let is_even = newest(6).is_some_and(|shares| most(shares) < 0.2 && most(shares) < 2.0 * least(shares) + 0.02);
-    is_idle || is_even
+    let is_periodic = newest(2 * KEEPALIVES).is_some_and(|shares| {
+        let (before, now) = shares.split_at(KEEPALIVES);
+        let mean = |shares: &[f64]| shares.iter().sum::<f64>() / KEEPALIVES as f64;
+        let (before, now) = (mean(before), mean(now));
+        now < 0.2 && (now - before).abs() < 0.1 * now + 0.01
+    });
+    is_idle || is_even || is_periodic
 }
 
 #[cfg(test)]
@@ -109,6 +118,10 @@ mod tests {
         assert!(rests(&[0.9, 0.01, 0.01]) && !rests(&[0.01]) && !rests(&[0.9, 0.01]));
         assert!(rests(&[0.08, 0.1, 0.06, 0.07, 0.1, 0.09]));
         assert!(!rests(&[0.08, 0.1, 0.06, 0.07, 0.19, 0.09]) && !rests(&[0.9, 0.9, 0.9, 0.9, 0.9, 0.9]));
+        let waves =
+            |heights: [f64; 2]| heights.map(|height| [height, 0.03, 0.03, 0.03].repeat(KEEPALIVES / 4)).concat();
+        assert!(rests(&waves([0.4, 0.4])) && !rests(&waves([0.6, 0.4])), "the second still calms down");
+        assert!(!rests(&waves([0.4, 0.4])[1..]), "too early to say");
     }
 
     #[test]
