@@ -15,9 +15,12 @@ use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
 use crate::speed::process::{at_rest, resident};
 use crate::speed::verdict::Reading;
+use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
+/// Longer than it takes until the hub has looked at every member.
+const CALM: Duration = Duration::from_secs(20);
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
@@ -55,8 +58,21 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
+/// Until the hub has said all that it has to say of agents that have come: it writes nothing for so long.
+async fn calm(lab: &Lab, time: Duration) -> Result<()> {
+    let _bar = Bar::spinner("the hub says what it has to say");
+    let wait = eventually("a hub that writes nothing", PATIENCE, async || {
+        let mark = lab.fleet.hub().mark();
+        tokio::time::sleep(time).await;
+        Ok((lab.hub_writes(mark)? == 0).then_some(()))
+    });
+    wait.await
+}
+
 /// Row 16. Leases are not in the audit log: a watch counts how often the hub's own changes.
 async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
+    let time = Duration::from_secs_f64(60.0 * minutes);
+    calm(lab, CALM.min(time / 4)).await?;
     let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
     let mut events = std::pin::pin!(watcher(leases, watcher::Config::default()).default_backoff());
     let (mark, mut renewals) = (lab.fleet.hub().mark(), 0);
@@ -66,7 +82,7 @@ async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
         }
     };
     tokio::select! {
-        () = Bar::wait(Duration::from_secs_f64(60.0 * minutes), "nothing happens") => {}
+        () = Bar::wait(time, "nothing happens") => {}
         () = counting => {}
     }
     let writes = lab.hub_writes(mark)?;
