@@ -194,7 +194,7 @@ impl Session {
         let mut bytes = 0;
         let more = self.take_headings(&mut deltas, &mut bytes) || self.take_upserts(&mut deltas, bytes);
         // A rule whose account is still awaited may be the one that takes a copy over.
-        if !more && !self.is_waiting() {
+        if !more && self.has_removals() && !self.is_waiting() {
             self.take_removals(&mut deltas);
         }
         if deltas.is_empty() {

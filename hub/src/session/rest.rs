@@ -80,6 +80,11 @@ impl Session {
         self.headings.insert(uid.clone(), Heading { unclaimed: true, ..Heading::default() });
     }
 
+    /// Whether anything is to be removed. Most batches remove nothing, and need not ask of every rule whether it waits.
+    pub(super) fn has_removals(&self) -> bool {
+        self.unsent.has_tombstones() || !self.removals.is_empty()
+    }
+
     /// Undoes changes that were not sent: what is held goes back to what the agent really holds, which the hub knows
     /// only by asking.
     pub(super) fn take_back(&mut self, uid: &RuleUid) {

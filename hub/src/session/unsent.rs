@@ -31,6 +31,11 @@ impl Unsent {
         self.upserts.contains_key(uid) || self.tombstones.contains_key(uid)
     }
 
+    /// Whether any source is to go.
+    pub(super) fn has_tombstones(&self) -> bool {
+        !self.tombstones.is_empty()
+    }
+
     /// Whether contents of a rule wait.
     pub(super) fn has_contents(&self, uid: &RuleUid) -> bool {
         self.upserts.contains_key(uid)
