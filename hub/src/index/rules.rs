@@ -8,6 +8,7 @@ use super::changes::note_changes;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Cause, Item};
 use crate::plan::{Body, Deal, RemovalTerms, Rule, RulePlan, Source, plan};
+use crate::rollout::Gate;
 
 impl Index {
     /// A rule is as given now.
@@ -47,7 +48,10 @@ impl Index {
             Some(former) => std::mem::take(&mut former.brake),
             None => rule.removal.brake(),
         };
-        let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(|_| rule.rollout.is_some());
+        // Whom a rollout let in before its rule was suspended has had no time meanwhile: who is at work is found out anew.
+        let goes_on = former.as_ref().is_some_and(|former| former.rule.terms.suspend) && !rule.terms.suspend;
+        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.travel.reverts());
+        let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
         let (wanted, target) = (OnceLock::new(), OnceLock::new());
         let mut entry = RuleEntry { rule, plan, deal, goes, brake, gate, version, wanted, target };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);

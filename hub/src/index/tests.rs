@@ -529,14 +529,20 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
         suspend: true,
         ..in_waves.terms.shared().as_ref().clone()
     });
-    index.set_rule(suspended);
+    index.set_rule(suspended.clone());
     assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.terms.suspend && share.reverts()));
     assert!(matches!(claim(&index, "two"), Claim::Awaits(share) if share.terms.suspend));
     assert!(!index.rule(&"r1".into()).unwrap().awaits(&"two".into()), "nothing comes while it rests");
-    index.set_rule(in_waves);
+    index.set_rule(in_waves.clone());
     assert!(matches!(claim(&index, "one"), Claim::Reverts(_)));
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
+    // Whom it let in has had no time while it rested: nobody is let in before that is found out anew.
+    index.let_in(&"r1".into(), gate(&index, Travel::Plain));
+    index.set_rule(suspended);
+    assert!(index.rule(&"r1".into()).unwrap().gate.is_some());
+    index.set_rule(in_waves);
+    assert!(index.rule(&"r1".into()).unwrap().gate.is_none() && matches!(claim(&index, "one"), Claim::Awaits(_)));
     // Without waves nothing is kept.
     index.set_rule(plain);
     assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.travel == Some(Travel::Plain)));

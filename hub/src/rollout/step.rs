@@ -80,7 +80,7 @@ pub fn step(
     let mut reached = look(&progress, &under_way, seen, now.instant);
     progress.failed = match progress.phase {
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
-        _ => reached.failed,
+        _ => at_least(reached.failed, progress.failed, seen),
     };
     // Of a rollout that was completed only those are left who were away.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
@@ -246,7 +246,8 @@ fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     progress.clusters = number(seen.clusters.len());
     let was_reached = |turn: &Turn| progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster);
-    progress.reached = number(seen.clusters.iter().filter(|(turn, _)| was_reached(turn)).count());
+    let counted = number(seen.clusters.iter().filter(|(turn, _)| was_reached(turn)).count());
+    progress.reached = at_least(counted, progress.reached.min(progress.clusters), seen);
     let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);
     progress.applied = at_least(number(applied.count()), progress.applied.min(progress.clusters), seen);
 }

@@ -7,7 +7,7 @@ use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
 use super::held::Items;
 use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
 use crate::index::Claim;
-use crate::plan::Share;
+use crate::plan::{NamedTerms, Share};
 
 impl Session {
     /// Returns whether headings are left for another batch.
@@ -96,7 +96,8 @@ impl Session {
         let hears_nothing = keeps || held.removing.is_some() || held.told_unclaimed;
         // An older agent does not say it, nor does it know the word: it takes it with the terms.
         let is_older = self.protocol.0 < KEEPS_SINCE;
-        let rests = held.rests.or_else(|| is_older.then_some(false));
+        let resting = || NamedTerms::new(Terms { suspend: true, ..Terms::clone(&share.terms) }).digest;
+        let rests = held.rests.or_else(|| is_older.then(|| held.told == Some(resting())));
         if hears_nothing || rests.is_none_or(|rests| rests == suspend) {
             return;
         }

@@ -881,6 +881,16 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
         agent.drain(&mut session);
         assert_eq!((agent.rests[&uid], agent.upserts), (suspend, 1));
     }
+    // Nor does it say later that it rests: its terms tell it.
+    session.update([("r".into(), Claim::Awaits(edited(true)))]);
+    agent.drain(&mut session);
+    let mut again = Session::default();
+    again.speak(2);
+    again.hello(vec![RuleState { suspended: false, ..agent.state(&uid) }]);
+    again.hello_done();
+    again.update([("r".into(), Claim::Awaits(edited(false)))]);
+    agent.drain(&mut again);
+    assert_eq!((agent.rests[&uid], agent.upserts), (false, 1));
 }
 
 #[test]
