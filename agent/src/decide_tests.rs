@@ -155,6 +155,24 @@ fn wants() -> impl Strategy<Value = Want> {
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
 }
 
+proptest! {
+    #[test]
+    fn of_secrets_only_the_own_copy_of_the_same_source_by_the_same_rule_is_told_to_be_equal(want in wants(), live in lives()) {
+        let secret = |source: &SourceRef| SourceRef::new("secrets", &source.namespace, &source.name);
+        let (mut want, mut live) = (want, live);
+        if let Want::Copy(wanted) = &mut want {
+            wanted.intent.source = secret(&wanted.intent.source);
+            if let Some(sealed) = &mut live.sealed {
+                sealed.source = secret(&sealed.source);
+            }
+            let sealed = live.sealed.as_ref().map(|sealed| (&sealed.rule, &sealed.source));
+            let is_own = sealed == Some((&wanted.intent.rule, &wanted.intent.source));
+            let (is_own, sight) = (is_own && live.ownership == Ownership::Ours, Sight::Live(live));
+            prop_assert_eq!(crate::foresee::is_untold(&want, &sight), !is_own);
+        }
+    }
+}
+
 /// A small model of the API server: what an action leaves behind, given what is really there.
 fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
     let written = |want: &Want| {

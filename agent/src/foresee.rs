@@ -13,7 +13,7 @@ use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed
 
 use crate::decide::{Action, Outcome, Takeover, Trouble, Verdict, Want, decide, differs};
 use crate::job::Body;
-use crate::live::Ownership;
+use crate::live::{Live, Ownership, Sealed};
 use crate::records::Sight;
 
 /// What is foreseen, and why.
@@ -85,11 +85,15 @@ pub struct Found {
     pub after: Vec<SourceRef>,
 }
 
-/// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own.
+/// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own copy of
+/// this source by this rule. What another rule made, or this one of another source, may be what the person may not read.
 pub fn is_untold(want: &Want, sight: &Sight) -> bool {
     let Want::Copy(wanted) = want else { return false };
     let is_plain = Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
-    !is_plain && matches!(sight, Sight::Live(live) if live.ownership != Ownership::Ours)
+    let key = &wanted.intent;
+    let is_of_it = |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
+    let is_own = |live: &Live| live.ownership == Ownership::Ours && live.sealed.as_deref().is_some_and(is_of_it);
+    !is_plain && matches!(sight, Sight::Live(live) if !is_own(live))
 }
 
 /// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no

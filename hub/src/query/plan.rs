@@ -235,7 +235,11 @@ impl Questions {
         let Some(live) = self.shared.sessions.get(&ask.cluster).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };
-        let untried = if hearing.asking.rehearses() && !asked.rehearse { UNTRIED } else { "" };
+        let untried = match (hearing.asking.rehearses() && !asked.rehearse, ask.message.as_str()) {
+            (false, _) => String::new(),
+            (true, "") => UNTRIED.to_owned(),
+            (true, before) => format!("{before}; {UNTRIED}"),
+        };
         let answered = match live.inquiries.suppose(asked) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
@@ -251,7 +255,7 @@ impl Questions {
             Ok(Ok(answer)) if !answer.unanswered.is_empty() => heard("Unanswered", &answer.unanswered, 0, None),
             Ok(Ok(answer)) => {
                 let said = Said::of(answer, &mut hearing.room.lock());
-                heard("Answered", untried, left_out, Some(said))
+                heard("Answered", &untried, left_out, Some(said))
             }
             _ => heard("Silent", "its agent did not answer in time", 0, None),
         }

@@ -113,6 +113,19 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
 }
 
 #[test]
+fn what_runnel_has_copied_shows_nothing_of_what_the_copier_does() {
+    let all = |is_ours: bool| {
+        let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
+        if is_ours {
+            all.get_mut(&id("secrets/team-a/login")).unwrap().labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
+        }
+        all
+    };
+    assert_eq!(import(&all(false), told()).rules.len(), 1);
+    assert!(import(&all(true), told()).rules.is_empty());
+}
+
+#[test]
 fn what_only_the_hub_has_is_left_out_by_name() {
     let all = labelled(&["secrets/platform/login", "configmaps/platform/settings", "secrets/team-a/login"]);
     let mut on_hub = labelled(&["secrets/platform/login", "secrets/platform/hub-only", "configmaps/platform/settings"]);

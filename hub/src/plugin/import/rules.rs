@@ -1,6 +1,7 @@
 //! From what other copiers were told to rules that do the same.
 use std::collections::{BTreeMap, BTreeSet};
 
+use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
 use super::choice::{Choice, Places};
@@ -88,8 +89,10 @@ struct Kind {
 /// the copier may not.
 pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
     let is_equal = |wish: &Wish| {
-        let equals = |copy: Id| standing(bodies.get(&wish.source), bodies.get(&copy)) == Standing::Equal;
-        copies(wish, places).any(equals)
+        let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == Standing::Equal;
+        // What Runnel copied shows nothing of what the copier does.
+        let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
+        copies(wish, places).any(|copy| equals(&copy) && (aim.label.is_none() || !is_ours(&copy)))
     };
     let excluded = aim.label.as_ref().map(|told| labelled::sure(&mut read, told, &aim.beside, is_equal));
     let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
