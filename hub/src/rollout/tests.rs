@@ -633,7 +633,8 @@ fn a_new_leader_says_no_less_than_the_one_before_until_all_had_time_to_connect()
     // Who came behind the cursor counts as well, and so does what failed.
     let mut world = World::new(2, Rollout { max_failures: 1, ..rollout() });
     world.step();
-    (world.is("c1", Health::Applied), world.is("c2", Health::Failed));
+    world.is("c1", Health::Applied);
+    world.is("c2", Health::Failed);
     assert_eq!(world.step(), Phase::Completed);
     world.clusters.insert(turn(None, "c0"), Health::Applied);
     world.restart();
