@@ -33,12 +33,21 @@ impl Place {
     /// # Errors
     /// When it does not in time, with the status as it is.
     pub async fn says_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
-        self.sees(&format!("Ready={status}, {reason}"), rule, |object| {
-            let generation = &object["metadata"]["generation"];
-            ensure!(object["status"]["observedGeneration"] == *generation, "not looked at: {}", object["status"]);
-            let ready = condition(object, "Ready")?;
-            ensure!(ready["status"] == status && ready["reason"] == reason, "it is {ready}");
-            ensure!(ready["observedGeneration"] == *generation, "the condition is old: {ready}");
+        self.sees(&format!("Ready={status}, {reason}"), rule, |object| is_ready(object, status, reason)).await
+    }
+
+    /// The same of `Ready=False` for this reason, when so many copies have failed and nothing is under way; returns the rule.
+    /// The first failure may be told before the others.
+    ///
+    /// # Errors
+    /// When it does not in time, with the status as it is.
+    pub async fn says_failed(&self, rule: &Id, reason: &str, failed: u64) -> Result<Value> {
+        self.sees(&format!("not ready with {failed} copies failed, {reason}"), rule, |object| {
+            is_ready(object, "False", reason)?;
+            let summary = &object["status"]["summary"];
+            let of = |count: &str| summary[count].as_u64().unwrap_or_default();
+            let settled = of("copiesApplied") + of("copiesFailed") + of("copiesWaiting") + of("copiesDrifted");
+            ensure!(of("copiesFailed") == failed && of("copies") == settled, "{summary}");
             Ok(())
         })
         .await
@@ -76,4 +85,14 @@ impl Place {
             .await?;
         entry_of(&object, cluster).cloned()
     }
+}
+
+/// Whether the status speaks of the newest spec, and `Ready` has this status and reason.
+fn is_ready(object: &Value, status: &str, reason: &str) -> Result<()> {
+    let generation = &object["metadata"]["generation"];
+    ensure!(object["status"]["observedGeneration"] == *generation, "not looked at: {}", object["status"]);
+    let ready = condition(object, "Ready")?;
+    ensure!(ready["status"] == status && ready["reason"] == reason, "it is {ready}");
+    ensure!(ready["observedGeneration"] == *generation, "the condition is old: {ready}");
+    Ok(())
 }

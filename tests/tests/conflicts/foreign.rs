@@ -26,14 +26,9 @@ async fn a_foreign_object_is_never_touched_and_its_place_is_taken_when_it_goes()
     for source in [&settings, &login, &free] {
         scene.member(2).has_copy(source, home, &rule).await?;
     }
-    // The first of the two may be told before the second.
-    let told = hub.sees("two conflicts", &rule, |rule| {
-        let (ready, summary) = (condition(rule, "Ready")?, &rule["status"]["summary"]);
-        ensure!(ready["status"] == "False" && ready["reason"] == "Conflict", "{ready}");
-        ensure!(summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2, "{summary}");
-        Ok(())
-    });
-    let told = told.await?;
+    let told = hub.says_failed(&rule, "Conflict", 2).await?;
+    let summary = &told["status"]["summary"];
+    ensure!(summary["copies"] == 6 && summary["copiesApplied"] == 4 && summary["copiesFailed"] == 2, "{summary}");
     ensure!(told["status"]["display"] == json!({"clusters": "1/2", "copies": "4/6"}), "{}", told["status"]);
     ensure!(condition(&told, "Applied")?["status"] == "False");
     let message = condition(&told, "Ready")?["message"].as_str().unwrap_or_default().to_owned();

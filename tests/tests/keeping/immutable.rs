@@ -29,7 +29,7 @@ async fn immutable_objects_and_secret_types_are_reported_or_made_anew() -> Resul
         hub.delete(&Id::of(again)?).await?;
         sources.push(hub.make(again).await?);
     }
-    let told = hub.says_ready(&rule, "False", "Immutable").await?;
+    let told = hub.says_failed(&rule, "Immutable", 2).await?;
     let entry = entry_of(&told, "member-1")?;
     ensure!(entry["failed"] == 2, "{entry}");
     ensure!(entry["message"].as_str().is_some_and(|said| said.contains("delete the copy")), "{entry}");

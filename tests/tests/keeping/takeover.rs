@@ -52,7 +52,7 @@ async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or
     hub.change(&rule, json!({"spec": {"conflictPolicy": "AdoptIfEqual"}})).await?;
     let adopted = member.has_copy(&sources[0], home, &rule).await?;
     ensure!(adopted["metadata"]["uid"] == before[0]["metadata"]["uid"], "it was made anew");
-    let told = hub.says_ready(&rule, "False", "Conflict").await?;
+    let told = hub.says_failed(&rule, "Conflict", 3).await?;
     let entry = entry_of(&told, "member-1")?;
     ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
     counts(&told, 1, 3)?;
