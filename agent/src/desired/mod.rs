@@ -235,31 +235,32 @@ impl Desired {
 
     /// The revision of an intent that is in force.
     pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
-        self.rules.get(&key.rule)?.intents.get(&key.source)?.in_force.as_ref()
+        self.held_of(key)?.in_force.as_ref()
     }
 
     /// Whether the hub has sent another content of an intent since its copies began to be kept for going back.
     pub fn is_changed(&self, key: &IntentKey) -> bool {
-        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
-        held.is_some_and(|held| held.changed)
+        self.held_of(key).is_some_and(|held| held.changed)
     }
 
     /// Whether the newest content of an intent was refused, so that what is in force is older.
     pub fn is_refused(&self, key: &IntentKey) -> bool {
-        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
-        held.is_some_and(|held| held.refused.is_some())
+        self.held_of(key).is_some_and(|held| held.refused.is_some())
     }
 
     /// What is in force of an intent, instead of what was, is what was put back; none: its copies stay as they are.
     pub fn put_back(&mut self, key: &IntentKey, revision: Option<Revision>) {
-        let held = self.rules.get(&key.rule).and_then(|rule| rule.intents.get(&key.source));
-        let refused = held.and_then(|held| held.refused.clone());
+        let refused = self.held_of(key).and_then(|held| held.refused.clone());
         self.set_held(key, Some(Held { in_force: revision, refused, ..Held::default() }));
     }
 
     /// Whether an intent is held.
     pub fn has(&self, key: &IntentKey) -> bool {
-        self.rules.get(&key.rule).is_some_and(|rule| rule.intents.contains_key(&key.source))
+        self.held_of(key).is_some()
+    }
+
+    fn held_of(&self, key: &IntentKey) -> Option<&Held> {
+        self.rules.get(&key.rule)?.intents.get(&key.source)
     }
 
     /// The copies that an intent claims.

@@ -92,7 +92,7 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == Standing::Equal;
         // What Runnel copied shows nothing of what the copier does.
         let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
-        copies(wish, places).any(|copy| equals(&copy) && (aim.label.is_none() || !is_ours(&copy)))
+        copies(wish, places).any(|copy| equals(&copy) && !is_ours(&copy))
     };
     let excluded = aim.label.as_ref().map(|told| labelled::sure(&mut read, told, &aim.beside, is_equal));
     let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
