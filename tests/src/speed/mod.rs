@@ -42,7 +42,7 @@ pub struct Arguments {
     /// The rows to measure, by number or name; all of them otherwise.
     #[arg(value_name = "ROW", value_parser = row)]
     rows: Vec<&'static Row>,
-    /// Measures at smaller sizes, in less than five minutes.
+    /// Measures at smaller sizes, in less than five minutes; the rows with a star only where they are named.
     #[arg(long)]
     quick: bool,
     /// Writes the readings as JSON.
@@ -64,7 +64,8 @@ fn row(text: &str) -> Result<&'static Row, String> {
 }
 
 fn rows_help() -> String {
-    let one = |row: &Row| format!("  {:>2}  {:<12} {}", row.number, row.name, row.meaning);
+    let star = |row: &Row| if row.is_long() { '*' } else { ' ' };
+    let one = |row: &Row| format!("  {:>2}{} {:<12} {}", row.number, star(row), row.name, row.meaning);
     format!("Rows:\n{}", ROWS.iter().map(one).collect::<Vec<_>>().join("\n"))
 }
 
@@ -100,13 +101,14 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
     }
     raise_files();
     let begin = Instant::now();
-    let wanted: Vec<&Row> = ROWS.iter().filter(|row| wants(&arguments.rows, row)).collect();
+    let wanted: Vec<&Row> = ROWS.iter().filter(|row| wants(&arguments, row)).collect();
     let Some(judged) = unless_interrupted(async { Ok(rows::run(&wanted, arguments.quick).await) }).await? else {
         return Ok(ExitCode::from(INTERRUPTED));
     };
     print!("{}", table::table(&judged));
     println!("{}; {} s in all", summary(&judged), begin.elapsed().as_secs());
-    if arguments.quick && begin.elapsed() > QUICK {
+    let is_short = arguments.quick && !wanted.iter().any(|row| row.is_long());
+    if is_short && begin.elapsed() > QUICK {
         eprintln!("The short form is meant to take less than {} s.", QUICK.as_secs());
     }
     if let Some(file) = &arguments.json {
@@ -129,8 +131,11 @@ fn raise_files() {
     let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
 }
 
-fn wants(chosen: &[&Row], row: &Row) -> bool {
-    chosen.is_empty() || chosen.iter().any(|chosen| chosen.number == row.number)
+fn wants(arguments: &Arguments, row: &Row) -> bool {
+    match arguments.rows.is_empty() {
+        true => !(arguments.quick && row.is_long()),
+        false => arguments.rows.iter().any(|chosen| chosen.number == row.number),
+    }
 }
 
 /// How many gates hold and how many aims are reached.
@@ -169,9 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_choice_all_rows_are_meant() {
-        let four: Vec<&Row> = rows::find("4").into_iter().collect();
-        assert!(ROWS.iter().all(|row| wants(&[], row)));
-        assert_eq!(ROWS.iter().filter(|row| wants(&four, row)).count(), 1);
+    fn without_a_choice_all_rows_are_meant_and_the_short_form_leaves_out_long_ones() {
+        let wanted = |given: &[&str]| -> Vec<u8> {
+            let arguments = Arguments::try_parse_from([&["speed"], given].concat()).ok();
+            let all = ROWS.iter().filter(|row| arguments.as_ref().is_some_and(|arguments| wants(arguments, row)));
+            all.map(|row| row.number).collect()
+        };
+        assert_eq!(wanted(&[]), (1..=22).collect::<Vec<u8>>());
+        assert_eq!(wanted(&["--quick"]), (1..=18).collect::<Vec<u8>>());
+        assert_eq!((wanted(&["4"]), wanted(&["20", "4", "--quick"])), (vec![4], vec![4, 20]));
     }
 }

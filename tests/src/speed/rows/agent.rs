@@ -57,7 +57,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         if size > 0 && readings.iter().all(|reading| reading.row == 9) {
             let (noops, restarted) = restarted(&lab, size).await?;
             readings.extend(restarted);
-            readings.push(steady(&lab, &watch, size, Duration::from_secs(if quick { 20 } else { 600 })).await?);
+            readings.push(steady(&lab, &watch, size, Duration::from_secs(if quick { 10 } else { 600 })).await?);
             readings.extend(without_change(&lab, &seen, size, noops).await?);
         }
     }

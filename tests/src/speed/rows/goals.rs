@@ -15,6 +15,17 @@ pub struct Row {
     pub lines: &'static [Line],
 }
 
+impl Row {
+    /// Whether the short form leaves it out where it is not asked for by name: what such a row is about is shown by large
+    /// numbers only, and it would take the short form's time.
+    #[must_use]
+    pub fn is_long(&self) -> bool {
+        LONG.contains(&self.number)
+    }
+}
+
+const LONG: &[u8] = &[19, 20, 21, 22];
+
 /// One thing that a row measures.
 pub(super) const fn line(what: &'static str, unit: &'static str, gate: Option<Bound>, aim: Option<Bound>) -> Line {
     Line { what, unit, gate, aim }
@@ -124,6 +135,7 @@ pub const ROWS: &[Row] = &[
         meaning: "a hub that is started again, nothing changed: what it says and writes, and until the last agent is in sync",
         lines: &[
             bounded("start to last agent in sync", "ms", ratio(2.0, 1.2)),
+            line("bytes to an agent", "B", None, None),
             bounded("intents sent again", "intents", most(0.0, 0.0)),
             bounded("hub writes", "writes", most(0.0, 0.0)),
         ],
@@ -166,10 +178,11 @@ pub const ROWS: &[Row] = &[
     Row {
         number: 16,
         name: "idle-writes",
-        meaning: "writes to the hub's API server while connected agents are sent nothing, Leases apart",
+        meaning: "writes to the hub's API server while connected agents are sent nothing, Leases and certificates apart",
         lines: &[
             bounded("hub writes a minute", "writes", most(1.0, 0.0)),
             line("Lease writes a minute", "writes", None, None),
+            line("hub writes per certificate", "writes", None, None),
         ],
     },
     Row {

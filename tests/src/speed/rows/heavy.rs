@@ -24,7 +24,7 @@ const STALLED: usize = 4;
 const AT_ONCE: usize = 16;
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let objects = if quick { 100 } else { 1000 };
+    let objects = if quick { 200 } else { 1000 };
     let mut lab = Lab::start().await?;
     let bar = Bar::of(objects, "large objects are written");
     for number in 0..objects.div_ceil(AT_ONCE) {

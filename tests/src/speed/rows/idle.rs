@@ -1,5 +1,6 @@
 //! Rows 7 and 16: what connected agents that are sent nothing cost the hub in memory, as a slope, and its API server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -7,6 +8,7 @@ use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
+use runnel_proto::identity::MemberKey;
 
 use super::reading;
 use crate::fleet::NAMESPACE;
@@ -19,6 +21,8 @@ use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
+/// So many agents renew their certificates.
+const RENEWALS: usize = 50;
 /// Longer than it takes until the hub has looked at every member.
 const CALM: Duration = Duration::from_secs(20);
 
@@ -37,10 +41,11 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         drop(bar);
         runnel.push(resident(lab.pid()?)?);
         if runnel.len() == 1 {
-            quiets.extend(quiet(&lab, crowd.len(), if quick { 0.25 } else { 3.0 }).await?);
+            quiets.extend(quiet(&lab, crowd.len(), if quick { (0.1, CALM / 4) } else { (3.0, CALM) }).await?);
         }
     }
-    quiets.extend(quiet(&lab, crowd.len(), if quick { 0.5 } else { 10.0 }).await?);
+    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.25, CALM / 4) } else { (10.0, CALM) }).await?);
+    quiets.push(renewals(&mut lab, crowd.len(), if quick { CALM / 4 } else { CALM }).await?);
     // Their sockets are needed for the other ones.
     drop(crowd);
     let bare = BareHub::start().await?;
@@ -70,9 +75,9 @@ async fn calm(lab: &Lab, time: Duration) -> Result<()> {
 }
 
 /// Row 16. Leases are not in the audit log: a watch counts how often the hub's own changes.
-async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
+async fn quiet(lab: &Lab, agents: usize, (minutes, before): (f64, Duration)) -> Result<Vec<Reading>> {
     let time = Duration::from_secs_f64(60.0 * minutes);
-    calm(lab, CALM.min(time / 4)).await?;
+    calm(lab, before).await?;
     let leases: Api<Lease> = Api::namespaced(lab.client.clone(), NAMESPACE);
     let mut events = std::pin::pin!(watcher(leases, watcher::Config::default()).default_backoff());
     let (mark, mut renewals) = (lab.fleet.hub().mark(), 0);
@@ -92,6 +97,20 @@ async fn quiet(lab: &Lab, agents: usize, minutes: f64) -> Result<Vec<Reading>> {
         reading(16, "hub writes a minute", at, writes as f64 / minutes, None),
         reading(16, "Lease writes a minute", at, renewals as f64 / minutes, None),
     ])
+}
+
+/// Row 16, for so many of the agents: no certificate is due while a row runs, so these renew theirs before their time.
+async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Reading> {
+    let members = lab.members(agents.min(RENEWALS)).await?;
+    let mark = lab.fleet.hub().mark();
+    for member in &members {
+        let key = Arc::new(MemberKey::generate()?);
+        let request = key.certificate_request()?;
+        member.renew(key, request).await?;
+    }
+    calm(lab, time).await?;
+    let writes = lab.hub_writes(mark)? as f64 / members.len() as f64;
+    Ok(reading(16, "hub writes per certificate", (members.len(), "renewals"), writes, None))
 }
 
 fn readings(sizes: &[usize], runnel: &[f64], bare: &[f64]) -> Vec<Reading> {

@@ -59,7 +59,10 @@ pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
     let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
     let (mut readings, mut broken) = (Vec::new(), Vec::new());
     for (its, step) in STEPS.iter().filter(|(its, _)| numbers.iter().any(|number| its.contains(number))) {
-        match step(numbers.clone(), quick).await {
+        let begin = Instant::now();
+        let measured = step(numbers.clone(), quick).await;
+        eprintln!("rows {its:?}: {} s", begin.elapsed().as_secs());
+        match measured {
             Ok(measured) => readings.extend(told(measured)),
             Err(error) => {
                 let why = format!("{error:#}");

@@ -17,11 +17,8 @@ const EDITED: &str = "edited";
 const OTHERS: &str = "others";
 /// Clusters that the edited source goes to.
 const CLUSTERS: usize = 20;
-/// Windows of time in which edits are made, each followed by one as long without any.
-const WINDOWS: usize = 5;
-
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (many, edits) = if quick { (200, 20) } else { (1000, 50) };
+    let (many, edits) = if quick { (200, (3, 30)) } else { (1000, (5, 50)) };
     let mut lab = Lab::start().await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(CLUSTERS).await?);
@@ -31,7 +28,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.rule(EDITED, &[EDITED], json!({"names": names})).await?;
     lab.ready(EDITED, CLUSTERS).await?;
     // The first edits of a process are not like the others.
-    costs(&lab, &crowd, edits).await?;
+    costs(&lab, &crowd, (1, edits.1)).await?;
     let alone = costs(&lab, &crowd, edits).await?;
     let read = |number: usize, what: &str, costs: &[f64]| {
         let at = format!("{} other {what}", super::super::verdict::number(many as f64));
@@ -61,14 +58,14 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-/// The hub's processor time per edit in milliseconds, of each window, less what it computes in a window as long without
-/// one. That may be less than nothing once: what the hub does besides is in either.
-async fn costs(lab: &Lab, crowd: &Crowd, edits: usize) -> Result<Vec<f64>> {
+/// The hub's processor time per edit in milliseconds, of so many windows of time with so many edits, less what it computes
+/// in a window as long without one. That may be less than nothing once: what the hub does besides is in either.
+async fn costs(lab: &Lab, crowd: &Crowd, (windows, edits): (usize, usize)) -> Result<Vec<f64>> {
     let pid = lab.pid()?;
     at_rest(pid).await?;
-    let bar = Bar::of(WINDOWS, "windows of edits");
+    let bar = Bar::of(windows, "windows of edits");
     let mut costs = Vec::new();
-    for window in 0..WINDOWS {
+    for window in 0..windows {
         let (before, begin) = (computed(pid)?, Instant::now());
         for number in 0..edits {
             crowd.expect(1, CLUSTERS);

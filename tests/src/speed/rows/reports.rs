@@ -19,10 +19,9 @@ const RULE: &str = "reported";
 const REPORTS: u32 = 50;
 /// Between two reports of one agent.
 const BETWEEN: Duration = Duration::from_millis(50);
-const ROUNDS: usize = 3;
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let agents = if quick { 200 } else { 1000 };
+    let (agents, rounds) = if quick { (200, 2) } else { (1000, 3) };
     let mut lab = Lab::start().await?;
     lab.write(RULE, "something").await?;
     lab.rule(RULE, &[RULE], json!({"all": true})).await?;
@@ -33,8 +32,8 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bare = BareHub::start().await?;
     let others = gather_at_bare(&bare, agents).await?;
     let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
-    let bar = Bar::of(ROUNDS, "rounds of reports, in turns");
-    for number in 0..ROUNDS {
+    let bar = Bar::of(rounds, "rounds of reports, in turns");
+    for number in 0..rounds {
         // Who is first changes.
         if number % 2 == 1 {
             other += round(&others, bare.pid()?).await?;
@@ -46,7 +45,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         bar.step();
     }
     prove(&lab, &crowd, &bare).await?;
-    let reports = (agents * ROUNDS) as f64 * f64::from(REPORTS);
+    let reports = (agents * rounds) as f64 * f64::from(REPORTS);
     let each = |spent: Duration| reports / spent.as_secs_f64();
     Ok(vec![reading(15, "reports per CPU second", (agents, "agents"), each(hub), Some(each(other)))])
 }

@@ -18,56 +18,58 @@ use crate::speed::verdict::Reading;
 pub(super) const ROWS: &[u8] = &[11];
 const RULE: &str = "kept";
 const OBJECTS: usize = 100;
-const ROUNDS: usize = 3;
 
 /// What the restarts of a hub came to.
 #[derive(Default)]
 struct Restarts {
     to_in_sync: Vec<f64>,
+    /// From the hub to each agent until all are in sync.
+    bytes: Vec<f64>,
     again: u64,
     writes: usize,
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let agents = if quick { 500 } else { 10_000 };
+    let (agents, rounds) = if quick { (800, 2) } else { (10_000, 3) };
     // Until the hub's own clocks have had their say: the end of settling, and a look at all members after it.
     let watched = if quick { Duration::from_secs(5) } else { SETTLING + LOOK + Duration::from_secs(5) };
     let mut lab = Lab::start().await?;
     lab.write_all((0..OBJECTS).map(|number| (format!("{RULE}-{number}"), noise(number as u64, 1000)))).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
-    let (mut hub, mut bare) = (Restarts::default(), Vec::new());
+    let (mut hub, mut bare) = (Restarts::default(), Restarts::default());
     if fits(2 * agents) {
         let crowd = gather(&mut lab, agents).await?;
         let mut other = Bare::start(agents).await?;
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             // Who is first changes.
             if round % 2 == 1 {
-                bare.push(other.restart().await?);
+                other.restart(&mut bare).await?;
             }
             restart(&lab, &crowd, watched, &mut hub).await?;
             if round % 2 == 0 {
-                bare.push(other.restart().await?);
+                other.restart(&mut bare).await?;
             }
         }
     } else {
         // Not so many files at once: the hub's restarts stand between those of the bare one.
-        bare.push(Bare::start(agents).await?.restart().await?);
+        Bare::start(agents).await?.restart(&mut bare).await?;
         let crowd = gather(&mut lab, agents).await?;
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             restart(&lab, &crowd, watched, &mut hub).await?;
         }
         drop(crowd);
         let mut other = Bare::start(agents).await?;
-        for _ in 1..ROUNDS {
-            bare.push(other.restart().await?);
+        for _ in 1..rounds {
+            other.restart(&mut bare).await?;
         }
     }
     lab.shows_hub_writes()?;
     let (at, seconds) = ((agents, "agents"), watched.as_secs());
-    let in_all = format!("{ROUNDS} times {agents} agents, {seconds} s each");
+    let in_all = format!("{rounds} times {agents} agents, {seconds} s each");
     let counted = |what, count: f64| Reading { at: in_all.clone(), ..reading(11, what, at, count, None) };
     Ok(vec![
-        reading(11, "start to last agent in sync", at, 0.0, None).median_of(&hub.to_in_sync, &bare),
+        reading(11, "start to last agent in sync", at, 0.0, None).median_of(&hub.to_in_sync, &bare.to_in_sync),
+        reading(11, "bytes to an agent", at, 0.0, None).median_of(&hub.bytes, &bare.bytes),
         counted("intents sent again", hub.again as f64),
         counted("hub writes", hub.writes as f64),
     ])
@@ -88,16 +90,23 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
     let (mark, intents) = (lab.fleet.hub().mark(), crowd.intents());
     lab.fleet.stop_hub().await?;
     crowd.cut_off(PATIENCE).await?;
-    let begin = Instant::now();
+    let (begin, received) = (Instant::now(), crowd.bytes().0);
     lab.fleet.start_hub().await?;
-    crowd.up_to_date(PATIENCE).await?;
-    into.to_in_sync.push(milliseconds_since(begin));
+    in_sync(crowd, begin, received, into).await?;
     drop(bar);
     Bar::wait(watched, "the hub is watched until it has said all that it has to say").await;
     // Nobody lost the connection meanwhile.
     crowd.up_to_date(PATIENCE).await?;
     into.writes += lab.hub_writes(mark)?;
     into.again += crowd.intents() - intents;
+    Ok(())
+}
+
+/// Waits for the last agent, and writes down how long that took since `begin`, and what they received since `received`.
+async fn in_sync(crowd: &Crowd, begin: Instant, received: u64, into: &mut Restarts) -> Result<()> {
+    crowd.up_to_date(PATIENCE).await?;
+    into.to_in_sync.push(milliseconds_since(begin));
+    into.bytes.push((crowd.bytes().0 - received) as f64 / crowd.len() as f64);
     Ok(())
 }
 
@@ -114,15 +123,13 @@ impl Bare {
         Ok(Self { hub, crowd })
     }
 
-    /// Milliseconds from its start to the last agent in sync.
-    async fn restart(&mut self) -> Result<f64> {
+    async fn restart(&mut self, into: &mut Restarts) -> Result<()> {
         let _bar = Bar::spinner("the bare hub is started again");
         at_rest(self.hub.pid()?).await?;
         self.hub.kill()?;
         self.crowd.cut_off(PATIENCE).await?;
-        let begin = Instant::now();
+        let (begin, received) = (Instant::now(), self.crowd.bytes().0);
         self.hub.launch().await?;
-        self.crowd.up_to_date(PATIENCE).await?;
-        Ok(milliseconds_since(begin))
+        in_sync(&self.crowd, begin, received, into).await
     }
 }
