@@ -5,6 +5,7 @@
 
 mod planning;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,8 +39,7 @@ fn main() {
 }
 
 /// One rule's plan with so many sources.
-fn planned(sources: usize) -> RulePlan {
-    let mut plan = RulePlan::empty(&rule(0));
+fn planned(mut plan: RulePlan, sources: usize) -> RulePlan {
     for number in 0..sources {
         plan.set(&source(number), Some(&body(number)));
     }
@@ -48,8 +48,8 @@ fn planned(sources: usize) -> RulePlan {
 
 /// A rule's plan from nothing.
 #[divan::bench(args = SIZES, sample_count = 10)]
-fn plan_of_all_sources(sources: usize) -> RulePlan {
-    planned(sources)
+fn plan_of_all_sources(bencher: Bencher<'_, '_>, sources: usize) {
+    bencher.with_inputs(|| RulePlan::empty(&rule(0))).bench_values(|plan| planned(plan, sources));
 }
 
 fn edited(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
@@ -64,7 +64,7 @@ fn edit_beside_sources(bencher: Bencher<'_, '_>, sources: usize) {
 }
 
 /// One edit beside so many other rules of its namespace with a source each.
-#[divan::bench(args = [10, 1_000, 10_000], sample_count = 50)]
+#[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
     edited(bencher, index(rules, 1, rules), rules);
 }
@@ -75,14 +75,15 @@ fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edited(bencher, index(10, clusters, 1), 1);
 }
 
-/// What one agent is sent of one edit, in a rule of so many sources.
-#[divan::bench(args = SIZES, sample_count = 50)]
+/// What one agent is sent of one edit, in a rule of so many sources; one edit at a time, as several would be one delta.
+#[divan::bench(args = SIZES, sample_count = 50, sample_size = 1)]
 fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
-    let mut index = index(sources, 1, 1);
+    let index = RefCell::new(index(sources, 1, 1));
     let (uid, to) = (RuleUid::from("u0"), cluster(0));
     let mut session = Session::default();
     session.hello_done();
-    let mut say = |index: &Index| {
+    let mut say = || {
+        let index = index.borrow();
         let share = index.rule(&uid).and_then(|entry| entry.share(&to)).expect("a share");
         session.update([(uid.clone(), Claim::Wanted(share))]);
         let mut sent = 0;
@@ -92,11 +93,13 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
         }
         sent
     };
-    assert_eq!(say(&index), sources);
-    bencher.with_inputs(edits(0)).bench_local_values(|(source, labels, body)| {
-        index.set_source(source, labels, Some(body));
-        assert_eq!(say(&index), 1);
+    assert_eq!(say(), sources);
+    let mut next = edits(0);
+    let edit = bencher.with_inputs(|| {
+        let (source, labels, body) = next();
+        index.borrow_mut().set_source(source, labels, Some(body));
     });
+    edit.bench_local_values(|()| assert_eq!(say(), 1));
 }
 
 /// A batch with so many intents is read from the wire, taken in, and decided about, copy by copy.
@@ -125,7 +128,9 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         let to_create = |copy: &&SourceRef| {
             matches!(decide(&desired.want(copy, None), &Sight::Absent), Verdict::Do(Action::Create))
         };
-        looks.iter().filter(to_create).count()
+        let created = looks.iter().filter(to_create).count();
+        assert_eq!(created, intents);
+        created
     });
 }
 
@@ -147,7 +152,7 @@ fn status_fold_failing(bencher: Bencher<'_, '_>, clusters: usize) {
 }
 
 fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
-    let (rule, plan, deal) = (rule(0), planned(1), Deal::default());
+    let (rule, plan, deal) = (rule(0), planned(RulePlan::empty(&rule(0)), 1), Deal::default());
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
     let goes = Goes { clusters: chosen, ..Goes::default() };

@@ -13,6 +13,7 @@ use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 
 use super::counted::{self, Bytes};
+use super::goal::{Goal, Way};
 use super::states::{fail, made_up};
 use crate::scratch::keep_everything;
 use crate::simulated::{Credentials, Holdings, Line, digest_of, hello};
@@ -42,23 +43,6 @@ struct Seen {
     trouble: Mutex<Option<String>>,
     changed: Notify,
     goal: Mutex<Goal>,
-}
-
-/// What is awaited: that each of so many agents acks so many intents. What one agent acks beyond that stands for no other.
-#[derive(Default)]
-struct Goal {
-    number: u64,
-    each: u64,
-    agents: usize,
-    done: usize,
-    reached: Option<Instant>,
-}
-
-/// How far one agent is towards the goal of this number.
-#[derive(Default)]
-struct Way {
-    number: u64,
-    acked: u64,
 }
 
 /// Connected agents; dropping them cuts their connections.
@@ -169,7 +153,7 @@ impl Crowd {
     pub fn expect(&self, each: usize, agents: usize) {
         let mut goal = self.seen.goal.lock();
         let (number, each) = (goal.number + 1, each as u64);
-        *goal = Goal { number, each, agents, ..Goal::default() };
+        *goal = Goal::new(number, each, agents);
     }
 
     /// When what [`Self::expect`] awaits was reached.
@@ -248,26 +232,35 @@ struct Agent {
 impl Agent {
     async fn run(mut self, mut reports: broadcast::Receiver<u32>) {
         loop {
-            let end = match self.open().await {
+            match self.open().await {
                 Ok(line) => {
                     let mut was_up_to_date = false;
                     let end = self.session(line, &mut reports, &mut was_up_to_date).await;
+                    self.in_trouble(&end);
                     if was_up_to_date {
                         self.seen.ends.fetch_add(1, Ordering::AcqRel);
                         self.seen.up_to_date.fetch_sub(1, Ordering::AcqRel);
                         self.seen.changed.notify_one();
                     }
-                    end
+                    tokio::time::sleep(AGAIN).await;
                 }
-                Err(error) => format!("{error:#}"),
-            };
-            *self.seen.trouble.lock() = Some(format!("{}: {end}", self.credentials.cluster));
-            tokio::time::sleep(AGAIN).await;
+                Err(error) => self.in_trouble(&format!("{error:#}")),
+            }
         }
     }
 
+    /// Who finds nobody keeps his turn until he has waited: else ten thousand would try so often, in vain, that they would
+    /// keep the machine from the hub that is starting.
     async fn open(&self) -> Result<Line> {
         let _turn = self.opening.acquire().await?;
+        let line = self.try_to_open().await;
+        if line.is_err() {
+            tokio::time::sleep(AGAIN).await;
+        }
+        line
+    }
+
+    async fn try_to_open(&self) -> Result<Line> {
         let channel = counted::channel(&self.credentials, &self.seen.bytes).await?;
         let line = Line::over(channel).await?;
         send(&line, AgentFrame::Hello(hello(&self.credentials.cluster)));
@@ -318,6 +311,10 @@ impl Agent {
                 Err(status) => return format!("{:?}: {}", status.code(), status.message()),
             }
         }
+    }
+
+    fn in_trouble(&self, why: &str) {
+        *self.seen.trouble.lock() = Some(format!("{}: {why}", self.credentials.cluster));
     }
 
     fn complain(&self, complaint: String) {
@@ -376,39 +373,8 @@ impl Seen {
     }
 }
 
-impl Goal {
-    /// Somebody has acked so many; returns whether all have reached the goal with that.
-    fn took(&mut self, intents: u64, way: &mut Way) -> bool {
-        if way.number != self.number {
-            *way = Way { number: self.number, acked: 0 };
-        }
-        let before = way.acked;
-        way.acked += intents;
-        if before >= self.each || way.acked < self.each {
-            return false;
-        }
-        self.done += 1;
-        self.done == self.agents
-    }
-}
-
 fn send(line: &Line, frame: AgentFrame) {
     for frame in split(frame) {
         line.send(&frame);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_served_twice_does_not_stand_for_who_is_not_served() {
-        let mut goal = Goal { number: 1, each: 2, agents: 2, ..Goal::default() };
-        let (mut one, mut two) = (Way::default(), Way::default());
-        assert!(!goal.took(2, &mut one) && !goal.took(2, &mut one) && !goal.took(1, &mut two));
-        assert!(goal.took(1, &mut two) && !goal.took(1, &mut two));
-        goal = Goal { number: 2, each: 1, agents: 1, ..Goal::default() };
-        assert!(goal.took(1, &mut one) && !goal.took(1, &mut two));
     }
 }

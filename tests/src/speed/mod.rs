@@ -9,6 +9,7 @@ pub mod bare;
 pub mod chart;
 pub mod counted;
 pub mod crowd;
+mod goal;
 pub mod json;
 pub mod lab;
 pub mod process;
@@ -55,8 +56,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER", hide = true, exclusive = true)]
     bare_hub: Option<PathBuf>,
     /// Is the bare watch of a cluster; what `cargo speed` starts by itself.
-    #[arg(long, value_name = "KUBECONFIG", hide = true, exclusive = true)]
-    bare_watch: Option<PathBuf>,
+    #[arg(long, num_args = 2, value_names = ["KUBECONFIG", "FILE"], hide = true, exclusive = true)]
+    bare_watch: Option<Vec<PathBuf>>,
 }
 
 fn row(text: &str) -> Result<&'static Row, String> {
@@ -92,8 +93,10 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some(folder) = &arguments.bare_hub {
         return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
     }
-    if let Some(kubeconfig) = &arguments.bare_watch {
-        bare::watch_names(client_of(kubeconfig).await?).await;
+    if let Some([kubeconfig, file]) = arguments.bare_watch.as_deref() {
+        // What cannot be written is missed by who reads it.
+        let knows = |known: usize| drop(std::fs::write(file, known.to_string()));
+        bare::watch_names(client_of(kubeconfig).await?, knows).await;
         return Ok(ExitCode::FAILURE);
     }
     if cfg!(debug_assertions) {

@@ -75,7 +75,6 @@ impl Reading {
     /// The medians of these measurements stand for them.
     #[must_use]
     pub fn median_of(self, runnel: &[f64], bare: &[f64]) -> Self {
-        let median = |values: &[f64]| percentile(values, 0.5);
         let bare_one = (!bare.is_empty()).then(|| median(bare));
         Self { runnel: median(runnel), bare: bare_one, ..self }.sampled(runnel, bare)
     }
@@ -158,6 +157,17 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
     sorted.get(place.saturating_sub(1).min(last)).copied().unwrap_or(f64::NAN)
 }
 
+/// The one in the middle, or what is between the two that are; of none it is no number.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (middle, is_even) = (sorted.len() / 2, sorted.len().is_multiple_of(2));
+    match (sorted.get(middle.wrapping_sub(1)), sorted.get(middle)) {
+        (Some(below), Some(above)) if is_even => (below + above) / 2.0,
+        (_, middle) => middle.copied().unwrap_or(f64::NAN),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,7 +185,9 @@ mod tests {
         let of = one.clone().median_of(&[9.0, 1.0, 4.0], &[2.0, 2.0, 8.0]);
         assert_eq!((of.runnel, of.bare, of.ratio()), (4.0, Some(2.0), Some(2.0)));
         assert_eq!(of.samples, [vec![9.0, 1.0, 4.0], vec![2.0, 2.0, 8.0]]);
+        assert_eq!(one.clone().median_of(&[1.0, 5.0], &[3.0, 1.0]).ratio(), Some(1.5));
         assert_eq!(one.median_of(&[1.0], &[]).bare, None);
+        assert!(median(&[]).is_nan());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Rows 9, 10, 12 and 14: what a real agent needs for many copies, also when nothing happens, and what it costs to start
-//! it again.
+//! Rows 9 to 12 and 14: what a real agent needs for many copies, also when nothing happens, and what it costs to start it,
+//! or its hub, again.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,21 +17,30 @@ use crate::restartable::Restartable;
 use crate::scene::Metrics;
 use crate::scratch::Scratch;
 use crate::speed::bar::Bar;
-use crate::speed::lab::{Lab, SOURCES, make_namespace};
+use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
 use crate::speed::seen::Seen;
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
+use crate::wait::eventually;
 
-pub(super) const ROWS: &[u8] = &[9, 10, 12, 14];
+pub(super) const ROWS: &[u8] = &[9, 10, 11, 12, 14];
 const RULE: &str = "copied";
+/// The file in which the bare watch says how many names it knows.
+const KNOWN: &str = "known";
+/// The verbs of requests that write.
+const WRITTEN: &[&str] = &["create", "update", "patch", "delete", "deletecollection"];
 /// The agent's count of applies that changed nothing.
 const NOOPS: &str = "runnel_apply_noop_total";
-/// For how long the agent is looked at after it was started again.
+/// For how long the agent is looked at after it, or its hub, was started again.
 const STEADY: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let sizes: &[usize] = if quick { &[0, 300] } else { &[0, 1000, 10_000] };
+pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
+    let sizes: &[usize] = match (quick, rows.contains(&9)) {
+        (true, _) => &[0, 300],
+        (false, true) => &[0, 1000, 10_000],
+        (false, false) => &[0, 1000],
+    };
     let control_plane = Options { audit_reads: true, ..Options::default() };
     let log = "runnel=warn".to_owned();
     let lab = Lab::of(Fleet::start(FleetOptions { log, control_plane, ..FleetOptions::default() }).await?).await?;
@@ -57,7 +66,11 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         if size > 0 && readings.iter().all(|reading| reading.row == 9) {
             let (noops, restarted) = restarted(&lab, size).await?;
             readings.extend(restarted);
-            readings.push(steady(&lab, &watch, size, Duration::from_secs(if quick { 10 } else { 600 })).await?);
+            readings.push(hub_restarted(&lab, size).await?);
+            if rows.contains(&10) || rows.contains(&14) {
+                let time = Duration::from_secs(if quick { 10 } else { 600 });
+                readings.push(steady(&lab, &watch, size, time).await?);
+            }
             readings.extend(without_change(&lab, &seen, size, noops).await?);
         }
     }
@@ -66,7 +79,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 
 /// Waits until the rule's status says that all copies are there, of as many sources as there are.
 async fn copied(lab: &Lab, size: usize) -> Result<()> {
-    crate::wait::eventually("the copies", crate::speed::lab::PATIENCE, async || {
+    eventually("the copies", PATIENCE, async || {
         let summary = lab.rules().get(RULE).await?.status.and_then(|status| status.summary).context("no summary")?;
         ensure!(summary.copies_applied == size as i64, "{summary:?}");
         Ok(Some(()))
@@ -77,6 +90,7 @@ async fn copied(lab: &Lab, size: usize) -> Result<()> {
 async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
     let agent = lab.fleet.agent_process(1).pid()?;
     let bare = watch.process.pid()?;
+    watch.knows(size).await?;
     at_rest(agent).await?;
     at_rest(bare).await?;
     // The goal for very many copies is one of its own.
@@ -109,22 +123,35 @@ async fn restarted(lab: &Lab, size: usize) -> Result<(f64, Vec<Reading>)> {
     fleet.connected(1).await?;
     Bar::wait(STEADY, "the agent was started again").await;
     let spent = computed(fleet.agent_process(1).pid()?)?;
-    let written = ["create", "update", "patch", "delete", "deletecollection"];
     let (requests, earlier) = (requests(fleet, mark)?, requests(fleet, Mark::default())?);
     let of = |requests: &[Write], verbs: &[&str]| {
         requests.iter().filter(|request| verbs.contains(&request.verb.as_str())).count() as f64
     };
-    ensure!(of(&earlier, &written) >= size as f64, "the audit log does not show who wrote the copies");
+    ensure!(of(&earlier, WRITTEN) >= size as f64, "the audit log does not show who wrote the copies");
     let is_single = |request: &&Write| request.verb == "get" && is_copy(request);
     let singles = requests.iter().filter(is_single).count() as f64;
     let at = (size, "copies");
     let readings = vec![
-        reading(12, "writes to the member", at, of(&requests, &written), None),
+        reading(12, "writes to the member", at, of(&requests, WRITTEN), None),
         reading(12, "reads of single copies", at, singles, None),
         reading(12, "reads of the member", at, of(&requests, &["get", "list", "watch"]), None),
         reading(12, "agent CPU", at, spent.as_secs_f64() * 1000.0, None),
     ];
     Ok((noops, readings))
+}
+
+/// Row 11, as a member sees it.
+async fn hub_restarted(lab: &Lab, size: usize) -> Result<Reading> {
+    let mark = lab.fleet.member(1).mark();
+    lab.fleet.stop_hub().await?;
+    lab.fleet.start_hub().await?;
+    lab.fleet.connected(1).await?;
+    Bar::wait(STEADY, "the hub was started again").await;
+    let sessions = Metrics::of(&lab.fleet.hub_ops_url()).await?.sum("runnel_member_connected")?;
+    ensure!(sessions == 1.0, "the agent has not found the new hub within {STEADY:?}");
+    let requests = requests(&lab.fleet, mark)?;
+    let writes = requests.iter().filter(|request| WRITTEN.contains(&request.verb.as_str())).count();
+    Ok(reading(11, "writes to a real member", (size, "copies"), writes as f64, None))
 }
 
 /// Row 14: the API server has taken so many applies, and a watch has shown so many changes; and what the agent says.
@@ -164,16 +191,27 @@ fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
 /// The bare watch of names, in a process of its own.
 struct BareWatch {
     process: Restartable,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl BareWatch {
     async fn start(fleet: &Fleet) -> Result<Self> {
         let scratch = Scratch::new("bare-watch")?;
         let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
-        let arguments: [PathBuf; 2] = ["--bare-watch".into(), fleet.member(1).kubeconfig().into()];
+        let arguments: [PathBuf; 3] =
+            ["--bare-watch".into(), fleet.member(1).kubeconfig().into(), scratch.path().join(KNOWN)];
         let process = Restartable::new("the bare watch", program.arguments(arguments));
         process.start()?;
-        Ok(Self { process, _scratch: scratch })
+        Ok(Self { process, scratch })
+    }
+
+    /// Waits until it says that it knows so many names: what is compared with must have done the work.
+    async fn knows(&self, names: usize) -> Result<()> {
+        eventually("the bare watch", PATIENCE, async || {
+            self.process.check()?;
+            let known = std::fs::read_to_string(self.scratch.path().join(KNOWN)).unwrap_or_default();
+            Ok(known.trim().parse().is_ok_and(|known: usize| known >= names).then_some(()))
+        })
+        .await
     }
 }

@@ -63,7 +63,8 @@ pub const ROWS: &[Row] = &[
         name: "stored",
         meaning: "what the hub stores for very many copies: the rule's status, and what else it writes when all clusters get all",
         lines: &[
-            bounded("status of a rule", "B", most(65_536.0, 16_384.0)),
+            bounded("status, all well", "B", most(65_536.0, 16_384.0)),
+            bounded("status, all failing", "B", most(65_536.0, 16_384.0)),
             bounded("hub writes beside the status", "writes", most(0.0, 0.0)),
             bounded("etcd's growth", "B", most(65_536.0, 16_384.0)),
         ],
@@ -96,6 +97,7 @@ pub const ROWS: &[Row] = &[
         lines: &[
             bounded("last ack to status, p50", "ms", most(1500.0, 300.0)),
             bounded("last copy to status, p50", "ms", most(1500.0, 300.0)),
+            line("status writes a second", "1/s", None, Some(Bound::AtMost(4.0))),
         ],
     },
     Row {
@@ -103,7 +105,7 @@ pub const ROWS: &[Row] = &[
         name: "idle-memory",
         meaning: "the hub's resident memory per connected agent that is sent nothing, beside a bare server's",
         lines: &[
-            bounded("memory per idle agent", "KiB", ratio(1.25, 0.58)),
+            line("memory per idle agent", "KiB", Some(Bound::RatioAtMost(1.25)), Some(Bound::AtMost(24.0))),
             bounded("the last of them beside the first", "KiB", LINEAR),
             line("memory in all", "MiB", None, None),
         ],
@@ -138,6 +140,7 @@ pub const ROWS: &[Row] = &[
             line("bytes to an agent", "B", None, None),
             bounded("intents sent again", "intents", most(0.0, 0.0)),
             bounded("hub writes", "writes", most(0.0, 0.0)),
+            bounded("writes to a real member", "requests", most(0.0, 0.0)),
         ],
     },
     Row {
@@ -200,13 +203,20 @@ pub const ROWS: &[Row] = &[
         number: 18,
         name: "copy-cpu",
         meaning: "the hub's processor time per delivered copy, beside a bare server's",
-        lines: &[bounded("hub CPU per copy", "us", ratio(3.0, 1.5))],
+        lines: &[
+            bounded("hub CPU per copy", "us", ratio(3.0, 1.5)),
+            bounded("the last size beside the first", "us", LINEAR),
+        ],
     },
     Row {
         number: 19,
         name: "others",
         meaning: "the hub's processor time per edit beside many sources, rules and clusters that it does not concern",
-        lines: &[bounded("hub CPU per edit", "ms", ratio(1.5, 1.1))],
+        lines: &[
+            bounded("beside other sources", "ms", ratio(1.5, 1.1)),
+            bounded("beside other rules, too", "ms", ratio(1.5, 1.1)),
+            bounded("beside other clusters, too", "ms", ratio(1.5, 1.1)),
+        ],
     },
     Row {
         number: 20,
@@ -238,6 +248,8 @@ pub const ROWS: &[Row] = &[
             bounded("hub CPU per object", "ms", LINEAR),
             bounded("memory per rule", "KiB", LINEAR),
             bounded("hub CPU per rule", "ms", LINEAR),
+            line("memory in all, objects", "MiB", None, None),
+            line("memory in all, rules", "MiB", None, None),
         ],
     },
 ];

@@ -12,6 +12,7 @@ use runnel_proto::identity::MemberKey;
 
 use super::reading;
 use crate::fleet::NAMESPACE;
+use crate::simulated::Line;
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
@@ -40,11 +41,11 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         at_rest(lab.pid()?).await?;
         drop(bar);
         runnel.push(resident(lab.pid()?)?);
-        if runnel.len() == 1 {
-            quiets.extend(quiet(&lab, crowd.len(), if quick { (0.1, CALM / 4) } else { (3.0, CALM) }).await?);
+        if runnel.len() == 1 && !quick {
+            quiets.extend(quiet(&lab, crowd.len(), (3.0, CALM)).await?);
         }
     }
-    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.25, CALM / 4) } else { (10.0, CALM) }).await?);
+    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.3, CALM / 4) } else { (10.0, CALM) }).await?);
     quiets.push(renewals(&mut lab, crowd.len(), if quick { CALM / 4 } else { CALM }).await?);
     // Their sockets are needed for the other ones.
     drop(crowd);
@@ -102,11 +103,13 @@ async fn quiet(lab: &Lab, agents: usize, (minutes, before): (f64, Duration)) -> 
 /// Row 16, for so many of the agents: no certificate is due while a row runs, so these renew theirs before their time.
 async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Reading> {
     let members = lab.members(agents.min(RENEWALS)).await?;
-    let mark = lab.fleet.hub().mark();
+    let (mark, mut lines) = (lab.fleet.hub().mark(), Vec::new());
     for member in &members {
         let key = Arc::new(MemberKey::generate()?);
         let request = key.certificate_request()?;
-        member.renew(key, request).await?;
+        // With it a member comes again, and its former key is given up.
+        let renewed = member.renew(key, request).await?;
+        lines.push(Line::greeted(&renewed, Vec::new()).await?);
     }
     calm(lab, time).await?;
     let writes = lab.hub_writes(mark)? as f64 / members.len() as f64;

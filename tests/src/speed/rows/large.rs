@@ -39,7 +39,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bar = Bar::spinner("one object is edited, then the hub is started again");
     crowd.expect(1, agents);
     let begin = Instant::now();
-    lab.write(&format!("{RULE}-0000"), "edited").await?;
+    lab.write(&format!("{RULE}-0000"), &noise(objects as u64, 1024)).await?;
     let edit = crowd.reached(PATIENCE).await?.duration_since(begin);
     lab.ready(RULE, agents).await?;
     at_rest(lab.pid()?).await?;
@@ -63,6 +63,6 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         reading(20, "edit of one to last ack", at, milliseconds(edit), None),
         reading(20, "hub restart to last in sync", at, milliseconds(restart), None),
         reading(20, "intents sent again", at, again as f64, None),
-        size_of(&status, agents, "all failing")?,
+        size_of(&status, agents, "status, all failing")?,
     ])
 }

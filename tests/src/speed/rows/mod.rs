@@ -44,7 +44,7 @@ const STEPS: &[(&[u8], Step)] = &[
     (heavy::ROWS, |_, quick| Box::pin(heavy::run(quick))),
     (large::ROWS, |_, quick| Box::pin(large::run(quick))),
     (real::ROWS, |rows, quick| Box::pin(async move { real::run(&rows, quick).await })),
-    (agent::ROWS, |_, quick| Box::pin(agent::run(quick))),
+    (agent::ROWS, |rows, quick| Box::pin(async move { agent::run(&rows, quick).await })),
 ];
 
 /// Why a step has ended early, and which rows it would have measured.

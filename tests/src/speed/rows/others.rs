@@ -1,6 +1,6 @@
 //! Row 19: what an edit costs beside many other sources, rules and clusters that it does not concern.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde_json::json;
@@ -17,8 +17,12 @@ const EDITED: &str = "edited";
 const OTHERS: &str = "others";
 /// Clusters that the edited source goes to.
 const CLUSTERS: usize = 20;
+/// From the start of an edit to that of the next.
+const PACE: Duration = Duration::from_millis(100);
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (many, edits) = if quick { (200, (3, 30)) } else { (1000, (5, 50)) };
+    // The keepalives of connections come each 9 s, and the hub looks at its members each 15 s: as many of either are in
+    // the time with edits as in the time without.
+    let (many, time) = if quick { (200, Duration::from_secs(9)) } else { (1000, Duration::from_secs(45)) };
     let mut lab = Lab::start().await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(CLUSTERS).await?);
@@ -28,19 +32,15 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.rule(EDITED, &[EDITED], json!({"names": names})).await?;
     lab.ready(EDITED, CLUSTERS).await?;
     // The first edits of a process are not like the others.
-    costs(&lab, &crowd, (1, edits.1)).await?;
-    let alone = costs(&lab, &crowd, edits).await?;
-    let read = |number: usize, what: &str, costs: &[f64]| {
-        let at = format!("{} other {what}", super::super::verdict::number(many as f64));
-        let of_all = reading(19, "hub CPU per edit", (number * many, what), 0.0, None);
-        Reading { at, ..of_all.median_of(costs, &alone) }
-    };
+    cost(&lab, &crowd, Duration::from_secs(9)).await?;
+    let alone = cost(&lab, &crowd, time).await?;
+    let read = |what, of, cost| reading(19, what, (many, of), cost, Some(alone));
     let mut readings = Vec::new();
 
     lab.write_all((0..many).map(|number| (format!("{OTHERS}-{number:04}"), format!("text {number}")))).await?;
     lab.rule(OTHERS, &[&format!("{OTHERS}-*")], json!({"names": [names[0]]})).await?;
     lab.ready(OTHERS, 1).await?;
-    readings.push(read(1, "sources", &costs(&lab, &crowd, edits).await?));
+    readings.push(read("beside other sources", "sources", cost(&lab, &crowd, time).await?));
 
     let bar = Bar::of(many, "other rules");
     for number in 0..many {
@@ -50,34 +50,33 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     }
     drop(bar);
     lab.ready(&format!("{OTHERS}-{:04}", many - 1), 1).await?;
-    readings.push(read(2, "rules, too", &costs(&lab, &crowd, edits).await?));
+    readings.push(read("beside other rules, too", "rules", cost(&lab, &crowd, time).await?));
 
     crowd.add(lab.members(CLUSTERS + many).await?.into_iter().skip(CLUSTERS));
     crowd.up_to_date(PATIENCE).await?;
-    readings.push(read(3, "clusters, too", &costs(&lab, &crowd, edits).await?));
+    readings.push(read("beside other clusters, too", "clusters", cost(&lab, &crowd, time).await?));
     Ok(readings)
 }
 
-/// The hub's processor time per edit in milliseconds, of so many windows of time with so many edits, less what it computes
-/// in a window as long without one. That may be less than nothing once: what the hub does besides is in either.
-async fn costs(lab: &Lab, crowd: &Crowd, (windows, edits): (usize, usize)) -> Result<Vec<f64>> {
+/// The hub's processor time per edit in milliseconds, of edits at an even pace for so long, less what it computes in as long
+/// a time without one.
+async fn cost(lab: &Lab, crowd: &Crowd, time: Duration) -> Result<f64> {
     let pid = lab.pid()?;
     at_rest(pid).await?;
-    let bar = Bar::of(windows, "windows of edits");
-    let mut costs = Vec::new();
-    for window in 0..windows {
-        let (before, begin) = (computed(pid)?, Instant::now());
-        for number in 0..edits {
-            crowd.expect(1, CLUSTERS);
-            lab.write(EDITED, &format!("edit {number} of {window}")).await?;
-            crowd.reached(PATIENCE).await?;
-        }
-        tokio::time::sleep(GAP).await;
-        let (after, length) = (computed(pid)?, begin.elapsed());
-        tokio::time::sleep(length).await;
-        let (busy, idle) = (after.saturating_sub(before), computed(pid)?.saturating_sub(after));
-        costs.push((busy.as_secs_f64() - idle.as_secs_f64()) * 1000.0 / edits as f64);
-        bar.step();
+    let _bar = Bar::spinner("edits, and as long a time without");
+    let (before, begin, mut edits) = (computed(pid)?, Instant::now(), 0_u32);
+    while begin.elapsed() < time {
+        crowd.expect(1, CLUSTERS);
+        lab.write(EDITED, &format!("edit {edits} since {before:?}")).await?;
+        crowd.reached(PATIENCE).await?;
+        edits += 1;
+        tokio::time::sleep_until((begin + PACE * edits).into()).await;
     }
-    Ok(costs)
+    let (after, length) = (computed(pid)?, begin.elapsed());
+    // The last edit's status is no part of the time without one.
+    tokio::time::sleep(GAP).await;
+    let still = computed(pid)?;
+    tokio::time::sleep(length).await;
+    let (busy, idle) = (after.saturating_sub(before), computed(pid)?.saturating_sub(still));
+    Ok((busy.as_secs_f64() - idle.as_secs_f64()) * 1000.0 / f64::from(edits))
 }

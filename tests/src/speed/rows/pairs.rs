@@ -1,7 +1,8 @@
-//! Rows 2, 8 and 17: what it costs to store and to know what every cluster has of every object, and what a first delivery
-//! costs the wire.
+//! Rows 2, 8 and 17, and a part of row 6: what it costs to store, to tell and to know what every cluster has of every object,
+//! and what a first delivery costs the wire.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use runnel_hub::crd::RuleStatus;
@@ -18,7 +19,7 @@ use crate::speed::text::corpus;
 use crate::speed::verdict::Reading;
 use crate::wait::eventually;
 
-pub(super) const ROWS: &[u8] = &[2, 8, 17];
+pub(super) const ROWS: &[u8] = &[2, 6, 8, 17];
 /// Bytes of the text in each object.
 const TEXT: usize = 1024;
 const RULE: &str = "pairs";
@@ -32,6 +33,8 @@ struct Point {
     /// Bytes that each agent received for them.
     received: f64,
     statuses: usize,
+    /// For how long they were delivered, until the status told of all.
+    time: Duration,
     other_writes: usize,
     /// By how much what etcd holds has grown, since one cluster had them.
     stored: usize,
@@ -76,6 +79,7 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
     lab.ready(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
     let (before, received, mark) = (lab.fleet.hub().stored().await?, crowd.bytes().0, lab.fleet.hub().mark());
+    let begin = Instant::now();
     if clusters > 1 {
         crowd.expect(objects, clusters - 1);
         lab.rule(RULE, &["text-*"], first_of(clusters, of)).await?;
@@ -83,6 +87,7 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
     }
     let received = (crowd.bytes().0 - received) as f64 / clusters.saturating_sub(1) as f64;
     lab.ready(RULE, clusters).await?;
+    let time = begin.elapsed();
     at_rest(lab.pid()?).await?;
     let all = lab.fleet.hub().writes_since(mark)?;
     let all = all.iter().filter(|write| write.user_agent.starts_with("runnel-hub"));
@@ -92,6 +97,7 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
         memory: resident(lab.pid()?)?,
         received,
         statuses: statuses.len(),
+        time,
         other_writes: others.len(),
         stored: growth(&before, &lab.fleet.hub().stored().await?),
     })
@@ -130,10 +136,9 @@ pub(super) async fn failing(lab: &Lab, rule: &str, copies: usize) -> Result<Rule
 }
 
 /// The size of a rule's status as JSON, with this many clusters of which something is said.
-pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &str) -> Result<Reading> {
+pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &'static str) -> Result<Reading> {
     let size = serde_json::to_vec(status)?.len() as f64;
-    let one = reading(2, "status of a rule", (clusters, "clusters"), size, None);
-    Ok(Reading { at: format!("{}, {what}", one.at), ..one })
+    Ok(reading(2, what, (clusters, "clusters"), size, None))
 }
 
 fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleStatus; 2]) -> Result<Vec<Reading>> {
@@ -147,10 +152,18 @@ fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleS
     let slope = (last.memory - first.memory) / last.pairs.saturating_sub(first.pairs) as f64;
     let [well, failing] = statuses;
     let mut readings = vec![
-        size_of(well, agents, "all well")?,
-        size_of(failing, agents, "all failing")?,
+        size_of(well, agents, "status, all well")?,
+        size_of(failing, agents, "status, all failing")?,
         reading(2, "hub writes beside the status", (pairs, "pairs"), last.other_writes as f64, None),
         reading(2, "etcd's growth", (pairs, "pairs"), last.stored as f64, None),
+        // The last one comes after the last ack, and once at rest.
+        reading(
+            6,
+            "status writes a second",
+            (pairs, "pairs"),
+            last.statuses as f64 / last.time.as_secs_f64().max(1.0),
+            None,
+        ),
         reading(8, "memory per pair", (pairs, "pairs"), slope, None),
     ];
     let memory = |point: &Point| reading(8, "memory in all", (point.pairs, "pairs"), point.memory / MIB, None);

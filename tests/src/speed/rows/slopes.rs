@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
-use super::reading;
+use super::{MIB, reading};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
@@ -34,8 +34,11 @@ struct Point {
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (objects, rules) =
         if quick { ([200, 1200, 3200], [50, 250, 650]) } else { ([500, 4000, 11_000], [200, 1200, 3200]) };
-    let mut readings = steps(&at_objects(&objects).await?, ["memory per object", "hub CPU per object"], "objects");
-    readings.extend(steps(&at_rules(&rules).await?, ["memory per rule", "hub CPU per rule"], "rules"));
+    let (objects, rules) = (at_objects(&objects).await?, at_rules(&rules).await?);
+    let mut readings = steps(&objects, ["memory per object", "hub CPU per object"], "objects");
+    readings.extend(steps(&rules, ["memory per rule", "hub CPU per rule"], "rules"));
+    readings.extend(in_all(&objects, "memory in all, objects", "objects"));
+    readings.extend(in_all(&rules, "memory in all, rules", "rules"));
     Ok(readings)
 }
 
@@ -94,6 +97,10 @@ async fn point(lab: &Lab, size: usize) -> Result<Point> {
     let pid = lab.pid()?;
     let computed = at_rest(pid).await?;
     Ok(Point { size, memory: resident(pid)?, computed })
+}
+
+fn in_all(points: &[Point], what: &'static str, of: &'static str) -> impl Iterator<Item = Reading> {
+    points.iter().map(move |point| reading(22, what, (point.size, of), point.memory / MIB, None))
 }
 
 /// Each step but the first beside the first one: what one more costs there.

@@ -1,0 +1,57 @@
+//! How far simulated agents are with what is awaited of them.
+
+use std::time::Instant;
+
+/// What is awaited: that each of so many agents acks so many intents. What one agent acks beyond that stands for no other.
+#[derive(Default)]
+pub(super) struct Goal {
+    pub(super) number: u64,
+    each: u64,
+    pub(super) agents: usize,
+    pub(super) done: usize,
+    /// When that was.
+    pub(super) reached: Option<Instant>,
+}
+
+/// How far one agent is towards the goal of this number.
+#[derive(Default)]
+pub(super) struct Way {
+    number: u64,
+    acked: u64,
+}
+
+impl Goal {
+    /// The goal of this number, for so many agents.
+    pub(super) fn new(number: u64, each: u64, agents: usize) -> Self {
+        Self { number, each, agents, ..Self::default() }
+    }
+
+    /// Somebody has acked so many; returns whether all have reached the goal with that.
+    pub(super) fn took(&mut self, intents: u64, way: &mut Way) -> bool {
+        if way.number != self.number {
+            *way = Way { number: self.number, acked: 0 };
+        }
+        let before = way.acked;
+        way.acked += intents;
+        if before >= self.each || way.acked < self.each {
+            return false;
+        }
+        self.done += 1;
+        self.done == self.agents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_served_twice_does_not_stand_for_who_is_not_served() {
+        let mut goal = Goal::new(1, 2, 2);
+        let (mut one, mut two) = (Way::default(), Way::default());
+        assert!(!goal.took(2, &mut one) && !goal.took(2, &mut one) && !goal.took(1, &mut two));
+        assert!(goal.took(1, &mut two) && !goal.took(1, &mut two));
+        goal = Goal::new(2, 1, 1);
+        assert!(goal.took(1, &mut one) && !goal.took(1, &mut two));
+    }
+}
