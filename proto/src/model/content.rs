@@ -1,4 +1,5 @@
 //! What a source says: content, its payload on the wire, and the revision that names it.
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -6,6 +7,7 @@ use bytes::Bytes;
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use zstd::bulk::Decompressor;
 
 use super::{FieldMap, FieldPath, Kind, ProofKey};
 
@@ -170,11 +172,25 @@ impl Payload {
             Encoding::Plain if self.bytes.len() == size => Content::from_bytes(&self.bytes),
             Encoding::Plain => Err(ContentError::Malformed),
             Encoding::Zstd => {
-                let plain = zstd::bulk::decompress(&self.bytes, size).map_err(|_| ContentError::Malformed)?;
+                let plain = decompressed(&self.bytes, size)?;
                 if plain.len() != size { Err(ContentError::Malformed) } else { Content::from_bytes(&plain) }
             }
         }
     }
+}
+
+/// Each thread keeps what it decompresses with: for 1 KiB, to make it anew is more work than to decompress.
+fn decompressed(bytes: &[u8], size: usize) -> Result<Vec<u8>, ContentError> {
+    thread_local! {
+        static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    }
+    DECOMPRESSOR.with_borrow_mut(|kept| {
+        let decompressor = match kept {
+            Some(decompressor) => decompressor,
+            None => kept.insert(Decompressor::new().map_err(|_| ContentError::Malformed)?),
+        };
+        decompressor.decompress(bytes, size).map_err(|_| ContentError::Malformed)
+    })
 }
 
 /// In no more memory than they need: payloads are kept for long.
@@ -279,6 +295,17 @@ mod tests {
         assert_eq!(Revision::parse(&revision.to_string()), Some(revision));
         assert_eq!(one.proof_key(), RevisionKey::new(b"one").proof_key());
         assert_ne!(one.proof_key(), two.proof_key());
+    }
+
+    #[test]
+    fn what_could_not_be_read_does_not_change_how_the_next_is_read() {
+        let whole = Payload::encode(content(&[("key".to_owned(), "text ".repeat(500))]).to_bytes());
+        let cut = Payload::from_wire(Encoding::Zstd, whole.bytes().slice(..whole.bytes().len() - 3), whole.size());
+        let mixed = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"no frame"), whole.size());
+        for bad in [&cut, &mixed, &cut] {
+            assert!(bad.decode().is_err());
+            assert!(whole.decode().is_ok());
+        }
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             quiets.extend(quiet(&lab, crowd.len(), (3.0, CALM)).await?);
         }
     }
-    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.3, CALM / 4) } else { (10.0, CALM) }).await?);
+    quiets.extend(quiet(&lab, crowd.len(), if quick { (0.2, CALM / 4) } else { (10.0, CALM) }).await?);
     quiets.push(renewals(&mut lab, crowd.len(), if quick { CALM / 4 } else { CALM }).await?);
     // Their sockets are needed for the other ones.
     drop(crowd);
