@@ -9,7 +9,7 @@ pub(super) struct Goal {
     each: u64,
     pub(super) agents: usize,
     pub(super) done: usize,
-    /// When that was.
+    /// When all of them were done.
     pub(super) reached: Option<Instant>,
 }
 

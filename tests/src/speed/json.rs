@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::word;
-use super::verdict::{Judged, percentile};
+use super::verdict::{Judged, median, percentile};
 
 /// The whole run.
 #[must_use]
@@ -33,7 +33,7 @@ fn one(judged: &Judged) -> Value {
 /// How far the measurements lie apart that a reading stands for.
 fn spread(samples: &[Vec<f64>; 2]) -> Value {
     let of = |values: &Vec<f64>| {
-        let (least, median, most) = (percentile(values, 0.0), percentile(values, 0.5), percentile(values, 1.0));
+        let (least, median, most) = (percentile(values, 0.0), median(values), percentile(values, 1.0));
         let whole = json!({"of": values.len(), "least": least, "median": median, "most": most});
         if values.is_empty() { Value::Null } else { whole }
     };

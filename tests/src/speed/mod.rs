@@ -96,7 +96,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some([kubeconfig, file]) = arguments.bare_watch.as_deref() {
         // What cannot be written is missed by who reads it.
         let knows = |known: usize| drop(std::fs::write(file, known.to_string()));
-        bare::watch_names(client_of(kubeconfig).await?, knows).await;
+        bare::watch_names(client_of(kubeconfig).await?, lab::SOURCES, knows).await;
         return Ok(ExitCode::FAILURE);
     }
     if cfg!(debug_assertions) {

@@ -158,7 +158,8 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
 }
 
 /// The one in the middle, or what is between the two that are; of none it is no number.
-fn median(values: &[f64]) -> f64 {
+#[must_use]
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (middle, is_even) = (sorted.len() / 2, sorted.len().is_multiple_of(2));

@@ -28,11 +28,13 @@ pub(super) const ROWS: &[u8] = &[9, 10, 11, 12, 14];
 const RULE: &str = "copied";
 /// The file in which the bare watch says how many names it knows.
 const KNOWN: &str = "known";
+/// The hub's count of members with a session.
+const CONNECTED: &str = "runnel_member_connected";
 /// The verbs of requests that write.
 const WRITTEN: &[&str] = &["create", "update", "patch", "delete", "deletecollection"];
 /// The agent's count of applies that changed nothing.
 const NOOPS: &str = "runnel_apply_noop_total";
-/// For how long the agent is looked at after it, or its hub, was started again.
+/// For how long the agent is looked at after it, or its hub, was started again; with small sizes half as long.
 const STEADY: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
@@ -64,9 +66,10 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
         readings.push(memory(&lab, &watch, size).await?);
         // The row is about 1,000 copies; more of them only show memory.
         if size > 0 && readings.iter().all(|reading| reading.row == 9) {
-            let (noops, restarted) = restarted(&lab, size).await?;
+            let steadily = if quick { STEADY / 2 } else { STEADY };
+            let (noops, restarted) = restarted(&lab, size, steadily).await?;
             readings.extend(restarted);
-            readings.push(hub_restarted(&lab, size).await?);
+            readings.push(hub_restarted(&lab, size, steadily).await?);
             if rows.contains(&10) || rows.contains(&14) {
                 let time = Duration::from_secs(if quick { 10 } else { 600 });
                 readings.push(steady(&lab, &watch, size, time).await?);
@@ -112,7 +115,7 @@ async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Re
 }
 
 /// Row 12; and the agent's count of applies without a change before it was started again.
-async fn restarted(lab: &Lab, size: usize) -> Result<(f64, Vec<Reading>)> {
+async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<Reading>)> {
     let fleet = &lab.fleet;
     let metrics = Metrics::of(&fleet.agent_ops_url(1)).await?;
     let (applies, noops) = (metrics.sum("runnel_apply_total")?, counted(&metrics)?);
@@ -121,7 +124,7 @@ async fn restarted(lab: &Lab, size: usize) -> Result<(f64, Vec<Reading>)> {
     let mark = fleet.member(1).mark();
     fleet.start_agent(1).await?;
     fleet.connected(1).await?;
-    Bar::wait(STEADY, "the agent was started again").await;
+    Bar::wait(time, "the agent was started again").await;
     let spent = computed(fleet.agent_process(1).pid()?)?;
     let (requests, earlier) = (requests(fleet, mark)?, requests(fleet, Mark::default())?);
     let of = |requests: &[Write], verbs: &[&str]| {
@@ -141,14 +144,16 @@ async fn restarted(lab: &Lab, size: usize) -> Result<(f64, Vec<Reading>)> {
 }
 
 /// Row 11, as a member sees it.
-async fn hub_restarted(lab: &Lab, size: usize) -> Result<Reading> {
+async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading> {
     let mark = lab.fleet.member(1).mark();
     lab.fleet.stop_hub().await?;
     lab.fleet.start_hub().await?;
-    lab.fleet.connected(1).await?;
-    Bar::wait(STEADY, "the hub was started again").await;
-    let sessions = Metrics::of(&lab.fleet.hub_ops_url()).await?.sum("runnel_member_connected")?;
-    ensure!(sessions == 1.0, "the agent has not found the new hub within {STEADY:?}");
+    eventually("the agent at the new hub", PATIENCE, async || {
+        let metrics = Metrics::of(&lab.fleet.hub_ops_url()).await?;
+        Ok((metrics.has(CONNECTED) && metrics.sum(CONNECTED)? == 1.0).then_some(()))
+    })
+    .await?;
+    Bar::wait(time, "the hub was started again").await;
     let requests = requests(&lab.fleet, mark)?;
     let writes = requests.iter().filter(|request| WRITTEN.contains(&request.verb.as_str())).count();
     Ok(reading(11, "writes to a real member", (size, "copies"), writes as f64, None))

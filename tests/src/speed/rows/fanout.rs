@@ -42,7 +42,7 @@ struct Series {
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (sizes, edits): (&[usize], usize) = if quick { (&[300, 800], 4) } else { (&[1000, 10_000], 20) };
+    let (sizes, edits): (&[usize], usize) = if quick { (&[300, 700], 4) } else { (&[1000, 10_000], 20) };
     let mut lab = Lab::start().await?;
     lab.write(SOURCE, "first").await?;
     lab.rule(RULE, &[SOURCE], json!({"all": true})).await?;

@@ -146,7 +146,7 @@ pub const ROWS: &[Row] = &[
     Row {
         number: 12,
         name: "agent-restart",
-        meaning: "a real agent that is started again, nothing changed: its requests to the member in 10 s, and its processor time",
+        meaning: "a real agent that is started again, nothing changed: its requests to the member in its first seconds, and its processor time",
         lines: &[
             bounded("writes to the member", "requests", most(0.0, 0.0)),
             bounded("reads of single copies", "requests", most(0.0, 0.0)),

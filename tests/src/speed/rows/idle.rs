@@ -22,9 +22,9 @@ use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
-/// So many agents renew their certificates.
+/// So many members renew their certificates.
 const RENEWALS: usize = 50;
-/// Longer than it takes until the hub has looked at every member.
+/// Longer than it takes until the hub has looked at every member; with small sizes a quarter of it must do.
 const CALM: Duration = Duration::from_secs(20);
 
 /// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
@@ -100,16 +100,21 @@ async fn quiet(lab: &Lab, agents: usize, (minutes, before): (f64, Duration)) -> 
     ])
 }
 
-/// Row 16, for so many of the agents: no certificate is due while a row runs, so these renew theirs before their time.
+/// Row 16, beside so many agents: no certificate is due while a row runs, so some others renew theirs before their time, and
+/// come with it: then the former key is given up.
 async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Reading> {
-    let members = lab.members(agents.min(RENEWALS)).await?;
-    let (mark, mut lines) = (lab.fleet.hub().mark(), Vec::new());
+    let members = lab.members(agents + RENEWALS).await?.split_off(agents);
+    let mut lines = Vec::new();
     for member in &members {
+        lines.push(Line::greeted(member, Vec::new()).await?);
+    }
+    calm(lab, time).await?;
+    let mark = lab.fleet.hub().mark();
+    for (member, line) in members.iter().zip(&mut lines) {
         let key = Arc::new(MemberKey::generate()?);
         let request = key.certificate_request()?;
-        // With it a member comes again, and its former key is given up.
         let renewed = member.renew(key, request).await?;
-        lines.push(Line::greeted(&renewed, Vec::new()).await?);
+        *line = Line::greeted(&renewed, Vec::new()).await?;
     }
     calm(lab, time).await?;
     let writes = lab.hub_writes(mark)? as f64 / members.len() as f64;

@@ -162,10 +162,10 @@ mod tests {
     fn only_the_rows_that_were_asked_for_are_judged_in_the_tables_order() {
         let some = |row, what| reading(row, what, (1000, "agents"), 1.0, Some(1.0));
         let readings =
-            vec![some(18, "hub CPU per copy"), some(6, "last ack to status, p50"), some(4, "edit to last ack, p50")];
-        let rows: Vec<&Row> = [find("4"), find("18")].into_iter().flatten().collect();
+            vec![some(4, "edit to last ack, p50"), some(6, "last ack to status, p50"), some(1, "hub writes per edit")];
+        let rows: Vec<&Row> = [find("1"), find("4")].into_iter().flatten().collect();
         let judged: Vec<u8> = judge(&rows, readings, &[]).iter().map(|judged| judged.row).collect();
-        assert_eq!(judged, [4, 18]);
+        assert_eq!(judged, [1, 4]);
     }
 
     #[test]

@@ -17,12 +17,13 @@ const EDITED: &str = "edited";
 const OTHERS: &str = "others";
 /// Clusters that the edited source goes to.
 const CLUSTERS: usize = 20;
+/// The keepalives of connections come each 9 s, and the hub looks at its members each 15 s: as many of either are in the
+/// time with edits as in the time without.
+const TIME: Duration = Duration::from_secs(45);
 /// From the start of an edit to that of the next.
 const PACE: Duration = Duration::from_millis(100);
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    // The keepalives of connections come each 9 s, and the hub looks at its members each 15 s: as many of either are in
-    // the time with edits as in the time without.
-    let (many, time) = if quick { (200, Duration::from_secs(9)) } else { (1000, Duration::from_secs(45)) };
+    let many = if quick { 200 } else { 1000 };
     let mut lab = Lab::start().await?;
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(CLUSTERS).await?);
@@ -33,14 +34,14 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.ready(EDITED, CLUSTERS).await?;
     // The first edits of a process are not like the others.
     cost(&lab, &crowd, Duration::from_secs(9)).await?;
-    let alone = cost(&lab, &crowd, time).await?;
+    let alone = cost(&lab, &crowd, TIME).await?;
     let read = |what, of, cost| reading(19, what, (many, of), cost, Some(alone));
     let mut readings = Vec::new();
 
     lab.write_all((0..many).map(|number| (format!("{OTHERS}-{number:04}"), format!("text {number}")))).await?;
     lab.rule(OTHERS, &[&format!("{OTHERS}-*")], json!({"names": [names[0]]})).await?;
     lab.ready(OTHERS, 1).await?;
-    readings.push(read("beside other sources", "sources", cost(&lab, &crowd, time).await?));
+    readings.push(read("beside other sources", "sources", cost(&lab, &crowd, TIME).await?));
 
     let bar = Bar::of(many, "other rules");
     for number in 0..many {
@@ -50,11 +51,11 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     }
     drop(bar);
     lab.ready(&format!("{OTHERS}-{:04}", many - 1), 1).await?;
-    readings.push(read("beside other rules, too", "rules", cost(&lab, &crowd, time).await?));
+    readings.push(read("beside other rules, too", "rules", cost(&lab, &crowd, TIME).await?));
 
     crowd.add(lab.members(CLUSTERS + many).await?.into_iter().skip(CLUSTERS));
     crowd.up_to_date(PATIENCE).await?;
-    readings.push(read("beside other clusters, too", "clusters", cost(&lab, &crowd, time).await?));
+    readings.push(read("beside other clusters, too", "clusters", cost(&lab, &crowd, TIME).await?));
     Ok(readings)
 }
 

@@ -33,7 +33,7 @@ struct Point {
     /// Bytes that each agent received for them.
     received: f64,
     statuses: usize,
-    /// For how long they were delivered, until the status told of all.
+    /// For how long they were delivered, until the hub rested.
     time: Duration,
     other_writes: usize,
     /// By how much what etcd holds has grown, since one cluster had them.
@@ -43,7 +43,7 @@ struct Point {
 /// Each number of clusters has a fresh hub, and agents that hold nothing. First one cluster gets the objects, so that they
 /// themselves are in the hub's memory already.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (agents, objects) = if quick { (300, 300) } else { (1000, 1000) };
+    let (agents, objects) = if quick { (250, 250) } else { (1000, 1000) };
     let sizes = [1, if quick { HUNDRED } else { agents / 2 }, agents];
     let mut lab = Lab::start().await?;
     let texts = corpus(objects, TEXT)?;
@@ -87,8 +87,8 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
     }
     let received = (crowd.bytes().0 - received) as f64 / clusters.saturating_sub(1) as f64;
     lab.ready(RULE, clusters).await?;
-    let time = begin.elapsed();
     at_rest(lab.pid()?).await?;
+    let time = begin.elapsed();
     let all = lab.fleet.hub().writes_since(mark)?;
     let all = all.iter().filter(|write| write.user_agent.starts_with("runnel-hub"));
     let (statuses, others): (Vec<&Write>, Vec<&Write>) = all.partition(|write| is_status(write));
@@ -156,7 +156,6 @@ fn readings(agents: usize, texts: &[String], points: &[Point], statuses: [&RuleS
         size_of(failing, agents, "status, all failing")?,
         reading(2, "hub writes beside the status", (pairs, "pairs"), last.other_writes as f64, None),
         reading(2, "etcd's growth", (pairs, "pairs"), last.stored as f64, None),
-        // The last one comes after the last ack, and once at rest.
         reading(
             6,
             "status writes a second",

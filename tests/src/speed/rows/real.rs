@@ -34,10 +34,10 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     let stage = Stage::start().await?;
     let mut readings = Vec::new();
     if rows.contains(&1) || rows.contains(&3) {
-        readings.extend(stage.edits(if quick { 16 } else { 100 }).await?);
+        readings.extend(stage.edits(if quick { 12 } else { 100 }).await?);
     }
     if [5, 6, 13].iter().any(|row| rows.contains(row)) {
-        let (objects, rounds) = if quick { (500, 2) } else { (1000, 5) };
+        let (objects, rounds) = if quick { (400, 2) } else { (1000, 5) };
         readings.extend(stage.many(objects, rounds).await?);
     }
     if rows.contains(&13) {

@@ -30,9 +30,9 @@ struct Restarts {
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let (agents, rounds) = if quick { (800, 2) } else { (10_000, 3) };
+    let (agents, rounds) = if quick { (600, 2) } else { (10_000, 3) };
     // Until the hub's own clocks have had their say: the end of settling, and a look at all members after it.
-    let watched = if quick { Duration::from_secs(5) } else { SETTLING + LOOK + Duration::from_secs(5) };
+    let watched = if quick { Duration::from_secs(3) } else { SETTLING + LOOK + Duration::from_secs(5) };
     let mut lab = Lab::start().await?;
     lab.write_all((0..OBJECTS).map(|number| (format!("{RULE}-{number}"), noise(number as u64, 1000)))).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true})).await?;
