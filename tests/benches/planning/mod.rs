@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
 use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
-use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
+use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
 use runnel_tests::speed::text::noise;
 use serde_json::json;
 
@@ -47,7 +47,9 @@ pub fn revision(number: usize) -> Revision {
 
 /// The content of this number: 1 KiB of text that hardly shrinks.
 pub fn payload(number: usize) -> Payload {
-    Payload::encode(format!("{{\"data\":{{\"n\":\"{}\"}}}}", noise(number as u64, 1024)).into_bytes())
+    let data = json!({"n": noise(number as u64, 1024)});
+    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
+    Payload::encode(content.to_bytes())
 }
 
 /// A source's content, as the hub has read it. What is planned does not look into it: it is one for all.
