@@ -127,9 +127,6 @@ async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<R
     Bar::wait(time, "the agent was started again").await;
     let spent = computed(fleet.agent_process(1).pid()?)?;
     let (requests, earlier) = (requests(fleet, mark)?, requests(fleet, Mark::default())?);
-    let of = |requests: &[Write], verbs: &[&str]| {
-        requests.iter().filter(|request| verbs.contains(&request.verb.as_str())).count() as f64
-    };
     ensure!(of(&earlier, WRITTEN) >= size as f64, "the audit log does not show who wrote the copies");
     let is_single = |request: &&Write| request.verb == "get" && is_copy(request);
     let singles = requests.iter().filter(is_single).count() as f64;
@@ -154,9 +151,8 @@ async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading
     })
     .await?;
     Bar::wait(time, "the hub was started again").await;
-    let requests = requests(&lab.fleet, mark)?;
-    let writes = requests.iter().filter(|request| WRITTEN.contains(&request.verb.as_str())).count();
-    Ok(reading(11, "writes to a real member", (size, "copies"), writes as f64, None))
+    let writes = of(&requests(&lab.fleet, mark)?, WRITTEN);
+    Ok(reading(11, "writes to a real member", (size, "copies"), writes, None))
 }
 
 /// Row 14: the API server has taken so many applies, and a watch has shown so many changes; and what the agent says.
@@ -191,6 +187,11 @@ fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
     let own = |request: &Write| request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets";
     let all = fleet.member(1).writes_since(mark)?;
     Ok(all.into_iter().filter(|request| request.user_agent.starts_with("runnel-agent") && !own(request)).collect())
+}
+
+/// How many of them are of these verbs.
+fn of(requests: &[Write], verbs: &[&str]) -> f64 {
+    requests.iter().filter(|request| verbs.contains(&request.verb.as_str())).count() as f64
 }
 
 /// The bare watch of names, in a process of its own.
