@@ -1,28 +1,28 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with preconditions.
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::Either;
 use kube::api::{DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
-use runnel_proto::model::{Kind, Payload, Reason, RuleName, SourceRef};
+use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
 use crate::body::{self, Over, Written};
 use crate::call::{Call, answered};
 use crate::classify::{CallError, trouble};
 use crate::decide::{Target, Trouble};
-use crate::desired::NewPayload;
+use crate::deletes;
 use crate::differ;
-use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
+use crate::job::{Body, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::keep::Keep;
-use crate::live::{self, FIELD_MANAGER, Live, Sealed};
-use crate::previous::ToKeep;
+use crate::live::{self, FIELD_MANAGER, Live, Ownership};
 use crate::queue::Key;
 use crate::records::Sight;
 use crate::seal::Sealer;
 
+mod content;
+mod exact;
 mod rehearse;
 
 /// The member's API server, as the agent's work sees it.
@@ -51,7 +51,8 @@ impl Member {
                     done.trouble = Some(Trouble::new(Reason::Unsupported, "this agent does not know the kind"));
                     return done;
                 };
-                let run = Run { member: self, kind, copy, done: &mut done };
+                let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
+                let run = Run { member: self, kind, copy, done: &mut done, makes_way };
                 run.work(work).await;
             }
         }
@@ -132,6 +133,8 @@ struct Run<'a> {
     kind: &'a Kind,
     copy: &'a SourceRef,
     done: &'a mut Done,
+    /// Whether what is in the way of the write may be removed from the object.
+    makes_way: bool,
 }
 
 impl Run<'_> {
@@ -139,7 +142,7 @@ impl Run<'_> {
         let ended = match work {
             Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => Ok(()),
             Work::Read => self.read().await,
-            Work::Create(body) => self.write(None, &body).await,
+            Work::Create(body) => self.write(None, &body, false).await,
             Work::Change(target, body) => self.change(target, &body).await,
             Work::Adopt(target, body) => self.adopt(target, &body).await,
             Work::Overwrite(target, body) => self.overwrite(target, &body).await,
@@ -153,11 +156,17 @@ impl Run<'_> {
         }
     }
 
+    /// What an error means for the copy. Where the server throttles, the run says for how long.
+    fn fail(&mut self, error: &CallError) -> Trouble {
+        self.done.retry_after = self.done.retry_after.max(error.retry_after());
+        trouble(error)
+    }
+
     async fn read(&mut self) -> Result<(), Trouble> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => self.show(&object),
-            Err(error) if error.code() == 404 => self.done.sight = Some(Sight::Absent),
-            Err(error) => return Err(trouble(&error)),
+            Err(error) if error.is_absent(&self.copy.name) => self.done.sight = Some(Sight::Absent),
+            Err(error) => return Err(self.fail(&error)),
         }
         Ok(())
     }
@@ -169,11 +178,11 @@ impl Run<'_> {
                 self.show(&object);
                 Ok(Some(object))
             }
-            Err(error) if error.is_absent() => {
+            Err(error) if error.is_absent(&self.copy.name) => {
                 self.done.sight = Some(Sight::Absent);
                 Ok(None)
             }
-            Err(error) => Err(trouble(&error)),
+            Err(error) => Err(self.fail(&error)),
         }
     }
 
@@ -195,7 +204,7 @@ impl Run<'_> {
             (Some(Sight::Live(_)), None) | (_, Some(_)) => true,
             (_, None) => false,
         };
-        if moved { Ok(()) } else { Err(trouble(error)) }
+        if moved { Ok(()) } else { Err(self.fail(error)) }
     }
 
     /// What stands there, if it is still what the work is about; it is shown in any case.
@@ -208,24 +217,31 @@ impl Run<'_> {
 
     /// Writes over what is there; where that does not take the change and the rule says so, it is deleted and created.
     async fn change(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
-        match self.write(Some(target.clone()), body).await {
-            Err(trouble) if trouble.reason == Reason::Immutable && body.recreate => {}
+        match self.write(Some(target.clone()), body, false).await {
+            Err(trouble) if trouble.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
+            Err(trouble) if trouble.reason == Reason::Immutable => {
+                return Err(match body.recreate {
+                    Recreate::Later(limit) => deletes::waits(limit),
+                    Recreate::No | Recreate::Yes => trouble,
+                });
+            }
             ended => return ended,
         }
         // Part of the change may have been made.
         let target = self.seen().filter(|seen| seen.uid == target.uid).unwrap_or(target);
         self.delete(target).await?;
+        self.done.deleted = self.done.wrote == Some(Wrote::Deleted);
         if self.done.sight != Some(Sight::Absent) {
             return Ok(());
         }
-        self.write(None, body).await?;
+        self.write(None, body, false).await?;
         if self.done.wrote == Some(Wrote::Created) {
             self.done.wrote = Some(Wrote::Recreated);
         }
         Ok(())
     }
 
-    async fn write(&mut self, target: Option<Target>, body: &Body) -> Result<(), Trouble> {
+    async fn write(&mut self, target: Option<Target>, body: &Body, adopted: bool) -> Result<(), Trouble> {
         let content = self.content(body).await?;
         let Limits { policy, home } = &body.limits;
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
@@ -241,13 +257,16 @@ impl Run<'_> {
             Some(_) | None => None,
         };
         let (kind, copy, version) = (self.kind, self.copy, *version);
-        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version };
+        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version, adopted };
         let over = target.as_ref().map(|target| Over { target, object: object.as_ref() });
         let request = body::apply(&written, over.as_ref(), &self.member.sealer);
         let mut object = match self.member.apply(self.kind, self.copy, &request).await {
             Ok(object) => object,
             Err(error) if error.is_race() => return self.reread(target.as_ref(), &error).await,
-            Err(error) => return Err(trouble(&error)),
+            Err(error) => match self.make_exact(target.as_ref(), &request, ignored, &error).await? {
+                Some(object) => object,
+                None => return Ok(()),
+            },
         };
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         self.done.wrote = Some(match &target {
@@ -266,7 +285,7 @@ impl Run<'_> {
                     let seen = self.seen();
                     return self.reread(seen.as_ref(), &error).await;
                 }
-                Err(error) => return Err(trouble(&error)),
+                Err(error) => return Err(self.fail(&error)),
             };
             self.passed(version);
             self.done.wrote = Some(Wrote::Changed);
@@ -278,58 +297,24 @@ impl Run<'_> {
         }
     }
 
-    /// What copies hold is kept before the first of them is written.
-    async fn keep(&mut self, body: &Body) -> Result<(), Trouble> {
-        let Some(ToKeep { of, base }) = &body.keep else { return Ok(()) };
-        let held = match of {
-            None => None,
-            Some(copy) => {
-                let object = self.member.get(self.kind, copy).await.map_err(|error| trouble(&error))?;
-                let held = live::held(self.kind, &object, &self.member.sealer, &body.intent);
-                let moved = || Trouble::new(Reason::Unavailable, "what is to be kept for a rollback has just changed");
-                Some(held.filter(|(revision, _)| *revision != body.revision).ok_or_else(moved)?)
-            }
-        };
-        let kept = self.member.keep.keep(&body.intent, base, held).await?;
-        self.done.kept = Some((body.intent.clone(), kept));
-        Ok(())
-    }
-
     /// What was last shown, as a target.
     fn seen(&self) -> Option<Target> {
         self.live().map(|live| Target { uid: live.uid.clone(), version: live.version.clone() })
     }
 
-    async fn content(&mut self, body: &Body) -> Result<runnel_proto::model::Content, Trouble> {
-        let twin = match &body.content {
-            Origin::Payload(payload) => {
-                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
-            }
-            Origin::Kept(place) => {
-                let payload = self.member.keep.content(&body.intent, &body.revision, *place).await?;
-                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
-            }
-            Origin::Twin(twin) => twin,
-        };
-        let object = self.member.get(self.kind, twin).await.map_err(|error| trouble(&error))?;
-        let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
-        let sealed = Sealed { rule, source, revision: body.revision, ignored: BTreeSet::new() };
-        let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
-        let content = content
-            .ok_or_else(|| Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it"))?;
-        let payload = Payload::encode(content.to_bytes());
-        self.done.learned = Some(NewPayload { key: body.intent.clone(), revision: body.revision, payload });
-        Ok(content)
-    }
-
     async fn adopt(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+        // What may be overwritten may be adopted.
+        if let Some(denied) = body.limits.policy.denies_adopting().filter(|_| !body.asks) {
+            return Err(denied);
+        }
         let content = self.content(body).await?;
         let Some(object) = self.same(&target).await? else { return Ok(()) };
-        if !live::has_equal_fields(self.kind, &object, &content, &body.ignored) {
+        if !live::is_adoptable(self.kind, &object, &content) {
             let gone = || Trouble::new(Reason::Conflict, "it has gone meanwhile");
             return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
-        self.write(Some(target), body).await?;
+        let created = self.live().is_some_and(|live| live.ownership == Ownership::Retained);
+        self.write(Some(target), body, !created).await?;
         if self.done.wrote.is_some() {
             self.done.wrote = Some(Wrote::Adopted);
         }
@@ -375,12 +360,12 @@ impl Run<'_> {
                 self.done.sight = Some(Sight::Absent);
                 self.passed(target.version);
             }
-            Err(error) if error.is_absent() => {
+            Err(error) if error.is_absent(&self.copy.name) => {
                 self.done.sight = Some(Sight::Absent);
                 return Ok(());
             }
             Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
-            Err(error) => return Err(trouble(&error)),
+            Err(error) => return Err(self.fail(&error)),
         }
         self.done.wrote = Some(Wrote::Deleted);
         Ok(())
@@ -394,7 +379,9 @@ impl Run<'_> {
 
     async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
         let Some(object) = self.same(&target).await? else { return Ok(()) };
-        self.patch(target, body::retain(&object, rule), Wrote::Retained).await
+        let created = self.live().is_some_and(Live::is_own);
+        let proof = created.then(|| self.member.sealer.retained_proof(self.copy, &target.uid));
+        self.patch(target, body::retain(&object, rule, proof.as_deref()), Wrote::Retained).await
     }
 
     async fn patch(&mut self, target: Target, patch: Value, wrote: Wrote) -> Result<(), Trouble> {
@@ -406,7 +393,7 @@ impl Run<'_> {
                 Ok(())
             }
             Err(error) if error.is_race() || error.code() == 422 => self.reread(Some(&target), &error).await,
-            Err(error) => Err(trouble(&error)),
+            Err(error) => Err(self.fail(&error)),
         }
     }
 }

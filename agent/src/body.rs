@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use kube::api::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL,
-    RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
-    VERSION_ANNOTATION,
+    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION,
+    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
@@ -33,6 +33,8 @@ pub struct Written<'a> {
     pub ignored: &'a BTreeSet<FieldPath>,
     /// Which version it is, where versions are kept: the newest.
     pub version: Option<u64>,
+    /// The object over which it is written is adopted: Runnel did not create it.
+    pub adopted: bool,
 }
 
 /// The live object over which is written.
@@ -45,11 +47,12 @@ pub struct Over<'a> {
 
 /// The body of the apply that makes the copy (over nothing: of the creation, which fails where any object exists).
 pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
-    let Written { kind, copy, intent, rule, revision, content, ignored, version } = written;
+    let Written { kind, copy, intent, rule, revision, content, ignored, version, adopted } = written;
     let content = canonical(content);
     let (of, source) = (intent.rule.clone(), intent.source.clone());
     let sealed = Sealed { rule: of, source, revision: **revision, ignored: (*ignored).clone() };
-    let seal = sealer.seal(copy, &sealed, &ignore::mask(content.clone(), ignored));
+    let adopted = over.filter(|_| *adopted).map(|over| &*over.target.uid);
+    let seal = sealer.seal(copy, &sealed, &ignore::mask(content.clone(), ignored), adopted);
     let content = match over.and_then(|over| over.object) {
         Some(object) => canonical(&ignore::keep(content, ignored, object)),
         None => content,
@@ -109,7 +112,8 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
         }
     }
     let annotations = object.metadata.annotations.as_ref();
-    let stale = [(RETAINED_ANNOTATION, true), (IGNORED_ANNOTATION, ignored.is_empty())];
+    let stale =
+        [(RETAINED_ANNOTATION, true), (RETAINED_PROOF_ANNOTATION, true), (IGNORED_ANNOTATION, ignored.is_empty())];
     for (annotation, _) in stale.into_iter().filter(|(_, is_stale)| *is_stale) {
         if annotations.is_some_and(|annotations| annotations.contains_key(annotation)) {
             removals.push(remove(&["", "metadata", "annotations", annotation]));
@@ -118,14 +122,54 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
     (!removals.is_empty()).then(|| guarded(object, removals))
 }
 
+/// The most that keys and values of all annotations of an object may have, in bytes.
+const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+
+/// The JSON patch that makes way for an apply that was refused because of what it would leave: the exact maps become what
+/// is applied, and so many annotations of others go, the largest first, that ours have room. It takes nothing of which
+/// the apply itself could not take hold. `None` if nothing is in its way.
+pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTreeSet<FieldPath>) -> Option<Value> {
+    let is_left =
+        |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
+    let mut changes = vec![];
+    for field in kind.exact_maps {
+        let present = object.data.get(field).and_then(Value::as_object);
+        let mut wanted = body.get(field).and_then(Value::as_object).cloned().unwrap_or_default();
+        for (key, value) in present.into_iter().flatten().filter(|(key, _)| is_left(field, key)) {
+            wanted.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+        match present {
+            Some(present) if *present == wanted => {}
+            None if wanted.is_empty() => {}
+            Some(_) if wanted.is_empty() => changes.push(remove(&["", field])),
+            _ => changes.push(json!({"op": "add", "path": pointer(&["", field]), "value": wanted})),
+        }
+    }
+    let empty = Map::new();
+    let ours = body["metadata"]["annotations"].as_object().unwrap_or(&empty);
+    let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
+    let mut room = ANNOTATIONS_LIMIT.saturating_sub(ours.iter().map(size).sum());
+    let theirs = object.metadata.annotations.iter().flatten().filter(|(key, _)| !ours.contains_key(*key));
+    let mut theirs: Vec<(usize, &String)> = theirs.map(|(key, value)| (key.len() + value.len(), key)).collect();
+    theirs.sort();
+    for (size, key) in theirs {
+        match room.checked_sub(size) {
+            Some(left) => room = left,
+            None => changes.push(remove(&["", "metadata", "annotations", key])),
+        }
+    }
+    (!changes.is_empty()).then(|| guarded(object, changes))
+}
+
 /// The JSON patch that takes the label of the newest version off a copy; `None` if it has none.
 pub fn demote(object: &DynamicObject) -> Option<Value> {
     let labelled = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
     labelled.then(|| guarded(object, vec![remove(&["", "metadata", "labels", NEWEST_LABEL])]))
 }
 
-/// The JSON patch that takes our marks and our managed fields off a copy and notes which rule left it.
-pub fn retain(object: &DynamicObject, rule: &RuleName) -> Value {
+/// The JSON patch that takes our marks and our managed fields off a copy. On one that Runnel created it notes which rule
+/// left it, with the `proof` that it was created; an adopted object is left as anybody else's.
+pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Value {
     let metadata = &object.metadata;
     let mut changes = vec![];
     for label in [MANAGED_BY_LABEL, HUB_LABEL, NEWEST_LABEL] {
@@ -138,11 +182,14 @@ pub fn retain(object: &DynamicObject, rule: &RuleName) -> Value {
             changes.push(remove(&["", "metadata", "annotations", annotation]));
         }
     }
-    if metadata.annotations.is_none() {
+    if metadata.annotations.is_none() && proof.is_some() {
         changes.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
     }
-    let path = pointer(&["", "metadata", "annotations", RETAINED_ANNOTATION]);
-    changes.push(json!({"op": "add", "path": path, "value": rule.to_string()}));
+    let notes =
+        proof.map(|proof| [(RETAINED_ANNOTATION, rule.to_string()), (RETAINED_PROOF_ANNOTATION, proof.to_owned())]);
+    for (note, value) in notes.into_iter().flatten() {
+        changes.push(json!({"op": "add", "path": pointer(&["", "metadata", "annotations", note]), "value": value}));
+    }
     let ours = metadata.managed_fields.iter().flatten().position(live::is_our_apply);
     if let Some(position) = ours {
         changes.push(remove(&["", "metadata", "managedFields", &position.to_string()]));

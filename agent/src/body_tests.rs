@@ -35,6 +35,7 @@ fn served_ignoring(copy: &SourceRef, sealer: &Sealer, ignored: Option<&BTreeSet<
         revision: &revision,
         content: &content,
         ignored: ignored.unwrap_or(&none),
+        adopted: false,
     };
     let mut body = apply(&written, None, sealer);
     let owned = |part: &str| {
@@ -154,14 +155,39 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);
     let rule = RuleName { kind: "DistributionRule".into(), namespace: "team".into(), name: "r".into() };
-    let left = patched(&object, retain(&object, &rule));
+    let proof = sealer.retained_proof(&copy(), "u");
+    let left = patched(&object, retain(&object, &rule, Some(&proof)));
     let live = seen(&left, &sealer);
     assert_eq!((live.ownership, live.sealed, live.intact), (Ownership::Retained, None, false));
-    assert!(crate::live::has_equal_fields(kind(), &left, &content(), &BTreeSet::new()));
+    assert!(crate::live::is_adoptable(kind(), &left, &content()));
     let value = serde_json::to_value(&left).unwrap();
     assert_eq!(value["metadata"]["annotations"][RETAINED_ANNOTATION], "team/r");
     assert_eq!(value["metadata"]["labels"], json!({"team": "a"}));
     assert_eq!(value["metadata"]["managedFields"].as_array().unwrap().len(), 1);
+    // The note without its proof, or on another object, is anybody's.
+    let mut forged = left.clone();
+    forged.metadata.uid = Some("u2".into());
+    assert_eq!(seen(&forged, &sealer).ownership, Ownership::Foreign);
+    assert_eq!(seen(&patched(&object, retain(&object, &rule, None)), &sealer).ownership, Ownership::Foreign);
+}
+
+#[test]
+fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
+    let sealer = Sealer::new(b"key", "hub");
+    let object = served(&copy(), &sealer);
+    let adoptable = |change: fn(&mut Value)| {
+        let mut value = serde_json::to_value(&object).unwrap();
+        change(&mut value);
+        crate::live::is_adoptable(kind(), &serde_json::from_value(value).unwrap(), &content())
+    };
+    assert!(adoptable(|_| {}));
+    assert!(adoptable(|o| o["metadata"]["labels"] = json!({"theirs": "x"})));
+    assert!(adoptable(|o| drop(o["metadata"]["annotations"].as_object_mut().unwrap().remove("note"))));
+    assert!(!adoptable(|o| o["data"]["k"] = json!("w")));
+    assert!(!adoptable(|o| o["data"]["more"] = json!("w")));
+    assert!(!adoptable(|o| o["metadata"]["labels"]["team"] = json!("b")));
+    assert!(!adoptable(|o| o["metadata"]["annotations"]["note"] = json!("y")));
+    assert!(!adoptable(|o| o["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("Helm")));
 }
 
 #[test]
@@ -185,6 +211,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     let revision = Revision([7; 16]);
     let none = BTreeSet::new();
     let written = Written {
+        adopted: false,
         version: None,
         kind: kind(),
         copy: &copy,
@@ -254,6 +281,7 @@ fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
     let (intent, rule, copy, content, ignored) = (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
     let written = Written {
+        adopted: false,
         version: None,
         kind: kind(),
         copy: &copy,
@@ -289,4 +317,46 @@ fn who_else_writes_an_object_is_named_and_an_intact_copy_names_nobody() {
     all.push(entry("a-fourth", 2, json!({"f:data": {}})));
     let live = seen(&serde_json::from_value(value).unwrap(), &sealer);
     assert_eq!(live.others.as_deref(), Some("argocd-controller, helm, evil31mmanager and 1 more"));
+}
+
+#[test]
+fn way_is_made_for_what_is_applied_and_for_nothing_more() {
+    let sealer = Sealer::new(b"key", "hub");
+    let object = |change: fn(&mut Value)| -> DynamicObject {
+        let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
+        change(&mut value);
+        serde_json::from_value(value).unwrap()
+    };
+    let body = serde_json::to_value(served(&copy(), &sealer)).unwrap();
+    // What is as it should be is not in the way, and neither is a small annotation of others.
+    assert!(make_way(kind(), &object(|_| {}), &body, &BTreeSet::new()).is_none());
+    let small: fn(&mut Value) = |value| value["metadata"]["annotations"]["theirs"] = json!("x");
+    assert!(make_way(kind(), &object(small), &body, &BTreeSet::new()).is_none());
+    let made = |change: fn(&mut Value), ignored: &BTreeSet<FieldPath>| {
+        let object = object(change);
+        let patch = make_way(kind(), &object, &body, ignored).unwrap();
+        let tests = patch.as_array().unwrap().iter().filter(|change| change["op"] == "test").count();
+        assert_eq!(tests, 2, "{patch}");
+        let mut value = serde_json::to_value(&object).unwrap();
+        json_patch::patch(&mut value, &serde_json::from_value::<json_patch::Patch>(patch).unwrap()).unwrap();
+        value
+    };
+    let moved: fn(&mut Value) = |value| {
+        drop(value["data"].as_object_mut().unwrap().remove("k"));
+        value["binaryData"] = json!({"k": "AAAA"});
+    };
+    let exact = made(moved, &BTreeSet::new());
+    assert_eq!((&exact["data"], &exact["binaryData"]), (&body["data"], &Value::Null));
+    // A field that is left alone keeps what others put there.
+    let left = made(|value| value["data"] = json!({"k": "theirs", "junk": "x"}), &ignored());
+    assert_eq!(left["data"]["junk"], Value::Null);
+    let full: fn(&mut Value) = |value| {
+        value["metadata"]["annotations"]["theirs"] = json!("x");
+        value["metadata"]["annotations"]["large"] = json!("y".repeat(ANNOTATIONS_LIMIT));
+    };
+    let room = made(full, &BTreeSet::new());
+    assert_eq!(
+        (&room["metadata"]["annotations"]["theirs"], &room["metadata"]["annotations"]["large"]),
+        (&json!("x"), &Value::Null)
+    );
 }

@@ -1,6 +1,9 @@
 //! What an error of the API server means for a copy. Messages hold no content: the server's own words may quote
 //! values, so of them only a field's path and well-known words are read.
+use std::time::Duration;
+
 use kube::core::Status;
+use kube::core::response::StatusDetails;
 use runnel_proto::model::Reason;
 
 use crate::decide::Trouble;
@@ -11,16 +14,42 @@ use crate::rights::Missing;
 pub enum CallError {
     /// The server said no.
     Refused(Box<Status>),
+    /// The server takes no more just now, and asks to wait for so long.
+    Throttled(Duration),
+    /// Not sent: another agent may be the active one.
+    NotActive,
     /// No usable answer.
     Unanswered,
 }
+
+/// Why a write was not sent: this process does not hold the Lease.
+#[derive(Debug, thiserror::Error)]
+#[error("this process does not hold the Lease")]
+pub struct NotActive;
+
+/// The server takes no more just now, and asks to wait for so long.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server throttles")]
+pub struct Throttled(pub Duration);
+
+/// The longest wait that the server may ask for: it would stop the agent otherwise.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl CallError {
     /// The HTTP status, 0 for none.
     pub fn code(&self) -> u16 {
         match self {
             Self::Refused(status) => status.code,
-            Self::Unanswered => 0,
+            Self::Throttled(_) => 429,
+            Self::NotActive | Self::Unanswered => 0,
+        }
+    }
+
+    /// How long the server asks to wait before the next try.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Throttled(after) => Some((*after).min(LONGEST_WAIT)),
+            Self::Refused(_) | Self::NotActive | Self::Unanswered => None,
         }
     }
 
@@ -31,9 +60,12 @@ impl CallError {
         status.code == 409 || (status.code == 422 && on_uid())
     }
 
-    /// Whether the object is not there. A missing namespace is another matter.
-    pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Refused(status) if status.code == 404 && !is_namespace(status))
+    /// Whether the API server says that this object is not there. Another 404 may come from whatever stands before it, such
+    /// as a proxy without a backend; and a missing namespace is another matter.
+    pub fn is_absent(&self, name: &str) -> bool {
+        let Self::Refused(status) = self else { return false };
+        let names = |details: &StatusDetails| details.name == name && details.kind != "namespaces";
+        status.code == 404 && status.reason == "NotFound" && status.details.as_ref().is_some_and(names)
     }
 }
 
@@ -42,6 +74,10 @@ impl From<kube::Error> for CallError {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::Refused(status),
+            kube::Error::Service(error) if error.is::<NotActive>() => Self::NotActive,
+            kube::Error::Service(error) => {
+                error.downcast_ref::<Throttled>().map_or(Self::Unanswered, |error| Self::Throttled(error.0))
+            }
             _ => Self::Unanswered,
         }
     }
@@ -51,6 +87,13 @@ impl From<kube::Error> for CallError {
 pub fn trouble(error: &CallError) -> Trouble {
     match error {
         CallError::Refused(status) => refused(status),
+        CallError::Throttled(_) => {
+            Trouble::new(Reason::Unavailable, "this cluster's API server takes no more requests just now (429)")
+        }
+        CallError::NotActive => Trouble::new(
+            Reason::Unavailable,
+            "this agent does not hold its Lease: another one may be the active one, or the Lease cannot be renewed",
+        ),
         CallError::Unanswered => Trouble::new(Reason::Unavailable, "this cluster's API server did not answer"),
     }
 }
@@ -63,6 +106,10 @@ fn refused(status: &Status) -> Trouble {
         403 => forbidden(status),
         404 if is_namespace(status) => {
             Trouble::new(Reason::Unavailable, "the target namespace does not exist any more (404)")
+        }
+        404 => {
+            let message = "an answer 404 names no object: something before this cluster's API server may have given it";
+            Trouble::new(Reason::Unavailable, message)
         }
         413 => Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
         400 | 422 => invalid(status),
@@ -95,6 +142,28 @@ fn forbidden(status: &Status) -> Trouble {
 pub fn refused_watch(status: &Status, area: &Area) -> Trouble {
     let missing = Missing::read(&status.message).unwrap_or_else(|| Missing::of_watch(area));
     Trouble::new(Reason::Forbidden, missing.sentence())
+}
+
+/// What it means for copies that their kind, or the namespaces, could not be listed so far.
+pub fn lost_watch(resource: &str, status: u16) -> Trouble {
+    let name = resource.split('.').next().unwrap_or_default();
+    match status {
+        403 => {
+            let message = format!(
+                "the agent lacks the right to list and watch {name} (403): grant it the rights of its chart; check with \
+                 `kubectl auth can-i list {name} --as=system:serviceaccount:NAMESPACE:runnel-agent`"
+            );
+            Trouble::new(Reason::Forbidden, message)
+        }
+        0 => Trouble::new(Reason::Unavailable, format!("this cluster's API server does not answer a list of {name}")),
+        code => {
+            let message = format!(
+                "this cluster's API server answers a list of {name} with status {code}: see its log; \
+                 `kubectl get {name} -A` shows the cause"
+            );
+            Trouble::new(Reason::Unavailable, message)
+        }
+    }
 }
 
 fn invalid(status: &Status) -> Trouble {
@@ -201,6 +270,8 @@ mod tests {
             (status(429, "slow down", none.clone()), Reason::Unavailable),
             (status(500, "x", none), Reason::Unavailable),
             (CallError::Unanswered, Reason::Unavailable),
+            (CallError::NotActive, Reason::Unavailable),
+            (CallError::Throttled(Duration::from_secs(2)), Reason::Unavailable),
         ];
         for (at, (error, reason)) in cases.iter().enumerate() {
             assert_eq!(trouble(error).reason, *reason, "case {at}");
@@ -222,6 +293,29 @@ mod tests {
                 assert!(!trouble.message.contains(canary), "{code} {}", trouble.message);
             }
         }
+    }
+
+    #[test]
+    fn wait_that_the_server_asks_for_is_bounded() {
+        let throttled =
+            |seconds| CallError::from(kube::Error::Service(Box::new(Throttled(Duration::from_secs(seconds)))));
+        assert_eq!(throttled(7).retry_after(), Some(Duration::from_secs(7)));
+        assert_eq!(throttled(86_400).retry_after(), Some(LONGEST_WAIT));
+        assert_eq!(CallError::Unanswered.retry_after(), None);
+    }
+
+    #[test]
+    fn only_the_api_servers_word_about_the_object_means_absent() {
+        let says = |reason: &str, details: serde_json::Value| {
+            let status = json!({"code": 404, "message": "", "reason": reason, "details": details});
+            CallError::Refused(serde_json::from_value(status).unwrap()).is_absent("one")
+        };
+        assert!(says("NotFound", json!({"name": "one", "kind": "secrets"})));
+        assert!(!says("NotFound", json!({"name": "other", "kind": "secrets"})));
+        assert!(!says("NotFound", json!({"name": "one", "kind": "namespaces"})));
+        assert!(!says("NotFound", json!({})));
+        assert!(!says("Failed to parse error data", json!({"name": "one", "kind": "secrets"})));
+        assert!(!CallError::Unanswered.is_absent("one"));
     }
 
     #[test]

@@ -6,10 +6,14 @@ use anyhow::{Context, anyhow};
 use clap::{Args, Parser, Subcommand};
 use http::HeaderValue;
 use http::header::USER_AGENT;
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 use kube::Client;
-use kube::client::ClientBuilder;
+use kube::client::{ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use runnel_proto::ops::{LogFormat, WatchTimes};
+use tower_http::decompression::DecompressionLayer;
 
 /// When a silent connection to the API server is given up.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(75);
@@ -35,7 +39,8 @@ pub enum Command {
 /// How to run.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// A file with the join string; read only while this cluster has not joined a hub yet.
+    /// A file with the join string. After the join it is read for other addresses of the same hub, and to join again where
+    /// the hub refuses the agent.
     #[arg(long, env = "RUNNEL_JOIN_STRING_FILE")]
     pub join_string_file: Option<PathBuf>,
     /// A kubeconfig for this cluster; without it the pod's ServiceAccount is used.
@@ -44,13 +49,20 @@ pub struct Options {
     /// The agent's own namespace, where its Secrets are.
     #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
     pub namespace: String,
+    /// The name of the agent's pod. No other process may have it at the same time: a Lease that is held under it is that
+    /// of a process that was killed, and is taken at once.
+    #[arg(long, env = "RUNNEL_POD_NAME")]
+    pub pod_name: Option<String>,
     /// Where probes and metrics are served.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
     pub ops_listen: SocketAddr,
-    /// A file with this cluster's own policy: what the hub may do here. Without it everything is allowed. It is read
-    /// again when it changes.
+    /// A file with this cluster's own policy: what the hub may do here. Without it the defaults of the chart hold. It is
+    /// read again when it changes.
     #[arg(long, env = "RUNNEL_POLICY_FILE")]
     pub policy_file: Option<PathBuf>,
+    /// Let the hub do everything here, without any policy: for trials.
+    #[arg(long, env = "RUNNEL_ALLOW_EVERYTHING", conflicts_with = "policy_file")]
+    pub allow_everything: bool,
     /// How log lines are written.
     #[arg(long, env = "RUNNEL_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -94,9 +106,33 @@ pub async fn timed_client(options: &Options, watches: &WatchTimes) -> anyhow::Re
     // Who reads the API server's audit log shall see who it was.
     let name = HeaderValue::from_static(concat!("runnel-agent/", env!("CARGO_PKG_VERSION")));
     config.headers.push((USER_AGENT, name));
-    let builder =
-        ClientBuilder::try_from(config).context("the settings for this cluster's API server cannot be used")?;
-    Ok(builder.with_layer(watches).build())
+    let unusable = "the settings for this cluster's API server cannot be used";
+    if config.proxy_url.is_some() {
+        return Ok(ClientBuilder::try_from(config).context(unusable)?.with_layer(watches).build());
+    }
+    without_delay(config, watches).context(unusable)
+}
+
+/// The client that kube makes of these settings, but that its connections send at once (`TCP_NODELAY`). Otherwise the end
+/// of a request that needs several segments waits for the acknowledgement of those before it, which the server's system
+/// may delay by 40 ms.
+fn without_delay(config: kube::Config, watches: &WatchTimes) -> Result<Client, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let service = tower::ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(DecompressionLayer::new())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(tower::BoxError::from)
+        .service(http);
+    Ok(ClientBuilder::new(service, config.default_namespace.clone()).with_layer(watches).build())
 }
 
 /// Whether the kubeconfig's current cluster names a proxy of its own.

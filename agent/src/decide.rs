@@ -90,6 +90,8 @@ pub struct WantedCopy {
     pub fight: Option<Trouble>,
     /// It held this revision and is not there any more, or its marks are not.
     pub lost: bool,
+    /// It held this revision, and somebody wrote another one over it, with our marks.
+    pub rewritten: bool,
     /// What comparing this version of the live object with the revision in force gave.
     pub compared: Option<(Arc<str>, Trouble)>,
 }
@@ -135,6 +137,9 @@ pub struct Order {
     pub held: bool,
     /// It waits for the word of the hub.
     pub asks: bool,
+    /// An object that Runnel adopted may be deleted too: the rule, the grant and the member's policy let it be
+    /// overwritten. Otherwise it is left.
+    pub overwrites: bool,
 }
 
 /// What should become of a copy.
@@ -265,13 +270,14 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
         Some(sealed) => sealed.rule == intent.rule && sealed.source == intent.source && sealed.revision == *revision,
         None => *lost,
     };
-    held && !live.intact
+    wanted.rewritten || (held && !live.intact)
 }
 
 /// An object stands where the copy should, and it is not the copy that it should be.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verdict {
     let target = Target { uid: live.uid.clone(), version: live.version.clone() };
-    if live.ownership == Ownership::Ours {
+    // What was adopted is to be changed only as what is not ours.
+    if live.is_own() {
         return match &wanted.compared {
             _ if live.terminating => Verdict::Rest(Outcome::UnderWay),
             _ if wanted.policies.drift == DriftPolicy::Correct || !is_drifted(wanted, live, revision) => {
@@ -303,6 +309,10 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verd
 /// The failure for an object that is not ours and is not taken over.
 pub fn conflict(live: &Live) -> Trouble {
     let cure = match live.ownership {
+        Ownership::Ours => {
+            "to have it follow its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this \
+             member's policy (overwrite) allow it; or delete it"
+        }
         Ownership::Untouchable => {
             "leave the source out of the rule (exclude), or give its copy another name (transform.name)"
         }
@@ -317,7 +327,8 @@ fn what_stands(live: &Live) -> String {
         Ownership::Clone => "an object that was cloned from another copy stands here",
         Ownership::OtherHub => "a copy of another hub stands here",
         Ownership::Untouchable => "an object that this cluster made for itself stands here, and is never taken over",
-        Ownership::Ours | Ownership::Foreign => "an object that is not Runnel's stands here",
+        Ownership::Ours => "an object that Runnel did not create stands here and differs from the source",
+        Ownership::Foreign => "an object that is not Runnel's stands here",
     };
     let who = live.others.as_ref().map(|who| format!(" (written by {who})")).unwrap_or_default();
     format!("{what}{who}")
@@ -326,7 +337,7 @@ fn what_stands(live: &Live) -> String {
 /// The failure for an object that would be taken over if it were equal.
 pub fn differs(live: &Live) -> Trouble {
     let Trouble { reason, message } = conflict(live);
-    if live.ownership == Ownership::Retained {
+    if matches!(live.ownership, Ownership::Retained | Ownership::Ours) {
         return Trouble { reason, message };
     }
     Trouble::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
@@ -345,9 +356,7 @@ fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
         Sight::Absent => return Verdict::Over,
         Sight::Live(live) => live,
     };
-    let theirs =
-        live.sealed.as_ref().is_some_and(|sealed| sealed.rule != intent.rule || sealed.source != intent.source);
-    if live.ownership != Ownership::Ours || theirs {
+    if !live.is_removable_for(intent) {
         return Verdict::Over;
     }
     if live.terminating {
@@ -358,8 +367,8 @@ fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
     }
     let target = Target { uid: live.uid.clone(), version: live.version.clone() };
     Verdict::Do(match order.policy {
-        DeletionPolicy::Delete => Action::Delete(target),
-        DeletionPolicy::Retain => Action::Retain(target),
+        DeletionPolicy::Delete if live.is_own() || order.overwrites => Action::Delete(target),
+        DeletionPolicy::Delete | DeletionPolicy::Retain => Action::Retain(target),
     })
 }
 

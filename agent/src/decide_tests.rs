@@ -24,7 +24,8 @@ fn ownerships() -> impl Strategy<Value = Ownership> {
 
 fn lives() -> impl Strategy<Value = Live> {
     let sealed = proptest::option::of((0u8..2, 0u8..2, 0u8..2, ignored()));
-    (ownerships(), sealed, any::<bool>(), any::<bool>()).prop_map(|(ownership, sealed, intact, terminating)| {
+    let flags = (any::<bool>(), any::<bool>(), proptest::bool::weighted(0.3));
+    (ownerships(), sealed, flags).prop_map(|(ownership, sealed, (intact, terminating, adopted))| {
         let sealed = sealed.filter(|_| ownership == Ownership::Ours).map(|(rule, source, revision, ignored)| {
             let key = intent(rule, source);
             Sealed { rule: key.rule, source: key.source, revision: Revision([revision; 16]), ignored }
@@ -33,6 +34,8 @@ fn lives() -> impl Strategy<Value = Live> {
             uid: "uid".into(),
             version: "1".into(),
             ownership,
+            adopted: adopted && ownership == Ownership::Ours,
+            unproved: None,
             intact: intact && sealed.is_some(),
             facts: Facts::default(),
             others: None,
@@ -51,6 +54,8 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
         uid: "uid".into(),
         version: "1".into(),
         ownership,
+        adopted: ownership == Ownership::Ours,
+        unproved: None,
         intact: false,
         facts: Facts::default(),
         others: who.map(Into::into),
@@ -78,6 +83,12 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
     assert_eq!(
         said(Ownership::Retained, None),
         "an object that was retained from an earlier copy stands here with other content; delete it or rename it"
+    );
+    assert_eq!(
+        &*differs(&live(Ownership::Ours, Some("helm"))).message,
+        "an object that Runnel did not create stands here and differs from the source (written by helm); to have it follow \
+         its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this member's policy \
+         (overwrite) allow it; or delete it"
     );
     assert_eq!(
         &*differs(&live(Ownership::Foreign, Some("argocd-controller"))).message,
@@ -145,12 +156,13 @@ fn wants() -> impl Strategy<Value = Want> {
             policies,
             fight: fight.then(|| Trouble::new(Reason::Fight, "somebody")),
             lost,
+            rewritten: false,
             compared: None,
         }))
     });
-    let gone = (0u8..2, 0u8..2, any::<bool>(), any::<bool>()).prop_map(|(rule, source, retain, held)| {
+    let gone = (0u8..2, 0u8..2, any::<[bool; 3]>()).prop_map(|(rule, source, [retain, held, overwrites])| {
         let policy = if retain { DeletionPolicy::Retain } else { DeletionPolicy::Delete };
-        Want::Gone(intent(rule, source), RuleName::default(), Order { policy, held, asks: false })
+        Want::Gone(intent(rule, source), RuleName::default(), Order { policy, held, asks: false, overwrites })
     });
     prop_oneof![1 => Just(Want::Nothing), 6 => copy, 3 => gone]
 }
@@ -167,7 +179,7 @@ proptest! {
             }
             let sealed = live.sealed.as_ref().map(|sealed| (&sealed.rule, &sealed.source));
             let is_own = sealed == Some((&wanted.intent.rule, &wanted.intent.source));
-            let (is_own, sight) = (is_own && live.ownership == Ownership::Ours, Sight::Live(live));
+            let (is_own, sight) = (is_own && live.is_own(), Sight::Live(live));
             prop_assert_eq!(crate::foresee::is_untold(&want, &sight), !is_own);
         }
     }
@@ -175,6 +187,8 @@ proptest! {
 
 /// A small model of the API server: what an action leaves behind, given what is really there.
 fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
+    let adopted = matches!(action, Action::Adopt(_))
+        && !matches!(there, Sight::Live(live) if live.ownership == Ownership::Retained);
     let written = |want: &Want| {
         let Want::Copy(wanted) = want else { unreachable!("only a wanted copy is written") };
         let sealed = Sealed {
@@ -187,7 +201,9 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             uid: "uid".into(),
             version: "2".into(),
             ownership: Ownership::Ours,
+            adopted,
             sealed: Some(Box::new(sealed)),
+            unproved: None,
             intact: true,
             facts: Facts::default(),
             others: None,
@@ -225,7 +241,8 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
         Action::Delete(_) => Sight::Absent,
         Action::Retain(_) => match there {
             Sight::Live(live) => {
-                Sight::Live(Live { ownership: Ownership::Retained, sealed: None, intact: false, ..live.clone() })
+                let ownership = if live.adopted { Ownership::Foreign } else { Ownership::Retained };
+                Sight::Live(Live { ownership, adopted: false, sealed: None, intact: false, ..live.clone() })
             }
             Sight::Unknown | Sight::Absent => there.clone(),
         },
@@ -256,15 +273,19 @@ proptest! {
     #[test]
     fn what_is_not_ours_is_changed_only_as_the_conflict_policy_says_and_never_deleted(want in wants(), live in lives()) {
         let Verdict::Do(action) = decide(&want, &Sight::Live(live.clone())) else { return Ok(()) };
-        if live.ownership == Ownership::Ours {
+        if live.is_own() {
             prop_assert!(!matches!(action, Action::Adopt(_) | Action::Overwrite(_)));
             return Ok(());
         }
+        let is_ours = live.ownership == Ownership::Ours;
+        let overwrites = matches!(&want, Want::Gone(_, _, order) if order.overwrites);
         let takeover = match &want {
             Want::Copy(wanted) => wanted.policies.takeover.clone(),
             Want::Gone(..) | Want::Kept(..) | Want::Nothing => Takeover::Never,
         };
         match action {
+            Action::Retain(_) | Action::Demote(_) if is_ours => {}
+            Action::Delete(_) if is_ours => prop_assert!(overwrites),
             Action::Change(_) | Action::Delete(_) | Action::Retain(_) | Action::Demote(_) | Action::Compare(_) => {
                 return Err(TestCaseError::fail("it is not ours"));
             }
@@ -293,7 +314,7 @@ proptest! {
                     sealed.rule == wanted.intent.rule && sealed.source == wanted.intent.source
                         && Some(sealed.revision) == wanted.revision
                 });
-                live.ownership == Ownership::Ours && !live.intact && held
+                live.is_own() && !live.intact && held
             }
             Sight::Absent => wanted.lost,
             Sight::Unknown => false,

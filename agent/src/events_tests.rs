@@ -42,7 +42,9 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         uid: "u".into(),
         version: "1".into(),
         ownership,
+        adopted: false,
         sealed: None,
+        unproved: None,
         intact: false,
         facts: Facts::default(),
         others: others.map(Arc::from),
@@ -167,7 +169,7 @@ fn what_the_members_policy_denies() {
     let text = "{namespaces: {allowed: [team, 'app-*', '*-x'], denied: [app-secret]}, kinds: [secrets], \
                 secretTypes: {allowed: ['kubernetes.io/*', Opaque], denied: [kubernetes.io/tls]}, maxObjectBytes: 10}";
     let policy = Policy::parse(text).unwrap();
-    let facts = |bytes, object_type: &str| Facts { bytes, object_type: Some(object_type.into()), digest: None };
+    let facts = |bytes, object_type: &str| Facts { bytes, object_type: Some(object_type.into()), ..Facts::default() };
     let all = [
         policy.denies_namespace("app-secret", "runnel-system"),
         policy.denies_namespace("other", "runnel-system"),

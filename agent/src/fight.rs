@@ -3,7 +3,7 @@
 //! A copy that was put back more than [`LIMIT`] times within [`WINDOW`] is fought for. It is still put back, but each
 //! time later, so that the API server has peace; and it counts as failed, whoever has the word just now, so that the
 //! rule's status does not flap. The fight is over when the copy was left alone for a [`WINDOW`].
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,19 +42,17 @@ impl Story {
 #[derive(Default)]
 pub struct Fights {
     stories: BTreeMap<SourceRef, Story>,
+    /// When each copy that nobody fights for was put back last.
+    calm: BTreeSet<(Instant, SourceRef)>,
+    /// When each copy that is fought for was put back last.
+    fought: BTreeSet<(Instant, SourceRef)>,
 }
 
 impl Fights {
     /// Notes that a copy was put back; `who` changed it, if that is known.
     pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
-        if self.stories.len() >= REMEMBERED && !self.stories.contains_key(copy) {
-            self.stories.retain(|_, story| story.rounds > 0 || !story.is_over(now));
-        }
-        let story =
-            self.stories.entry(copy.clone()).or_insert_with(|| Story { times: VecDeque::new(), rounds: 0, who: None });
-        if story.is_over(now) {
-            (story.rounds, story.who) = (0, None);
-        }
+        let known = self.take(copy).filter(|story| !story.is_over(now));
+        let mut story = known.unwrap_or_else(|| Story { times: VecDeque::new(), rounds: 0, who: None });
         story.times.retain(|time| now.saturating_duration_since(*time) < WINDOW);
         story.times.push_back(now);
         story.who = story.who.take().or(who);
@@ -64,6 +62,24 @@ impl Fights {
         while story.times.len() > LIMIT + 1 {
             story.times.pop_front();
         }
+        let index = if story.rounds > 0 { &mut self.fought } else { &mut self.calm };
+        index.insert((now, copy.clone()));
+        self.stories.insert(copy.clone(), story);
+        // The oldest is forgotten: of so many corrections at once, none is a fight.
+        if self.calm.len() > REMEMBERED
+            && let Some((_, oldest)) = self.calm.pop_first()
+        {
+            self.stories.remove(&oldest);
+        }
+    }
+
+    fn take(&mut self, copy: &SourceRef) -> Option<Story> {
+        let story = self.stories.remove(copy)?;
+        if let Some(last) = story.last() {
+            let index = if story.rounds > 0 { &mut self.fought } else { &mut self.calm };
+            index.remove(&(last, copy.clone()));
+        }
+        Some(story)
     }
 
     /// When a copy may be put back; `None` is at once.
@@ -86,28 +102,30 @@ impl Fights {
 
     /// The copies about which there is peace again; they are forgotten.
     pub fn take_calm(&mut self, now: Instant) -> Vec<SourceRef> {
-        let calm = self.stories.iter().filter(|(_, story)| story.rounds > 0 && story.is_over(now));
-        let calm: Vec<_> = calm.map(|(copy, _)| copy.clone()).collect();
-        for copy in &calm {
+        let mut calm = vec![];
+        while let Some((last, copy)) = self.fought.first()
+            && now.saturating_duration_since(*last) >= WINDOW
+        {
+            calm.push(copy.clone());
             self.stories.remove(copy);
+            self.fought.pop_first();
         }
         calm
     }
 
     /// When the next fight may be over.
     pub fn next_calm(&self) -> Option<Instant> {
-        let fought = self.stories.values().filter(|story| story.rounds > 0);
-        fought.filter_map(|story| Some(story.last()? + WINDOW)).min()
+        self.fought.first().map(|(last, _)| *last + WINDOW)
     }
 
     /// How many copies are fought for.
     pub fn count(&self) -> usize {
-        self.stories.values().filter(|story| story.rounds > 0).count()
+        self.fought.len()
     }
 
     /// Nobody wants the copy any more.
     pub fn forget(&mut self, copy: &SourceRef) {
-        self.stories.remove(copy);
+        self.take(copy);
     }
 }
 
@@ -163,5 +181,25 @@ mod tests {
             assert_eq!(fights.trouble(&copy()), None);
             now += Duration::from_secs(121);
         }
+    }
+
+    #[test]
+    fn corrections_beyond_the_bound_forget_the_oldest() {
+        let (mut fights, start) = (Fights::default(), Instant::now());
+        let name = |n: usize| SourceRef::new("configmaps", "a", &n.to_string());
+        for _ in 0..=LIMIT {
+            fights.corrected(&name(0), None, start);
+        }
+        let begun = Instant::now();
+        for n in 1..5 * REMEMBERED {
+            fights.corrected(&name(n), None, start + Duration::from_millis(n as u64));
+        }
+        // Mass drift: each correction costs the same, however many there were.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED + 1, REMEMBERED, 1));
+        assert!(fights.trouble(&name(0)).is_some(), "a fight is not forgotten");
+        fights.forget(&name(0));
+        fights.forget(&name(5 * REMEMBERED - 1));
+        assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED - 1, REMEMBERED - 1, 0));
     }
 }

@@ -13,7 +13,7 @@ use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed
 
 use crate::decide::{Action, Outcome, Takeover, Trouble, Verdict, Want, decide, differs};
 use crate::job::Body;
-use crate::live::{Live, Ownership, Sealed};
+use crate::live::{Live, Sealed};
 use crate::records::Sight;
 
 /// What is foreseen, and why.
@@ -68,7 +68,7 @@ pub struct Open {
 impl Open {
     /// Whether what stands there must be read.
     pub fn needs_look(&self) -> bool {
-        let is_ours = matches!(&self.sight, Sight::Live(live) if live.ownership == Ownership::Ours);
+        let is_ours = matches!(&self.sight, Sight::Live(live) if live.is_own());
         self.rehearse || !is_ours
     }
 }
@@ -92,7 +92,7 @@ pub fn is_untold(want: &Want, sight: &Sight) -> bool {
     let is_plain = Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
     let key = &wanted.intent;
     let is_of_it = |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
-    let is_own = |live: &Live| live.ownership == Ownership::Ours && live.sealed.as_deref().is_some_and(is_of_it);
+    let is_own = |live: &Live| live.is_own() && live.sealed.as_deref().is_some_and(is_of_it);
     !is_plain && matches!(sight, Sight::Live(live) if !is_own(live))
 }
 

@@ -1,6 +1,7 @@
 //! One piece of work for the API server, and what came of it.
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef, Supposed};
 
@@ -49,6 +50,17 @@ pub enum Work {
     Foresee(Box<Supposition>),
 }
 
+/// Whether a copy that does not take a change is deleted and created anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recreate {
+    /// No: the failure is reported.
+    No,
+    /// Yes.
+    Yes,
+    /// The rule says so, but as many copies were deleted within an hour as the policy allows: this many.
+    Later(usize),
+}
+
 /// What to write. Without `Debug`: it may hold content.
 pub struct Body {
     /// The intent.
@@ -64,7 +76,7 @@ pub struct Body {
     /// Which version it is, where versions are kept.
     pub version: Option<u64>,
     /// Whether a copy that does not take the change is deleted and created anew.
-    pub recreate: bool,
+    pub recreate: Recreate,
     /// Whether an object that is not equal waits for the hub's word, and is no conflict.
     pub asks: bool,
     /// What is kept before it is written.
@@ -130,8 +142,12 @@ pub struct Done {
     pub passed: Vec<Arc<str>>,
     /// What it wrote.
     pub wrote: Option<Wrote>,
+    /// An object was deleted on the way to what it wrote.
+    pub deleted: bool,
     /// Why it failed.
     pub trouble: Option<Trouble>,
+    /// How long the API server asks to wait before the next try.
+    pub retry_after: Option<Duration>,
     /// Content that it came by.
     pub learned: Option<NewPayload>,
     /// What is kept since.
@@ -152,7 +168,9 @@ impl Done {
             sight: None,
             passed: vec![],
             wrote: None,
+            deleted: false,
             trouble: None,
+            retry_after: None,
             learned: None,
             kept: None,
             forgot: vec![],

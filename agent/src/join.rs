@@ -255,7 +255,12 @@ pub fn certificate(
     if response.authorities.is_empty() {
         return Err("the hub named no authority");
     }
-    let life = read.not_after.duration_since(now).unwrap_or_default();
+    if !read.holds_at(now) {
+        tracing::warn!(
+            "this machine's clock is wrong: by it, the certificate that the hub has just given is not valid now"
+        );
+    }
+    let life = read.life_left(now);
     let authorities = response.authorities.into_iter().map(|der| CertificateDer::from(der.to_vec())).collect();
     Ok(Certificate { own, authorities, renew_at: now + renew_after(life, draw) })
 }
@@ -318,5 +323,23 @@ mod tests {
         // A third string gets a key of its own, beside the same certificate.
         let (before, third) = prepared(&string(&hub, &authority), Some(before)).unwrap();
         assert!(third.key != anew.key && before.key == joined.key && before.certificate.is_some());
+    }
+
+    #[test]
+    fn clock_that_is_wrong_does_not_renew_without_end() {
+        let hub = new_hub_id().unwrap();
+        let now = SystemTime::now();
+        let (day, life) = (Duration::from_secs(86_400), Duration::from_secs(3600));
+        let authority = Authority::generate(&hub, now).unwrap();
+        let key = MemberKey::generate().unwrap();
+        let request = key.certificate_request().unwrap();
+        let signed = authority.sign_member(&request, &hub, "eu-1", "uid", now, life).unwrap();
+        for here in [now, now + day, now - day] {
+            let authorities = vec![authority.certificate().to_vec().into()];
+            let response = CertificateResponse { certificate: signed.der.to_vec().into(), authorities };
+            let renew_at = certificate(response, &key, here, 0.5).unwrap().renew_at;
+            let after = renew_at.duration_since(here).unwrap();
+            assert!(after > life / 3 && after < life, "{after:?}");
+        }
     }
 }

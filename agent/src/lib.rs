@@ -25,6 +25,7 @@ pub mod ignore;
 pub mod job;
 pub mod join;
 pub mod keep;
+pub mod lease;
 pub mod link;
 pub mod live;
 pub mod metrics;

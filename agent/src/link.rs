@@ -1,17 +1,19 @@
 //! The stream to the hub: opened, kept, renewed, and opened again. It decides nothing about copies.
+mod addresses;
 mod ended;
 mod handover;
 mod renew;
 mod trust;
 mod witness;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::anyhow;
 use runnel_proto::convert::{agent_frame_to_wire, hub_frame};
 use runnel_proto::identity::{MemberKey, PeerCertificate};
 use runnel_proto::model::{AgentFrame, HubFrame, Refusal};
-use runnel_proto::tls::{Connector, endpoint, session_config};
+use runnel_proto::tls::{Connector, Meter, endpoint, session_config};
 use runnel_proto::wire;
 use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::{FRAME_LIMIT, PROTOCOL_MAX, PROTOCOL_MIN};
@@ -24,10 +26,11 @@ use tonic::transport::Channel;
 use crate::backoff::{Backoff, CONNECT, Jitter};
 use crate::fence::Fence;
 use crate::join::whole;
+use crate::lease::WriteRight;
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
 use ended::{Ended, early, refused};
-use handover::{Before, Second, over};
+use handover::{Before, Connected, Second, over};
 pub use witness::Witness;
 use witness::showing;
 
@@ -35,6 +38,8 @@ use witness::showing;
 const STABLE: Duration = Duration::from_secs(60);
 /// The hub's first frame must have come by then.
 const FIRST_FRAME: Duration = Duration::from_secs(30);
+/// The longest time that a hub which is going is stayed with.
+const LONGEST_DRAIN: Duration = Duration::from_secs(600);
 /// For a hub that refuses this agent: only a person can help.
 const REFUSED: Backoff = Backoff { base: Duration::from_secs(15), limit: Duration::from_secs(60) };
 /// When so much is left of a certificate's life, it is renewed also by a hub that knows less than another.
@@ -72,6 +77,8 @@ pub struct Link {
     pub fence: Fence,
     /// What is remembered of the hub.
     pub witness: Witness,
+    /// Whether this agent is the active one of its cluster.
+    pub right: WriteRight,
 }
 
 impl Link {
@@ -80,9 +87,13 @@ impl Link {
         if start.await.is_err() {
             return;
         }
-        let (mut failures, mut turn, mut expired) = (0, 0, false);
+        let (mut failures, mut turn, mut expired, mut addresses) = (0, 0, false, vec![]);
         loop {
-            let address = self.identity.addresses.get(turn % self.identity.addresses.len().max(1)).cloned();
+            let now = self.candidates();
+            if now != addresses {
+                (addresses, turn) = (now, 0);
+            }
+            let address = addresses.get(turn % addresses.len().max(1)).cloned();
             turn += 1;
             let opened = Instant::now();
             let address = address.unwrap_or_default();
@@ -93,6 +104,7 @@ impl Link {
             let over = Instant::now();
             let ended = self.unwanted(ended).await;
             expired = matches!(ended, Ended::Expired);
+            let replaced = matches!(ended, Ended::Replaced);
             self.metrics.connected.set(0);
             if opened.elapsed() >= STABLE {
                 failures = 0;
@@ -115,6 +127,12 @@ impl Link {
                     failures += 1;
                     CONNECT.full_jitter(failures, self.jitter.draw())
                 }
+                Ended::Replaced => {
+                    failures += 1;
+                    let delay = CONNECT.full_jitter(failures, self.jitter.draw());
+                    tracing::warn!(retry_in = ?delay, "another session of this cluster has taken the place of this one");
+                    delay
+                }
                 Ended::Failed(text) => {
                     failures += 1;
                     let delay = CONNECT.full_jitter(failures, self.jitter.draw());
@@ -128,6 +146,13 @@ impl Link {
                 () = self.events.closed() => return,
                 never = self.witness.keep() => match never {},
             }
+            // Who has taken the place holds the Lease; without it this agent would only take turns with that one.
+            if replaced && !self.right.holds() {
+                tokio::select! {
+                    () = self.right.acquired() => {}
+                    () = self.events.closed() => return,
+                }
+            }
         }
     }
 
@@ -139,7 +164,7 @@ impl Link {
     /// One stream, from its opening to its end, and those that it is handed over to.
     async fn stream(&mut self, address: &str) -> Ended {
         let mut next = match channel(&self.identity, address).await {
-            Ok(channel) => Second { channel, before: None },
+            Ok(connected) => Second { connected, before: None },
             Err(ended) => return ended,
         };
         let ended = loop {
@@ -159,8 +184,8 @@ impl Link {
     }
 
     /// One stream on a connection. The core has no word of the end of one that it replaces, only of the new one.
-    async fn session(&mut self, Second { channel, before }: Second, address: &str) -> Ended {
-        let mut client = client(channel);
+    async fn session(&mut self, Second { connected, before }: Second, address: &str) -> Ended {
+        let mut client = client(connected.channel);
         let (frames, outbound) = mpsc::channel(8);
         if self.events.send(LinkEvent::Open(frames.clone())).await.is_err() {
             return Ended::Over;
@@ -181,12 +206,13 @@ impl Link {
             Ok(behind) => self.witness.stay(behind, &mut self.jitter),
             Err(ended) => return ended,
         };
+        self.reached(address).await;
         tracing::info!(hub = address, cluster = %self.identity.cluster, "connected to the hub");
         self.metrics.connected.set(1);
         if let Some(at) = not_after(&self.identity) {
             self.metrics.certificate_expires(at);
         }
-        self.serve((client, frames), inbound, before, (address, stay)).await
+        self.serve((client, frames), (inbound, connected.meter), before, (address, stay)).await
     }
 
     /// The first frame says which hub this is, which protocol it speaks, and whether it knows less than was heard before.
@@ -230,7 +256,7 @@ impl Link {
     async fn serve(
         &mut self,
         (client, frames): (RunnelClient<Channel>, mpsc::Sender<AgentFrame>),
-        mut inbound: Streaming<wire::HubFrame>,
+        (mut inbound, meter): (Streaming<wire::HubFrame>, Arc<Meter>),
         mut before: Option<Before>,
         (address, stay): (&str, Option<Duration>),
     ) -> Ended {
@@ -261,9 +287,9 @@ impl Link {
                         Ok(Passed::Authorities(all)) => told = Some(all).filter(|_| !behind).or(told.take()),
                         Ok(Passed::HandedOver) => {
                             // Without a second connection it is as any other end that was planned.
-                            let Some(channel) = swap.second() else { return Ended::Planned(Duration::ZERO) };
+                            let Some(connected) = swap.second() else { return Ended::Planned(Duration::ZERO) };
                             let before = Some(Before { inbound, _client: client });
-                            return Ended::HandedOver(Box::new(Second { channel, before }));
+                            return Ended::HandedOver(Box::new(Second { connected, before }));
                         }
                         // The hub is going: stay for a random part of the time that it gives.
                         Ok(Passed::Drain(within)) => {
@@ -275,6 +301,8 @@ impl Link {
                 }
                 () = tokio::time::sleep_until(leave_at) => return Ended::Planned(Duration::ZERO),
                 () = over(&mut before) => before = None,
+                // Where what is to be sent waits, the hub hears of this agent anyway.
+                () = meter.owes() => drop(frames.try_send(AgentFrame::Alive)),
                 never = self.witness.keep() => match never {},
                 step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.go_on(swap, step, address, (&client, &frames)),
             }
@@ -284,7 +312,7 @@ impl Link {
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
-        let words = frame.witness.clone();
+        let (words, leader) = (frame.witness.clone(), (frame.epoch.clone(), frame.term));
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
@@ -298,12 +326,18 @@ impl Link {
             self.metrics.payload_bytes.inc_by(bytes.sum::<usize>() as u64);
         }
         let passed = match &frame {
-            HubFrame::Drain(milliseconds) => Passed::Drain(Duration::from_millis(u64::from(*milliseconds))),
+            HubFrame::Drain(milliseconds) => {
+                Passed::Drain(Duration::from_millis(u64::from(*milliseconds)).min(LONGEST_DRAIN))
+            }
             HubFrame::HandedOver => Passed::HandedOver,
             _ => Passed::Whatever,
         };
+        let is_end = matches!(frame, HubFrame::SnapshotEnd(_));
         self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
-        self.witness.hear(&words);
+        self.witness.hear(&words, leader);
+        if is_end {
+            self.witness.store_soon();
+        }
         Ok(passed)
     }
 
@@ -317,10 +351,11 @@ impl Link {
         from_now(left.saturating_sub(Duration::from_secs(300).min(left / 10)))
     }
 
-    /// For how long the agent's certificate is still good.
+    /// For how long the agent's certificate is still good. Where the clock here says that it is not, and yet the hub
+    /// takes it, the clock is wrong: then its whole life, as the hub ends the stream at the certificate's end.
     fn life_left(&self) -> Duration {
-        let left = not_after(&self.identity).and_then(|end| end.duration_since(SystemTime::now()).ok());
-        left.unwrap_or_default()
+        let read = self.identity.certificate.as_ref().and_then(|held| PeerCertificate::from_der(&held.own).ok());
+        read.map(|read| read.life_left(SystemTime::now())).unwrap_or_default()
     }
 }
 
@@ -337,11 +372,13 @@ enum Passed {
 }
 
 /// A connection to the hub, whose certificate is verified.
-async fn channel(identity: &Identity, address: &str) -> Result<Channel, Ended> {
+async fn channel(identity: &Identity, address: &str) -> Result<Connected, Ended> {
     let connector =
         connector(identity).map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
     let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
-    endpoint.connect_with_connector(connector).await.map_err(|error| Ended::Failed(whole(&error)))
+    let meter = connector.meter();
+    let channel = endpoint.connect_with_connector(connector).await;
+    channel.map(|channel| Connected { channel, meter }).map_err(|error| Ended::Failed(whole(&error)))
 }
 
 fn client(channel: Channel) -> RunnelClient<Channel> {

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldMap, FieldPath, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY_LABEL, NEWEST_LABEL,
-    Payload, RETAINED_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
-    VERSION_ANNOTATION, is_mark,
+    Content, FieldMap, FieldPath, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
+    NEWEST_LABEL, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
+    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_mark,
 };
 use serde_json::Value;
 
 use crate::desired::NewPayload;
 use crate::ignore;
-use crate::policy::Facts;
+use crate::policy::{Facts, names};
 use crate::records::IntentKey;
 use crate::seal::{self, Identity, Seal, Sealer};
 
@@ -22,12 +22,15 @@ pub use crate::seal::Sealed;
 /// The name under which the agent applies.
 pub const FIELD_MANAGER: &str = "runnel-agent";
 
+/// The longest uid of a rule that is believed without a proof.
+const UID_LIMIT: usize = 64;
+
 /// Whose a live object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// Our copy.
+    /// Our copy, created or [adopted](Live::adopted).
     Ours,
-    /// Was our copy once and was left on purpose; taken back by an intent with equal content.
+    /// Was our copy once, created by Runnel, and was left on purpose; taken back by an intent with equal content.
     Retained,
     /// Carries our seal of another object: a clone that somebody made.
     Clone,
@@ -48,8 +51,13 @@ pub struct Live {
     pub version: Arc<str>,
     /// Whose it is.
     pub ownership: Ownership,
+    /// It is ours, and nothing proves that Runnel created it: it was adopted, or its seal is missing.
+    pub adopted: bool,
     /// What was written, if it is ours and says so.
     pub sealed: Option<Box<Sealed>>,
+    /// The intent that a copy of ours names under a seal key that the agent no longer has. Nothing proves it: it is
+    /// reported, and good for an order to remove exactly this intent.
+    pub unproved: Option<Box<IntentKey>>,
     /// It is ours, and every mark and all content are exactly as they were written.
     pub intact: bool,
     /// What the policy judges of what was written, if it is intact.
@@ -67,10 +75,29 @@ pub struct Live {
 }
 
 impl Live {
+    /// Whether it is a copy that Runnel created, so that it may be changed and deleted as its rule says.
+    pub fn is_own(&self) -> bool {
+        self.ownership == Ownership::Ours && !self.adopted
+    }
+
     /// Whether the copy holds exactly this revision of this rule's source.
     pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
         let equal = |sealed: &Sealed| sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision;
         self.ownership == Ownership::Ours && self.intact && self.sealed.as_deref().is_some_and(equal)
+    }
+
+    /// The intent that the copy says it holds, if it is ours and says so.
+    pub fn intent(&self) -> Option<IntentKey> {
+        let sealed = || self.sealed.as_deref().map(|sealed| (&sealed.rule, &sealed.source));
+        let unproved = || self.unproved.as_deref().map(|key| (&key.rule, &key.source));
+        let (rule, source) = sealed().or_else(unproved).filter(|_| self.ownership == Ownership::Ours)?;
+        Some(IntentKey { rule: rule.clone(), source: source.clone() })
+    }
+
+    /// Whether an order to remove an intent's copy is about this object. A copy of ours that names no intent has lost its
+    /// marks.
+    pub fn is_removable_for(&self, key: &IntentKey) -> bool {
+        self.ownership == Ownership::Ours && self.intent().is_none_or(|own| own == *key)
     }
 
     /// Whether all of its content is what was written, so that another copy can be made of it.
@@ -90,15 +117,27 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let copy = copy_of(kind, metadata)?;
     let entry = apply_entry(metadata);
     let seal = annotation(metadata, SEAL_ANNOTATION).and_then(Seal::parse);
-    let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy));
-    let ownership = match ownership(metadata, identity, entry.is_some(), sealer.hub()) {
+    let uid = metadata.uid.as_deref()?;
+    let identity = seal.as_ref().map(|seal| sealer.check_identity(seal, &copy, uid));
+    let proof = annotation(metadata, RETAINED_PROOF_ANNOTATION);
+    let retained = proof.is_some_and(|proof| sealer.check_retained(proof, &copy, uid));
+    let ownership = match ownership(metadata, identity, retained, entry.is_some(), sealer.hub()) {
         Ownership::Foreign if is_untouchable(kind, object) => Ownership::Untouchable,
         other => other,
     };
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
     let source = source.map(|source| source.as_copy(&copy.name));
     let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
-    if let (Some(Identity::Ours), Some(seal), Some(source)) = (identity, seal, source) {
+    // Of a seal that cannot be checked only the text is known; without any, nothing proves whose content this is.
+    let is_unproved = seal.as_ref().is_none_or(|seal| seal.adopted);
+    let adopted = ownership == Ownership::Ours && identity != Some(Identity::Ours) && is_unproved;
+    let unproved = match (identity, &seal, &source) {
+        (Some(Identity::OtherKey), Some(seal), Some(source)) if ownership == Ownership::Ours => {
+            unproved(metadata, &seal.rule, source, sealer.hub())
+        }
+        _ => None,
+    };
+    if let (Some(Identity::Ours | Identity::Adopted), Some(seal), Some(source)) = (identity, seal, source) {
         let owned = Owned::of(entry);
         let content = content(kind, object, &owned);
         let ignored = annotation(metadata, IGNORED_ANNOTATION).map(ignore::parse).unwrap_or_default();
@@ -110,19 +149,39 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         sealed = Some(Box::new(written));
     }
     let live = Live {
-        uid: metadata.uid.as_deref()?.into(),
+        uid: uid.into(),
         version: metadata.resource_version.as_deref()?.into(),
         ownership,
+        adopted,
         sealed,
+        unproved,
         intact,
         facts,
         others: if intact { None } else { others(kind, metadata) },
         terminating: metadata.deletion_timestamp.is_some(),
-        number: annotation(metadata, VERSION_ANNOTATION).and_then(|number| number.parse().ok()).unwrap_or_default(),
+        number: number(metadata, entry),
         newest: metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL)),
         applied_at: entry.and_then(|entry| entry.time.as_ref()).map_or(0, |time| time.0.as_second()),
     };
     Some((copy, live))
+}
+
+/// The number of a version, as far as it is ours: the API server takes it from us when somebody else changes it.
+fn number(metadata: &ObjectMeta, entry: Option<&ManagedFieldsEntry>) -> u64 {
+    let number =
+        annotation(metadata, VERSION_ANNOTATION).filter(|_| Owned::of(entry).has_annotation(VERSION_ANNOTATION));
+    number.and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+/// What a copy names under a seal key that is not there any more: its parts are such that they may go into a report.
+fn unproved(metadata: &ObjectMeta, rule: &RuleUid, source: &SourceRef, hub: &str) -> Option<Box<IntentKey>> {
+    let labeled = metadata.labels.as_ref()?.get(HUB_LABEL).is_some_and(|label| label == hub);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let uid = rule.as_str();
+    let is_uid = (1..=UID_LIMIT).contains(&uid.len()) && uid.bytes().all(plain);
+    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
+    let fits = labeled && is_uid && named && names::is_namespace(&source.namespace);
+    fits.then(|| Box::new(IntentKey { rule: rule.clone(), source: source.clone() }))
 }
 
 /// The content of a live object as far as it is ours: the kind's fields, and the labels and annotations that our
@@ -154,16 +213,27 @@ pub fn held(kind: &Kind, object: &DynamicObject, sealer: &Sealer, intent: &Inten
     Some((learned.revision, learned.payload))
 }
 
-/// Whether the fields of a live object equal the content's, labels and annotations and what is left alone aside.
-pub fn has_equal_fields(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> bool {
-    let masked = |content: Content| seal::canonical(&ignore::mask(content, ignored)).fields;
+/// Whether an object can be adopted for this content without a change of anything that it holds: its fields are equal,
+/// fields that a rule ignores too, and none of its labels and annotations has another value. Labels and annotations that
+/// it does not have do not count.
+pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
+    let content = seal::canonical(content);
+    let agrees = |present: Option<&BTreeMap<String, String>>, wanted: &BTreeMap<String, String>| {
+        wanted.iter().all(|(key, value)| present.and_then(|present| present.get(key)).is_none_or(|is| is == value))
+    };
+    let (labels, annotations) = (object.metadata.labels.as_ref(), object.metadata.annotations.as_ref());
+    // Another tool that says so by this label would lose it by our mark.
+    let manager = labels.and_then(|labels| labels.get(MANAGED_BY_LABEL)).is_none_or(|manager| manager == MANAGED_BY);
     let live = Content { fields: fields(kind, object), ..Content::default() };
-    masked(live) == masked(seal::canonical(content))
+    manager
+        && seal::canonical(&live).fields == content.fields
+        && agrees(labels, &content.labels)
+        && agrees(annotations, &content.annotations)
 }
 
-/// Names what [`has_equal_fields`] compares, by the key of a question.
-pub fn named_fields(kind: &Kind, object: &DynamicObject, ignored: &BTreeSet<FieldPath>, key: &FieldsKey) -> [u8; 32] {
-    key.name(Content { fields: fields(kind, object), ..Content::default() }, ignored)
+/// Names the fields that [`is_adoptable`] compares, by the key of a question.
+pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8; 32] {
+    key.name(Content { fields: fields(kind, object), ..Content::default() }, &BTreeSet::new())
 }
 
 /// Whether a field is ours: applied by us, and not changed by anybody since.
@@ -217,14 +287,14 @@ fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, applied: bool, hub: &str) -> Ownership {
+fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, retained: bool, applied: bool, hub: &str) -> Ownership {
     match identity {
-        Some(Identity::Ours) => return Ownership::Ours,
+        Some(Identity::Ours | Identity::Adopted) => return Ownership::Ours,
         Some(Identity::Clone) => return Ownership::Clone,
         Some(Identity::OtherKey) | None => {}
     }
     let label = metadata.labels.as_ref().and_then(|labels| labels.get(HUB_LABEL));
-    if annotation(metadata, RETAINED_ANNOTATION).is_some() {
+    if retained && annotation(metadata, RETAINED_ANNOTATION).is_some() {
         Ownership::Retained
     } else if label.is_some_and(|label| label != hub) {
         Ownership::OtherHub
@@ -261,6 +331,10 @@ impl<'a> Owned<'a> {
             map.into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:")).collect()
         };
         Self { labels: keys("f:labels"), annotations: keys("f:annotations") }
+    }
+
+    fn has_annotation(&self, key: &str) -> bool {
+        self.annotations.contains(key)
     }
 
     fn has_all_marks(&self) -> bool {

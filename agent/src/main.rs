@@ -7,7 +7,9 @@ use clap::Parser;
 use runnel_agent::config::{Cli, Command, Options, timed_client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
-use runnel_proto::ops::{DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, init_logs, registry, serve};
+use runnel_proto::ops::{
+    DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs, registry, serve,
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> anyhow::Result<()> {
     init_logs(options.log_format)?;
+    forbid_core_dumps();
     let signals = Signals::install()?;
     let listener = bind(options.ops_listen, "--ops-listen").await?;
     let mut registry = registry("agent", env!("CARGO_PKG_VERSION"));
@@ -61,20 +64,28 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let settings = Settings {
         client,
         namespace: options.namespace,
+        pod_name: options.pod_name,
         join_file: options.join_string_file,
         policy_file: options.policy_file,
+        allow_everything: options.allow_everything,
         metrics,
         watches,
         drain: drain.clone(),
     };
-    let booted = tokio::select! {
-        booted = boot(settings, ready) => booted?,
-        () = drain.cancelled() => return Ok(()),
-        Some(ended) = tasks.join_next() => match ended {
-            Ok((_, Ok(()))) if drain.is_cancelled() => return Ok(()),
-            ended => return early(ended),
-        },
+    let mut booting = std::pin::pin!(boot(settings, ready));
+    let booted = loop {
+        tokio::select! {
+            booted = &mut booting => break booted?,
+            Some(ended) = tasks.join_next() => match ended {
+                // The boot hears of the drain as well, and ends in order.
+                Ok((_, Ok(()))) if drain.is_cancelled() => {}
+                ended => return early(ended),
+            },
+        }
     };
+    if booted.is_empty() {
+        return Ok(());
+    }
     for (name, task) in booted {
         tasks.spawn(async move { (name, task.await) });
     }

@@ -28,6 +28,8 @@ struct StateLabel {
 pub struct Metrics {
     /// Whether a stream to the hub is open.
     pub connected: Gauge,
+    /// Whether this agent holds the Lease, and so may write.
+    pub active: Gauge,
     /// Frames of the hub.
     pub frames_received: Counter<u64, AtomicU64>,
     /// Frames to the hub.
@@ -54,6 +56,8 @@ impl Metrics {
         let all = Self::default();
         let registry = registry.sub_registry_with_prefix("runnel");
         registry.register("session_connected", "Whether a stream to the hub is open", all.connected.clone());
+        let help = "Whether this agent holds its Lease and is the active one";
+        registry.register("agent_active", help, all.active.clone());
         registry.register("frames_received", "Frames from the hub", all.frames_received.clone());
         registry.register("frames_sent", "Frames to the hub", all.frames_sent.clone());
         registry.register("payload_received_bytes", "Payload from the hub, compressed", all.payload_bytes.clone());

@@ -8,17 +8,20 @@ use runnel_proto::ops::Awaited;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::classify::CallError;
+use crate::backoff::Backoff;
+use crate::classify::{CallError, trouble};
 use crate::core::{Core, Event, Notice, Totals};
 use crate::job::{Done, Job};
+use crate::lease::WriteRight;
 use crate::link::LinkEvent;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-/// Terms that change in quick succession are stored once.
+/// A change is stored at once, and those that follow in quick succession together: an agent that is killed before it knows
+/// nothing of its copies.
 const STORE_DELAY: Duration = Duration::from_millis(500);
 /// After a failed store.
-const STORE_AGAIN: Duration = Duration::from_secs(15);
+const STORE_AGAIN: Backoff = Backoff { base: Duration::from_secs(1), limit: Duration::from_secs(15) };
 /// How many events are taken in before work is given out.
 const TURN: usize = 64;
 
@@ -43,7 +46,9 @@ pub struct Mind {
     /// To the writer of Events.
     pub notices: mpsc::Sender<Notice>,
     /// Told once the first lists are there.
-    pub start: Option<(oneshot::Sender<()>, Awaited)>,
+    pub start: Option<(oneshot::Sender<()>, Option<Awaited>)>,
+    /// Whether copies may be written.
+    pub right: WriteRight,
     /// Ends the loop.
     pub drain: CancellationToken,
 }
@@ -59,24 +64,30 @@ enum Heard {
     Due,
     StoreDue,
     Saved(Result<(), CallError>),
+    Right,
     Permit(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
 /// What the loop remembers between turns.
+#[derive(Default)]
 struct Turn {
     frames: Option<mpsc::Sender<AgentFrame>>,
     frame: Option<AgentFrame>,
     job: Option<Job>,
     totals: Totals,
     store_at: Option<tokio::time::Instant>,
+    /// When it was stored last.
+    stored_at: Option<tokio::time::Instant>,
     saving: Option<Saving>,
+    /// How often in a row the store has failed.
+    failures: u32,
 }
 
 impl Mind {
     /// Runs until the drain.
     pub async fn run(mut self) {
-        let mut turn =
-            Turn { frames: None, frame: None, job: None, totals: Totals::default(), store_at: None, saving: None };
+        let mut turn = Turn::default();
+        self.core.set_active(self.right.holds());
         while !self.drain.is_cancelled() {
             // One moment for both: what becomes due in between must not be lost.
             let now = Instant::now();
@@ -91,6 +102,7 @@ impl Mind {
                 () = until(due.map(tokio::time::Instant::from_std)) => Heard::Due,
                 () = until(turn.store_at) => Heard::StoreDue,
                 saved = saved(&mut turn.saving) => Heard::Saved(saved),
+                () = self.right.changed() => Heard::Right,
                 permit = permit(turn.frames.clone()), if turn.frame.is_some() => Heard::Permit(permit),
             };
             match heard {
@@ -98,6 +110,7 @@ impl Mind {
                 Heard::Watched(event) => self.hear_watched(event),
                 Heard::Link(event) => self.hear_link(event, &mut turn),
                 Heard::Due => {}
+                Heard::Right => self.core.set_active(self.right.holds()),
                 Heard::StoreDue => self.store(&mut turn),
                 Heard::Saved(saved) => self.stored(&saved, &mut turn),
                 Heard::Permit(permit) => match (permit, turn.frame.take()) {
@@ -166,8 +179,11 @@ impl Mind {
             let _ = start.send(());
             drop(ready);
         }
-        if turn.store_at.is_none() && turn.saving.is_none() && self.core.wants_store() {
-            turn.store_at = Some(tokio::time::Instant::now() + STORE_DELAY);
+        if turn.failures == 0 && self.core.is_store_urgent() {
+            self.store(turn);
+        } else if turn.store_at.is_none() && self.core.wants_store() {
+            let now = tokio::time::Instant::now();
+            turn.store_at = Some(turn.stored_at.map_or(now, |at| now.max(at + STORE_DELAY)));
         }
         let totals = self.core.totals();
         self.metrics.show(self.core.counts(), totals, turn.totals, self.core.cached_bytes());
@@ -179,17 +195,19 @@ impl Mind {
         turn.store_at = None;
         if let Some((hub_cluster_uid, rules)) = self.core.take_store() {
             let (store, hub) = (self.store.clone(), self.hub.clone());
+            turn.stored_at = Some(tokio::time::Instant::now());
             turn.saving = Some(Box::pin(async move { store.save_terms(&hub, hub_cluster_uid, rules).await }));
         }
     }
 
     fn stored(&mut self, saved: &Result<(), CallError>, turn: &mut Turn) {
         turn.saving = None;
+        turn.failures = if saved.is_ok() { 0 } else { turn.failures.saturating_add(1) };
         if let Err(error) = saved {
             tracing::warn!(status = error.code(), "the rules' terms cannot be stored; trying again");
-            self.core.store_again();
-            turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN);
+            turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN.ceiling(turn.failures));
         }
+        self.core.stored(saved.as_ref().copied().map_err(trouble), Instant::now());
     }
 }
 

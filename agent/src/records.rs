@@ -38,6 +38,8 @@ struct Record {
     watched: bool,
     /// Versions that are known to be older than `sight`.
     past: VecDeque<Arc<str>>,
+    /// A read or a write of our own has shown it since the list of its area began.
+    shown_in_list: bool,
 }
 
 impl Record {
@@ -49,14 +51,53 @@ impl Record {
     }
 }
 
+/// How much there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Copies.
+    pub copies: u64,
+    /// Bytes of their values.
+    pub bytes: u64,
+}
+
+impl Usage {
+    fn add(&mut self, bytes: u64) {
+        *self = Self { copies: self.copies.saturating_add(1), bytes: self.bytes.saturating_add(bytes) };
+    }
+
+    fn take(&mut self, bytes: u64) {
+        *self = Self { copies: self.copies.saturating_sub(1), bytes: self.bytes.saturating_sub(bytes) };
+    }
+
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        let copies = self.copies.saturating_add(other.copies);
+        Self { copies, bytes: self.bytes.saturating_add(other.bytes) }
+    }
+}
+
 /// The live objects by name, with an index by sealed intent.
 #[derive(Default)]
 pub struct Records {
     records: BTreeMap<SourceRef, Record>,
     by_intent: BTreeMap<IntentKey, Few<SourceRef>>,
+    /// Which objects without our label Runnel created or adopted: uid, and whether it was adopted. They may have lost their
+    /// seals with the label.
+    origins: BTreeMap<SourceRef, (Arc<str>, bool)>,
+    /// How much the copies of each rule are.
+    usage: BTreeMap<RuleUid, Usage>,
+    /// How much all copies are.
+    total: Usage,
+    /// How many copies name their intent without a proof.
+    unproved: usize,
 }
 
 impl Records {
+    /// How many copies name their intent without a proof.
+    pub fn unproved(&self) -> usize {
+        self.unproved
+    }
+
     /// What is known of a copy.
     pub fn sight(&self, copy: &SourceRef) -> &Sight {
         self.records.get(copy).and_then(|record| record.sight.as_ref()).unwrap_or(&Sight::Unknown)
@@ -68,6 +109,44 @@ impl Records {
             Sight::Live(live) => Some(live),
             Sight::Unknown | Sight::Absent => None,
         }
+    }
+
+    /// Whether the live object is known from a watch alone: it may be an echo of one that is gone.
+    pub fn is_only_watched(&self, copy: &SourceRef) -> bool {
+        self.records.get(copy).is_some_and(|record| record.watched && matches!(record.sight, Some(Sight::Live(_))))
+    }
+
+    /// A list of these copies begins: versions that were seen before say nothing about what it will show. After a restore
+    /// of the cluster's etcd an object can have an older version again.
+    pub fn list_begins(&mut self, resource: &str, namespace: Option<&str>) {
+        for copy in self.names(resource, namespace).cloned().collect::<Vec<_>>() {
+            if let Some(record) = self.records.get_mut(&copy) {
+                record.past.clear();
+                record.shown_in_list = false;
+            }
+        }
+    }
+
+    /// Whether a read or a write of our own has shown a copy since the list of its area began.
+    pub fn shown_in_list(&self, copy: &SourceRef) -> bool {
+        self.records.get(copy).is_some_and(|record| record.shown_in_list)
+    }
+
+    /// Takes in an object of a list. The list is right whatever the version of the object is, except about a copy that
+    /// was read or written since the list began. Returns whether anything changes.
+    pub fn listed(&mut self, copy: &SourceRef, live: Live) -> bool {
+        if self.shown_in_list(copy) {
+            return self.watched(copy, live);
+        }
+        if self.live(copy) == Some(&live) {
+            return false;
+        }
+        self.set(copy, Sight::Live(live), true);
+        // What was known before may have a version that the cluster gives again.
+        if let Some(record) = self.records.get_mut(copy) {
+            record.past.clear();
+        }
+        true
     }
 
     /// Takes in what a watch says. Returns `false` where that is older than what is known, or the same.
@@ -86,10 +165,12 @@ impl Records {
     /// Takes in that a watch no longer shows the object with this uid. Returns whether that is news. The object may
     /// still exist, without our label.
     pub fn unwatched(&mut self, copy: &SourceRef, uid: &str) -> bool {
-        if self.live(copy).is_none_or(|live| *live.uid != *uid) {
-            return false;
-        }
+        let Some(live) = self.live(copy).filter(|live| *live.uid == *uid) else { return false };
+        let origin = (live.ownership == Ownership::Ours).then(|| (live.uid.clone(), live.adopted));
         self.forget(copy);
+        if let Some(origin) = origin {
+            self.origins.insert(copy.clone(), origin);
+        }
         true
     }
 
@@ -98,17 +179,20 @@ impl Records {
         self.set(copy, sight, false);
         if let Some(record) = self.records.get_mut(copy) {
             record.pass(passed);
+            record.shown_in_list = true;
         }
     }
 
     /// Forgets what is known of a copy.
     pub fn forget(&mut self, copy: &SourceRef) {
+        self.origins.remove(copy);
         if let Some(Record { sight: Some(Sight::Live(live)), .. }) = self.records.remove(copy) {
             self.unindex(copy, &live);
         }
     }
 
-    fn set(&mut self, copy: &SourceRef, sight: Sight, watched: bool) {
+    fn set(&mut self, copy: &SourceRef, mut sight: Sight, watched: bool) {
+        self.add_origin(copy, &mut sight);
         let record = self.records.entry(copy.clone()).or_default();
         let now = if let Sight::Live(live) = &sight { Some(live.version.clone()) } else { None };
         let before = record.sight.replace(sight);
@@ -123,14 +207,47 @@ impl Records {
         self.index(copy);
     }
 
+    /// Where an object has no seal that tells who created it, what was known of the same object still holds.
+    fn add_origin(&mut self, copy: &SourceRef, sight: &mut Sight) {
+        let known = self.live(copy).filter(|known| known.ownership == Ownership::Ours);
+        let known = known.map(|known| (known.uid.clone(), known.adopted));
+        let origin = self.origins.remove(copy);
+        if let Sight::Live(live) = sight
+            && live.ownership == Ownership::Ours
+            && live.sealed.is_none()
+            && let Some((_, adopted)) = known.or(origin).filter(|(uid, _)| *uid == live.uid)
+        {
+            live.adopted = adopted;
+        }
+    }
+
     fn index(&mut self, copy: &SourceRef) {
-        if let Some(key) = self.live(copy).and_then(intent_of) {
+        if let Some(live) = self.live(copy) {
+            self.unproved = self.unproved.saturating_add(usize::from(live.unproved.is_some()));
+        }
+        let indexed = self.live(copy).and_then(|live| Some((live.intent()?, live.facts.bytes)));
+        if let Some((key, bytes)) = indexed {
+            self.total.add(bytes);
+            self.usage.entry(key.rule.clone()).or_default().add(bytes);
             self.by_intent.entry(key).or_default().insert(copy.clone());
         }
     }
 
     fn unindex(&mut self, copy: &SourceRef, live: &Live) {
-        if let Some(key) = intent_of(live)
+        self.unproved = self.unproved.saturating_sub(usize::from(live.unproved.is_some()));
+        let key = live.intent();
+        if let Some(key) = &key {
+            let bytes = live.facts.bytes;
+            self.total.take(bytes);
+            let left = self.usage.get_mut(&key.rule).map(|usage| {
+                usage.take(bytes);
+                usage.copies
+            });
+            if left == Some(0) {
+                self.usage.remove(&key.rule);
+            }
+        }
+        if let Some(key) = key
             && let Some(copies) = self.by_intent.get_mut(&key)
         {
             copies.remove(copy);
@@ -138,6 +255,16 @@ impl Records {
                 self.by_intent.remove(&key);
             }
         }
+    }
+
+    /// How much the copies of a rule are.
+    pub fn usage(&self, rule: &RuleUid) -> Usage {
+        self.usage.get(rule).copied().unwrap_or_default()
+    }
+
+    /// How much all copies are.
+    pub fn total(&self) -> Usage {
+        self.total
     }
 
     /// The live copies that say they hold an intent.
@@ -189,11 +316,6 @@ impl Records {
     }
 }
 
-fn intent_of(live: &Live) -> Option<IntentKey> {
-    let sealed = live.sealed.as_ref().filter(|_| live.ownership == Ownership::Ours)?;
-    Some(IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() })
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -214,7 +336,9 @@ mod tests {
             uid: "uid".into(),
             version: version.into(),
             ownership: Ownership::Ours,
+            adopted: false,
             sealed: Some(Box::new(sealed)),
+            unproved: None,
             intact: true,
             facts: Facts::default(),
             others: None,
@@ -241,6 +365,34 @@ mod tests {
     }
 
     #[test]
+    fn list_is_right_whatever_the_version_is() {
+        let mut records = Records::default();
+        for version in ["7", "9"] {
+            records.watched(&copy(), live(version));
+        }
+        records.list_begins("configmaps", None);
+        assert!(records.listed(&copy(), live("7")), "a restored etcd");
+        assert_eq!(records.live(&copy()).map(|live| &*live.version), Some("7"));
+        assert!(!records.listed(&copy(), live("7")));
+        let other = Live { intact: false, ..live("7") };
+        assert!(records.listed(&copy(), other), "the same number for another state");
+        assert!(records.watched(&copy(), live("9")), "numbers are given again");
+    }
+
+    #[test]
+    fn list_is_older_than_a_write_since_it_began() {
+        let mut records = Records::default();
+        records.watched(&copy(), live("7"));
+        records.list_begins("configmaps", None);
+        records.shown(&copy(), Sight::Live(live("9")), [Arc::from("7")]);
+        assert!(!records.listed(&copy(), live("7")));
+        assert!(records.shown_in_list(&copy()));
+        assert_eq!(records.live(&copy()).map(|live| &*live.version), Some("9"));
+        records.list_begins("configmaps", None);
+        assert!(records.listed(&copy(), live("7")));
+    }
+
+    #[test]
     fn the_deletion_of_an_earlier_object_does_not_hide_its_successor() {
         let mut records = Records::default();
         records.watched(&copy(), live("7"));
@@ -250,17 +402,40 @@ mod tests {
     }
 
     #[test]
+    fn unsealed_object_keeps_its_origin() {
+        for adopted in [false, true] {
+            let mut records = Records::default();
+            records.watched(&copy(), Live { adopted, ..live("7") });
+            // Its label and its seal go; it is read later on.
+            assert!(records.unwatched(&copy(), "uid"));
+            let unsealed = |version| Live { sealed: None, intact: false, adopted: true, ..live(version) };
+            records.shown(&copy(), Sight::Live(unsealed("8")), []);
+            assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
+            records.watched(&copy(), unsealed("9"));
+            assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
+            // Of another object of the same name nothing is known.
+            records.watched(&copy(), Live { uid: "other".into(), ..unsealed("10") });
+            assert!(records.live(&copy()).unwrap().adopted);
+        }
+    }
+
+    #[test]
     fn the_index_follows_the_records() {
         let mut records = Records::default();
         let key = IntentKey { rule: "rule".into(), source: SourceRef::new("configmaps", "team", "settings") };
         records.watched(&copy(), live("7"));
         assert_eq!(records.holders(&key).count(), 1);
+        let heavy = Live { facts: Facts { bytes: 5, ..Facts::default() }, ..live("7b") };
+        assert_eq!(records.usage(&"rule".into()), Usage { copies: 1, bytes: 0 });
+        records.watched(&copy(), heavy);
+        assert_eq!(records.total(), Usage { copies: 1, bytes: 5 });
         assert_eq!(records.intents_of(&"rule".into()).count(), 1);
         assert_eq!(records.intents_of(&"rul".into()).count(), 0);
         assert_eq!(records.names("configmaps", Some("a")).count(), 1);
         assert_eq!(records.names("secrets", None).count(), 0);
         records.watched(&copy(), Live { sealed: None, ..live("8") });
         assert_eq!(records.holders(&key).count(), 0);
+        assert_eq!((records.total(), records.usage(&"rule".into())), (Usage::default(), Usage::default()));
         records.forget(&copy());
         assert_eq!(records.names("configmaps", None).count(), 0);
     }

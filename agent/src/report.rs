@@ -89,6 +89,14 @@ impl Report {
         self.dirty.insert(rule.clone());
     }
 
+    /// Every rule is to be reported at once, whatever is under way.
+    pub fn report_all(&mut self, rules: impl IntoIterator<Item = RuleUid>) {
+        for rule in rules {
+            self.touch(&rule);
+            self.rules.entry(rule).or_default().reported = None;
+        }
+    }
+
     /// Says that something else about the rules changed of which something is said about this copy.
     pub fn touch_copy(&mut self, copy: &SourceRef) {
         let rules: Vec<_> = self.copies.get(copy).into_iter().flatten().map(|(rule, _)| rule.clone()).collect();

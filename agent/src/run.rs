@@ -9,21 +9,23 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
+use runnel_proto::identity::JoinStringError;
 use runnel_proto::model::Hello;
-use runnel_proto::ops::{Awaited, WatchTimes};
+use runnel_proto::ops::{Awaited, DRAIN_LIMIT, WatchTimes};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::Member;
 use crate::backoff::{Backoff, Jitter};
-use crate::call::answered;
+use crate::call::{answered, guarded};
 use crate::classify::CallError;
 use crate::core::{Core, PARALLEL, Setup};
 use crate::desired::Home;
 use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
 use crate::keep::Keep;
+use crate::lease::{Election, WriteRight};
 use crate::link::{Link, Witness};
 use crate::metrics::Metrics;
 use crate::mind::Mind;
@@ -46,10 +48,14 @@ pub struct Settings {
     pub client: Client,
     /// The agent's namespace.
     pub namespace: String,
+    /// The name of the agent's pod, which no other process has at the same time.
+    pub pod_name: Option<String>,
     /// Where the join string lies.
     pub join_file: Option<PathBuf>,
-    /// Where this cluster's policy lies; without it everything is allowed.
+    /// Where this cluster's policy lies; without it the default policy holds.
     pub policy_file: Option<PathBuf>,
+    /// Everything is allowed where there is no policy file.
+    pub allow_everything: bool,
     /// Where it counts.
     pub metrics: Metrics,
     /// When the client's watches last said something.
@@ -58,31 +64,73 @@ pub struct Settings {
     pub drain: CancellationToken,
 }
 
-/// Waits for the API server, joins the hub if that is not done yet, and gives the tasks to spawn.
+/// Waits for the API server and for the Lease, joins the hub if that is not done yet, and gives the tasks to spawn. An
+/// agent that waits for the Lease is ready: it may take over at any time.
 ///
 /// # Errors
 /// One sentence with the cure, for what does not pass by itself.
 pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'static str, Task)>> {
-    // A text that is no join string is a mistake, whatever else is stored.
-    let early = join::read_join_string(settings.join_file.as_deref());
-    if let Err(error @ JoinFileError::Malformed { source, .. }) = &early
-        && *source != runnel_proto::identity::JoinStringError::Empty
-    {
-        anyhow::bail!("{error}");
-    }
     let (policy_file, policy) = match settings.policy_file.clone() {
         Some(path) => {
             let (file, policy) = PolicyFile::open(path).await?;
             (Some(file), policy)
         }
-        None => (None, Policy::open()),
+        None if settings.allow_everything => {
+            tracing::warn!("the hub may do everything in this cluster (--allow-everything)");
+            (None, Policy::open())
+        }
+        None => (None, Policy::default()),
     };
-    let policy = Arc::new(policy);
+    let (drain, stop) = (settings.drain.clone(), settings.drain.child_token());
+    let (election, right) =
+        Election::new(settings.client.clone(), &settings.namespace, settings.pod_name.clone(), seed()?);
+    let election = election.counted(settings.metrics.active.clone());
+    let mut lease: Task = Box::pin(election.run(stop.clone()));
+    let booted = {
+        let booted = active(settings, ready, right, (policy_file, Arc::new(policy)));
+        tokio::select! {
+            booted = booted => booted,
+            ended = &mut lease => return ended.map(|()| vec![]),
+            // What has been begun is dropped, so that the Lease can be released.
+            () = drain.cancelled() => Ok(vec![]),
+        }
+    };
+    match booted {
+        Ok(mut tasks) if !tasks.is_empty() => {
+            tasks.push(("lease", lease));
+            Ok(tasks)
+        }
+        // The next process need not wait.
+        ended => {
+            stop.cancel();
+            let _ = tokio::time::timeout(DRAIN_LIMIT, lease).await;
+            ended
+        }
+    }
+}
+
+/// The parts of the active agent.
+async fn active(
+    settings: Settings,
+    ready: Awaited,
+    right: WriteRight,
+    (policy_file, policy): (Option<PolicyFile>, Arc<Policy>),
+) -> anyhow::Result<Vec<(&'static str, Task)>> {
+    let early = join::read_join_string(settings.join_file.as_deref());
+    if let Err(JoinFileError::Malformed { source, path }) = &early
+        && *source != JoinStringError::Empty
+    {
+        tracing::error!("{path}: {source}; an agent that has joined already goes on without it");
+    }
+    let settings = Settings { client: guarded(settings.client, right.clone()), ..settings };
     let mut jitter = Jitter::new(seed()?);
+    let mut other = Jitter::new(seed()?);
+    let ((cluster_uid, kubernetes_version), ready) = tokio::join!(
+        patiently("read this cluster's uid", &mut other, || cluster(&settings.client)),
+        acquired(right.clone(), ready)
+    );
     let store = Store::new(settings.client.clone(), &settings.namespace);
     let stored = patiently("read its identity", &mut jitter, || store.identity()).await;
-    let (cluster_uid, kubernetes_version) =
-        patiently("read this cluster's uid", &mut jitter, || cluster(&settings.client)).await;
     let identity = match stored {
         Some(identity) if identity.certificate.is_some() => identity,
         stored => {
@@ -111,13 +159,25 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
         policy: policy.clone(),
         seed: seed()?,
     };
-    Ok(tasks(settings, ready, (store, witness, keep), identity, Core::new(setup), (policy_file, policy), jitter))
+    let core = Core::new(setup);
+    Ok(tasks(settings, (ready, right), (store, witness, keep), identity, core, (policy_file, policy), jitter))
+}
+
+/// Waits for the Lease. Beside another agent that holds it, this one is ready.
+async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
+    let (mut standby, mut ready) = (right.clone(), Some(ready));
+    loop {
+        tokio::select! {
+            () = right.acquired() => return ready,
+            () = standby.stands_by(), if ready.is_some() => ready = None,
+        }
+    }
 }
 
 /// The parts and the bounded channels between them.
 fn tasks(
     settings: Settings,
-    ready: Awaited,
+    (ready, right): (Option<Awaited>, WriteRight),
     (store, witness, keep): (Store, Witness, Keep),
     identity: Identity,
     core: Core,
@@ -126,7 +186,8 @@ fn tasks(
 ) -> Vec<(&'static str, Task)> {
     let Settings { client, join_file, metrics, drain, watches: times, .. } = settings;
     let sealer = Sealer::new(&identity.seal_key, &identity.hub);
-    let (watched, watch_events) = mpsc::channel(256);
+    // Few, as each may hold the content of a copy.
+    let (watched, watch_events) = mpsc::channel(32);
     let (link_events, from_link) = mpsc::channel(2);
     let (jobs, to_worker) = mpsc::channel(PARALLEL);
     let (done, from_worker) = mpsc::channel(PARALLEL);
@@ -164,10 +225,11 @@ fn tasks(
         done: from_worker,
         notices,
         start: Some((start, ready)),
+        right: right.clone(),
         drain: drain.clone(),
     };
-    let mut link =
-        Link { identity, store, jitter, metrics, join_file, events: link_events, fence: Fence::default(), witness };
+    let fence = Fence::default();
+    let mut link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence, witness, right };
     tasks.push((
         "link",
         Box::pin(async move {

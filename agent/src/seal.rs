@@ -3,6 +3,9 @@
 //! Two truncated HMACs under a key that never leaves the member cluster. The first binds the mark to one object
 //! name, so a clone in another namespace is not taken for a copy. The second binds what was written: rule, source,
 //! revision and content. Terms are not in it: a changed policy must not rewrite copies.
+//!
+//! The first HMAC also records who created the object. A seal of an adopted object names that object's uid: its
+//! content was somebody else's, and stays under the protection of other people's objects.
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -12,6 +15,8 @@ use runnel_proto::model::{Content, FieldPath, Revision, RuleUid, SourceRef, is_m
 use serde_json::Value;
 
 const VERSION: &str = "v1";
+/// The version of a seal on an object that was adopted.
+const ADOPTED: &str = "v1a";
 const MAC_LENGTH: usize = 16;
 
 /// A truncated HMAC.
@@ -30,6 +35,8 @@ pub struct Sealer {
 pub struct Seal {
     /// Which agent-local key made it.
     pub key_id: String,
+    /// The object was adopted: Runnel did not create it.
+    pub adopted: bool,
     /// The owning rule.
     pub rule: RuleUid,
     /// The revision that was written.
@@ -54,8 +61,10 @@ pub struct Sealed {
 /// What a seal says about whose an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Made by this agent for this very object.
+    /// Made by this agent for this very object, which Runnel created.
     Ours,
+    /// Made by this agent for this very object, which it adopted.
+    Adopted,
     /// Made by this agent for another object: somebody copied our copy.
     Clone,
     /// Made with another key; says nothing here.
@@ -70,11 +79,12 @@ impl Seal {
         let (rest, revision) = rest.rsplit_once('.')?;
         let (version, rest) = rest.split_once('.')?;
         let (key_id, rule) = rest.split_once('.')?;
-        if version != VERSION || key_id.is_empty() || rule.is_empty() {
+        if ![VERSION, ADOPTED].contains(&version) || key_id.is_empty() || rule.is_empty() {
             return None;
         }
         Some(Self {
             key_id: key_id.to_owned(),
+            adopted: version == ADOPTED,
             rule: rule.into(),
             revision: Revision::parse(revision)?,
             identity: parse_mac(identity)?,
@@ -86,7 +96,8 @@ impl Seal {
 impl fmt::Display for Seal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (identity, content) = (HEXLOWER.encode(&self.identity), HEXLOWER.encode(&self.content));
-        write!(out, "{VERSION}.{}.{}.{}.{identity}.{content}", self.key_id, self.rule, self.revision)
+        let version = if self.adopted { ADOPTED } else { VERSION };
+        write!(out, "{version}.{}.{}.{}.{identity}.{content}", self.key_id, self.rule, self.revision)
     }
 }
 
@@ -107,26 +118,42 @@ impl Sealer {
         &self.hub
     }
 
-    /// The seal of a copy with this content; what is left alone is not in it.
-    pub fn seal(&self, copy: &SourceRef, sealed: &Sealed, content: &Content) -> Seal {
+    /// The seal of a copy with this content; what is left alone is not in it. `adopted` is the uid of an object that
+    /// Runnel did not create.
+    pub fn seal(&self, copy: &SourceRef, sealed: &Sealed, content: &Content, adopted: Option<&str>) -> Seal {
         Seal {
             key_id: self.key_id.clone(),
+            adopted: adopted.is_some(),
             rule: sealed.rule.clone(),
             revision: sealed.revision,
-            identity: self.identity(copy),
+            identity: self.identity(copy, adopted),
             content: self.content(copy, sealed, content),
         }
     }
 
-    /// Whose the object of this name is, as far as its seal tells.
-    pub fn check_identity(&self, seal: &Seal, copy: &SourceRef) -> Identity {
+    /// Whose the object of this name and uid is, as far as its seal tells.
+    pub fn check_identity(&self, seal: &Seal, copy: &SourceRef, uid: &str) -> Identity {
+        let adopted = seal.adopted.then_some(uid);
         if seal.key_id != self.key_id {
             Identity::OtherKey
-        } else if equal(&seal.identity, &self.identity(copy)) {
-            Identity::Ours
-        } else {
+        } else if !equal(&seal.identity, &self.identity(copy, adopted)) {
             Identity::Clone
+        } else if seal.adopted {
+            Identity::Adopted
+        } else {
+            Identity::Ours
         }
+    }
+
+    /// The proof that Runnel created the object of this name and uid, for one that it leaves.
+    pub fn retained_proof(&self, copy: &SourceRef, uid: &str) -> String {
+        HEXLOWER.encode(&self.mac(&[b"retained", copy.to_string().as_bytes(), uid.as_bytes()]))
+    }
+
+    /// Whether a text is the [proof](Self::retained_proof) for the object of this name and uid.
+    pub fn check_retained(&self, proof: &str, copy: &SourceRef, uid: &str) -> bool {
+        let expected = self.mac(&[b"retained", copy.to_string().as_bytes(), uid.as_bytes()]);
+        parse_mac(proof).is_some_and(|proof| equal(&proof, &expected))
     }
 
     /// Whether this is exactly the content that was sealed.
@@ -134,8 +161,12 @@ impl Sealer {
         seal.key_id == self.key_id && equal(&seal.content, &self.content(copy, sealed, content))
     }
 
-    fn identity(&self, copy: &SourceRef) -> Mac {
-        self.mac(&[b"identity", self.hub.as_bytes(), copy.to_string().as_bytes()])
+    fn identity(&self, copy: &SourceRef, adopted: Option<&str>) -> Mac {
+        let copy = copy.to_string();
+        match adopted {
+            None => self.mac(&[b"identity", self.hub.as_bytes(), copy.as_bytes()]),
+            Some(uid) => self.mac(&[b"adopted", self.hub.as_bytes(), copy.as_bytes(), uid.as_bytes()]),
+        }
     }
 
     fn content(&self, copy: &SourceRef, sealed: &Sealed, content: &Content) -> Mac {
@@ -220,11 +251,32 @@ mod tests {
     #[test]
     fn a_clone_is_told_from_a_copy() {
         let sealer = Sealer::new(b"secret", "hub-1");
-        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default());
-        assert_eq!(sealer.check_identity(&seal, &copy("a")), Identity::Ours);
-        assert_eq!(sealer.check_identity(&seal, &copy("b")), Identity::Clone);
-        assert_eq!(Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a")), Identity::OtherKey);
-        assert_eq!(Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a")), Identity::Clone);
+        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default(), None);
+        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u"), Identity::Ours);
+        assert_eq!(sealer.check_identity(&seal, &copy("b"), "u"), Identity::Clone);
+        assert_eq!(Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a"), "u"), Identity::OtherKey);
+        assert_eq!(Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a"), "u"), Identity::Clone);
+    }
+
+    #[test]
+    fn adopted_seal_fits_only_the_adopted_object() {
+        let sealer = Sealer::new(b"secret", "hub-1");
+        let seal = sealer.seal(&copy("a"), &sealed("uid", copy("team"), 1), &Content::default(), Some("u1"));
+        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u1"), Identity::Adopted);
+        assert_eq!(sealer.check_identity(&seal, &copy("a"), "u2"), Identity::Clone);
+        // The text alone makes no adopted object one of Runnel's own.
+        let forged = Seal::parse(&seal.to_string().replacen("v1a.", "v1.", 1)).unwrap();
+        assert_eq!(sealer.check_identity(&forged, &copy("a"), "u1"), Identity::Clone);
+    }
+
+    #[test]
+    fn retained_proof_fits_only_the_same_object() {
+        let sealer = Sealer::new(b"secret", "hub-1");
+        let proof = sealer.retained_proof(&copy("a"), "u1");
+        assert!(sealer.check_retained(&proof, &copy("a"), "u1"));
+        assert!(!sealer.check_retained(&proof, &copy("a"), "u2") && !sealer.check_retained(&proof, &copy("b"), "u1"));
+        assert!(!sealer.check_retained("", &copy("a"), "u1"));
+        assert!(!Sealer::new(b"other", "hub-1").check_retained(&proof, &copy("a"), "u1"));
     }
 
     #[test]
@@ -232,7 +284,7 @@ mod tests {
         let sealer = Sealer::new(b"secret", "hub");
         let written = content(&[("k".into(), "v".into())]);
         let right = sealed("uid", copy("team"), 1);
-        let seal = sealer.seal(&copy("a"), &right, &written);
+        let seal = sealer.seal(&copy("a"), &right, &written, None);
         assert!(sealer.check_content(&seal, &copy("a"), &right, &written));
         assert!(!sealer.check_content(&seal, &copy("a"), &right, &content(&[("k".into(), "w".into())])));
         assert!(!sealer.check_content(&seal, &copy("b"), &right, &written));
@@ -256,7 +308,7 @@ mod tests {
         marked.annotations.insert("runnel.dev/anything".into(), "x".into());
         marked.fields.insert("binaryData".into(), Value::Object(serde_json::Map::new()));
         let right = sealed("uid", copy("s"), 0);
-        let seal = sealer.seal(&copy("a"), &right, &plain);
+        let seal = sealer.seal(&copy("a"), &right, &plain, None);
         assert!(sealer.check_content(&seal, &copy("a"), &right, &marked));
     }
 
@@ -268,7 +320,7 @@ mod tests {
             let sealer = Sealer::new(&secret, "hub");
             let content = content(&pairs);
             let right = sealed(&rule, copy("s"), revision);
-            let seal = sealer.seal(&copy("a"), &right, &content);
+            let seal = sealer.seal(&copy("a"), &right, &content, None);
             prop_assert_eq!(Seal::parse(&seal.to_string()), Some(seal.clone()));
             prop_assert!(sealer.check_content(&seal, &copy("a"), &right, &content));
         }

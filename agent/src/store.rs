@@ -7,7 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use runnel_proto::model::{Terms, TermsDigest, Travel};
+use runnel_proto::model::{SourceRef, Terms, TermsDigest, Travel};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::call::answered;
 use crate::classify::CallError;
-use crate::desired::StoredRule;
+use crate::desired::{StoredRule, Tombstones};
 
 /// The Secret that holds who the agent is.
 pub const IDENTITY_SECRET: &str = "runnel-agent-identity";
@@ -29,6 +29,8 @@ const WITNESS_MANAGER: &str = "runnel-agent-witness";
 const WITNESS: &str = "hub-witness";
 /// The most that the stored terms may be when they are decompressed.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
+/// The most that they may be as they are stored: an API server takes about 1 MiB of a Secret.
+const TERMS_SIZE: usize = 1_000_000;
 
 /// Who the agent is. Without `Debug`: it holds keys.
 #[derive(Clone)]
@@ -84,6 +86,22 @@ struct WrittenTerms {
     rules: Vec<WrittenRule>,
 }
 
+/// The terms as they are stored. Those of too many rules are not: an agent that starts with none changes nothing until it has
+/// heard its hub, and one that could not store at all could not remove copies.
+fn packed_terms(mut written: WrittenTerms, size: usize) -> std::io::Result<Vec<u8>> {
+    loop {
+        let bytes = zstd::bulk::compress(&serde_json::to_vec(&written)?, 3)?;
+        if bytes.len() <= size || written.rules.is_empty() {
+            return Ok(bytes);
+        }
+        tracing::warn!(
+            rules = written.rules.len(),
+            "the terms of so many rules do not fit Secret {TERMS_SECRET}: none is stored"
+        );
+        written.rules = Vec::new();
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct WrittenRule {
     uid: String,
@@ -93,6 +111,19 @@ struct WrittenRule {
     unclaimed: bool,
     #[serde(default)]
     travel: Travel,
+    #[serde(default)]
+    tombstones: Vec<WrittenSource>,
+    #[serde(default)]
+    any_tombstone: bool,
+}
+
+/// A source, and how its copies are called.
+#[derive(Serialize, Deserialize)]
+struct WrittenSource {
+    resource: String,
+    namespace: String,
+    name: String,
+    copy: String,
 }
 
 impl Store {
@@ -141,6 +172,10 @@ impl Store {
             digest: rule.digest,
             unclaimed: rule.unclaimed,
             travel: rule.travel,
+            tombstones: Tombstones {
+                sources: rule.tombstones.iter().map(read_source).collect(),
+                any: rule.any_tombstone,
+            },
         });
         Ok((written.hub_cluster_uid, rules.collect()))
     }
@@ -161,10 +196,11 @@ impl Store {
             digest: rule.digest,
             unclaimed: rule.unclaimed,
             travel: rule.travel,
+            tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
+            any_tombstone: rule.tombstones.any,
         });
         let written = WrittenTerms { hub: hub.to_owned(), hub_cluster_uid, rules: rules.collect() };
-        let plain = serde_json::to_vec(&written).map_err(|_| CallError::Unanswered)?;
-        let bytes = zstd::bulk::compress(&plain, 3).map_err(|_| CallError::Unanswered)?;
+        let bytes = packed_terms(written, TERMS_SIZE).map_err(|_| CallError::Unanswered)?;
         self.save(TERMS_SECRET, BTreeMap::from([("terms".to_owned(), bytes)])).await
     }
 
@@ -205,6 +241,15 @@ impl Store {
         let patch = Patch::Apply(body);
         answered(self.api.patch(name, &params, &patch)).await.map(drop)
     }
+}
+
+fn written_source(source: &SourceRef) -> WrittenSource {
+    let (resource, namespace) = (source.resource.to_string(), source.namespace.to_string());
+    WrittenSource { resource, namespace, name: source.name.to_string(), copy: source.copy_name().to_string() }
+}
+
+fn read_source(written: &WrittenSource) -> SourceRef {
+    SourceRef::new(&written.resource, &written.namespace, &written.name).as_copy(&written.copy)
 }
 
 fn read_terms(bytes: &[u8]) -> Option<WrittenTerms> {
@@ -276,6 +321,34 @@ fn pem(certificates: &[CertificateDer<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stored_tombstone_reads_back() {
+        let source = SourceRef::new("configmaps", "team", "settings");
+        for source in [source.as_copy("settings-eu"), source] {
+            assert_eq!(read_source(&written_source(&source)), source);
+        }
+    }
+
+    #[test]
+    fn terms_that_do_not_fit_are_not_stored() {
+        let rules = |size| {
+            let rule = WrittenRule {
+                uid: "r".into(),
+                terms: Terms::default(),
+                digest: TermsDigest([0; 16]),
+                unclaimed: false,
+                travel: Travel::Plain,
+                tombstones: vec![],
+                any_tombstone: false,
+            };
+            let written = WrittenTerms { hub: "hub".into(), hub_cluster_uid: None, rules: vec![rule] };
+            let plain = zstd::bulk::decompress(&packed_terms(written, size).unwrap(), 1 << 20).unwrap();
+            serde_json::from_slice::<WrittenTerms>(&plain).unwrap().rules.len()
+        };
+        assert_eq!((rules(TERMS_SIZE), rules(10)), (1, 0));
+    }
+
     use runnel_proto::identity::{Authority, MemberKey};
 
     #[test]

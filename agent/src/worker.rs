@@ -21,7 +21,8 @@ pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Send
             }
         }
     }
-    // What is under way is finished, so that no write is cut in the middle.
+    // What is under way is finished, for as long as the process's drain lasts; what is cut off then is looked at again by the
+    // next process.
     while let Some(ended) = running.next().await {
         let _ = done.try_send(ended);
     }

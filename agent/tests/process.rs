@@ -63,12 +63,6 @@ fn wrong_usage_ends_with_one_sentence_and_its_cure() {
     let folder = Folder::new("usage");
     let (kubeconfig, good) = (folder.kubeconfig(), folder.write("empty", ""));
 
-    let malformed = folder.write("malformed", "hello");
-    refused(
-        &with_files(&kubeconfig, &malformed).output().unwrap(),
-        &["malformed", "not a join string", "token create"],
-    );
-
     let missing = folder.0.join("missing");
     refused(&with_files(&missing, &good).output().unwrap(), &["missing", "--kubeconfig"]);
     let nonsense = folder.write("nonsense", "{{{");
@@ -91,18 +85,33 @@ fn wrong_usage_ends_with_one_sentence_and_its_cure() {
     assert_eq!(unknown.status.code(), Some(1));
 }
 
+/// Waits for these texts in the log, and ends the agent by a signal.
+fn logs_and_ends(mut command: Command, log: &Path, texts: &[&str]) {
+    let mut child = command.stderr(std::fs::File::create(log).expect("a log")).spawn().expect("a process");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let written = std::fs::read_to_string(log).expect("a log");
+        if texts.iter().all(|text| written.contains(text)) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "not all of {texts:?} is in {written}");
+        assert_eq!(child.try_wait().expect("a process"), None, "it ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(Command::new("kill").arg(child.id().to_string()).status().expect("kill").success());
+    assert_eq!(child.wait().expect("a process").code(), Some(0));
+}
+
 #[test]
 fn an_api_server_that_is_away_is_waited_for_and_a_signal_ends_the_wait() {
     let folder = Folder::new("wait");
-    let log = folder.write("log", "");
-    let mut command = with_files(&folder.kubeconfig(), &folder.write("empty", ""));
-    let mut child = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !std::fs::read_to_string(&log).unwrap().contains("waiting for this cluster's API server") {
-        assert!(Instant::now() < deadline, "no line says that it waits");
-        assert_eq!(child.try_wait().unwrap(), None, "it ended");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let command = with_files(&folder.kubeconfig(), &folder.write("empty", ""));
+    logs_and_ends(command, &folder.write("log", ""), &["waiting for this cluster's API server"]);
+}
+
+#[test]
+fn malformed_join_string_is_logged_before_the_api_server_answers() {
+    let folder = Folder::new("malformed");
+    let command = with_files(&folder.kubeconfig(), &folder.write("joined", "hello"));
+    logs_and_ends(command, &folder.write("log", ""), &["joined", "not a join string", "token create"]);
 }

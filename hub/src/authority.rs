@@ -1,13 +1,14 @@
 //! The hub's identity in its Secret, and the authorities that members rely on while one replaces another.
 mod keeper;
 mod overlap;
+mod secrets;
 mod stored;
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ObjectMeta, PostParams};
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
 use runnel_proto::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
@@ -22,7 +23,9 @@ pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
 /// The Secret that holds the authorities that members may rely on, and what serves those that rely on a former one. Written
 /// by the replica that leads.
 pub const AUTHORITIES_SECRET: &str = "runnel-hub-authorities";
-/// Its only entry.
+/// The field manager of both.
+const FIELD_MANAGER: &str = "runnel-hub";
+/// The only entry of [`AUTHORITIES_SECRET`].
 const AUTHORITIES_ENTRY: &str = "authorities.json";
 /// A call to the API server that takes longer is given up.
 const CALL_LIMIT: Duration = Duration::from_secs(15);
@@ -90,7 +93,7 @@ pub(crate) async fn within<T>(
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// May pass by itself.
-    #[error("{0}; the hub needs to get, create and update Secrets in its own namespace")]
+    #[error("{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace")]
     Api(#[from] ApiError),
     /// A person must look at the Secret.
     #[error("the Secret {namespace}/{IDENTITY_SECRET} does not hold a usable identity: {source}")]
@@ -167,11 +170,8 @@ pub async fn started(
 /// [`ApiError`], when the API server does not answer or refuses.
 pub async fn known(client: &Client, namespace: &str) -> Result<Option<Known>, ApiError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    Ok(authorities_secret(&api, namespace).await?.and_then(|secret| known_in(&secret)))
-}
-
-async fn authorities_secret(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, ApiError> {
-    within(format!("read Secret {namespace}/{AUTHORITIES_SECRET}"), api.get_opt(AUTHORITIES_SECRET)).await
+    let read = within(format!("read Secret {namespace}/{AUTHORITIES_SECRET}"), api.get_opt(AUTHORITIES_SECRET));
+    Ok(read.await?.as_ref().and_then(known_in))
 }
 
 fn known_in(secret: &Secret) -> Option<Known> {
@@ -208,7 +208,7 @@ async fn edit(
         }
         let identity = stored::read(&data).map_err(unusable)?;
         match write(&api, IDENTITY, present, data).await {
-            Ok(()) => return Ok(identity),
+            Ok(_) => return Ok(identity),
             // Somebody else wrote, or removed it: begin with what is there now.
             Err(error) if error.is_conflict() || error.is_not_found() && is_gone(&error) => {}
             Err(error) => return Err(error.into()),
@@ -228,29 +228,38 @@ type Own = (&'static str, &'static str);
 const IDENTITY: Own = (IDENTITY_SECRET, "kubernetes.io/tls");
 const AUTHORITIES: Own = (AUTHORITIES_SECRET, "Opaque");
 
+/// Returns the Secret as it was written.
 async fn write(
     api: &Api<Secret>,
     (name, secret_type): Own,
     present: Option<Secret>,
     data: Data,
-) -> Result<(), ApiError> {
-    let params = PostParams { field_manager: Some("runnel-hub".to_owned()), ..PostParams::default() };
+) -> Result<Secret, ApiError> {
     match present {
         // The resourceVersion that was read guards the write.
         Some(secret) => {
             let secret = Secret { data: Some(data), ..secret };
-            within(format!("update Secret {name}"), api.replace(name, &params, &secret)).await.map(drop)
+            let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+            within(format!("update Secret {name}"), api.replace(name, &params, &secret)).await
         }
         None => {
             let labels = [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", "hub")];
             let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
             let secret = Secret {
-                metadata: ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() },
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    labels: Some(labels),
+                    // No object has this version: with it an apply creates or fails, and never merges into what is there.
+                    resource_version: Some("1".to_owned()),
+                    ..ObjectMeta::default()
+                },
                 type_: Some(secret_type.to_owned()),
                 data: Some(data),
                 ..Secret::default()
             };
-            within(format!("create Secret {name}"), api.create(&params, &secret)).await.map(drop)
+            // An apply names what it creates, so that the right to create can be limited to this name.
+            let params = PatchParams::apply(FIELD_MANAGER);
+            within(format!("create Secret {name}"), api.patch(name, &params, &Patch::Apply(&secret))).await
         }
     }
 }

@@ -85,6 +85,10 @@ pub struct Run {
     /// At most this part of a rule's copies goes at a time because of an edit or a label, in percent.
     #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
     pub removal_limit_percent: Option<u64>,
+    /// At most so many bytes are rendered for one rule whose copies differ by cluster, as they are kept: compressed; such as
+    /// 128Mi. Of a rule that needs more nothing is sent.
+    #[arg(long, env = "RUNNEL_RENDER_BUDGET", default_value = "128Mi", value_parser = bytes, value_name = "BYTES")]
+    pub render_budget: Bytes,
     /// The ServiceAccount in --namespace whose token stands for an administrator's word when somebody asks what a rule would
     /// do; without it, no account does.
     #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]
@@ -117,6 +121,10 @@ pub struct Run {
     #[arg(long, env = "RUNNEL_RETRY_PERIOD", default_value = "2s", value_parser = duration, value_name = "DURATION")]
     pub retry_period: Duration,
 }
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
 
 /// Let clusters join.
 #[derive(Subcommand)]
@@ -200,6 +208,18 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
+/// A number of bytes, with the units that Kubernetes has for memory.
+fn bytes(text: &str) -> Result<Bytes, String> {
+    let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)];
+    let unit = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (digits, factor) = unit.unwrap_or((text, 1));
+    let number = digits.parse::<u64>().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    match number.and_then(|number| number.checked_mul(factor)) {
+        Some(bytes) if bytes >= 1 << 20 => Ok(Bytes(bytes)),
+        _ => Err("write at least 1Mi, such as 128Mi or 1Gi".to_owned()),
+    }
+}
+
 fn account(text: &str) -> Result<String, String> {
     match is_subdomain(text) {
         true => Ok(text.to_owned()),
@@ -207,9 +227,30 @@ fn account(text: &str) -> Result<String, String> {
     }
 }
 
-fn any_duration(text: &str) -> Result<Duration, String> {
-    let parsed: jiff::SignedDuration = text.parse().map_err(|_| "write a duration such as 5s or 1m".to_owned())?;
-    Duration::try_from(parsed).map_err(|_| "a duration may not be negative: write 5s or 1m".to_owned())
+/// The units of a duration, in milliseconds. A day is 24 hours.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+/// Reads a duration as the charts take it: numbers with their units, such as 1h30m.
+///
+/// # Errors
+/// A sentence that says how to write one.
+pub fn any_duration(text: &str) -> Result<Duration, String> {
+    let part = |rest: &str| {
+        let number = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, rest) = rest.split_at(number);
+        let (unit, rest) = rest.split_at(rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len()));
+        let (_, milliseconds) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        Some((Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(*milliseconds)?), rest.len()))
+    };
+    let parsed = || {
+        let (mut sum, mut rest) = (Duration::ZERO, text);
+        while !rest.is_empty() {
+            let (more, left) = part(rest)?;
+            (sum, rest) = (sum.checked_add(more)?, &rest[rest.len() - left..]);
+        }
+        Some(sum).filter(|_| !text.is_empty())
+    };
+    parsed().ok_or_else(|| "write a duration such as 500ms, 5s, 1h30m or 30d".to_owned())
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -255,6 +296,10 @@ mod tests {
     #[test]
     fn durations_say_what_they_want() {
         assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!((bytes("128Mi"), bytes("1048576")), (Ok(Bytes(128 << 20)), Ok(Bytes(1 << 20))));
+        assert!(
+            ["", "Mi", "-1Mi", "1KB", "1023Ki", "+9Mi", "99999999999999Gi"].iter().all(|wrong| bytes(wrong).is_err())
+        );
         assert_eq!(namespace("team-a"), Ok("team-a".to_owned()));
         assert!(["team-*", "", "-a", "A"].iter().all(|wrong| namespace(wrong).is_err()));
         assert_eq!(address("fd00::5:8444"), Ok("[fd00::5]:8444".to_owned()));
@@ -262,6 +307,9 @@ mod tests {
         assert_eq!(socket("fd00::5:8443"), Ok(SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 5], 8443))));
         assert_eq!(socket("[::]:8443"), socket(":::8443"));
         assert!(socket("127.0.0.1:1").is_ok() && socket("127.0.0.1").is_err() && socket("here:1").is_err());
-        assert!(duration("-5s").is_err() && duration("25h").is_err() && duration("soon").is_err());
+        assert!(["-5s", "25h", "soon", "", "5", "s", "5 s", "1.5h", "5S"].iter().all(|wrong| duration(wrong).is_err()));
+        assert_eq!(duration("1m30s500ms"), Ok(Duration::from_millis(90_500)));
+        assert_eq!((limit("30d"), life("1d")), (Ok(Duration::from_secs(2_592_000)), Ok(Duration::from_secs(86_400))));
+        assert!(limit("99999999999999999999d").is_err() && limit("999999999999999999d").is_err());
     }
 }

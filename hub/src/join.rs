@@ -131,7 +131,7 @@ impl From<Failure> for Status {
 /// What a refusal is called in gRPC.
 pub fn refused(refusal: &Refusal) -> Status {
     let text = refusal.to_string();
-    let mut status = match refusal {
+    let status = match refusal {
         Refusal::WrongToken(_)
         | Refusal::WrongSecret(_)
         | Refusal::Gone(_)
@@ -146,7 +146,18 @@ pub fn refused(refusal: &Refusal) -> Status {
         | Refusal::Deleting(_) => Status::failed_precondition(text),
         Refusal::TooManyTries(_) | Refusal::TooManyTokens(_) => Status::resource_exhausted(text),
     };
-    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(refusal.code()));
+    with_reason(status, refusal.code())
+}
+
+/// The status of a session whose certificate has ended.
+pub(crate) fn expired() -> Status {
+    let text = "the certificate of this session has expired: connect with the new one";
+    with_reason(Status::unauthenticated(text), "expired")
+}
+
+/// The status with a word of `sync.proto` that says why.
+pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
+    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static(reason));
     status
 }
 
@@ -156,6 +167,12 @@ impl Registrar {
         let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self { members: Api::all(client), authorities, lives, attempts, strangers, turns }
+    }
+
+    /// How long a certificate lives.
+    #[must_use]
+    pub fn certificate_life(&self) -> std::time::Duration {
+        self.lives.certificate
     }
 
     /// Exchanges a token for a certificate.

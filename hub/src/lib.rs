@@ -18,6 +18,7 @@ pub mod names;
 pub mod plan;
 pub mod plugin;
 pub mod query;
+pub mod rate_limit;
 pub mod rollout;
 pub mod rounds;
 pub mod server;

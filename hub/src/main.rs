@@ -38,6 +38,7 @@ async fn start(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Run(options) => {
             ops::init_logs(options.access.log_format)?;
+            ops::forbid_core_dumps();
             run::run(*options).await
         }
         Command::Token(Token::Create(options)) => {

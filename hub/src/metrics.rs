@@ -19,7 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use prost::Message;
 use runnel_proto::model::{HubFrame, RuleUid};
-use runnel_proto::wire;
+use runnel_proto::{closed_list, wire};
 
 pub use state::StateCollector;
 
@@ -35,8 +35,51 @@ struct FrameLabels {
     frame: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+closed_list! {
+    /// What a peer may take of the hub, each up to a limit.
+    pub enum PeerLimit {
+        /// Frames that the hub cannot read; they are passed over.
+        Frames,
+        /// Items of frames that the hub cannot read, or with names that are none; they are passed over.
+        Items,
+        /// Connections of one member without a session; the oldest is closed.
+        Connections,
+        /// Connections without a session for too long; they are closed.
+        IdleConnections,
+        /// Streams of one member that have not said what they hold; the oldest is ended.
+        Streams,
+        /// Rules or bytes of what an agent says it holds; what is beyond is asked for again later.
+        Hello,
+        /// Calls that were refused a moment ago; they are refused again without a look at the API server.
+        Calls,
+        /// Renewals of a certificate; they are refused.
+        Renewals,
+        /// Log lines about one member; they are only counted.
+        LogLines,
+        /// Reports of one session; the hub reads no further for a while.
+        Reports,
+        /// Statuses that one session may change; they are written later.
+        Statuses,
+        /// Questions of one session for permission; they are judged later.
+        Judgements,
+        /// Details of reports; the counts are kept without them.
+        Details,
+        /// Connections that a standby passes on; they are closed.
+        Forwarded,
+        /// Connections on the port for other replicas that do not come from one; they are closed.
+        Replicas,
+    }
+}
+
 /// The hub's counters.
 pub struct HubMetrics {
+    limits: Family<LimitLabels, Counter>,
+    refusals: Counter,
     sessions: Gauge,
     frames: Family<FrameLabels, Counter>,
     bytes: Counter<u64, AtomicU64>,
@@ -51,6 +94,8 @@ pub struct HubMetrics {
 impl Default for HubMetrics {
     fn default() -> Self {
         Self {
+            limits: Family::default(),
+            refusals: Counter::default(),
             sessions: Gauge::default(),
             frames: Family::default(),
             bytes: Counter::default(),
@@ -68,6 +113,9 @@ impl HubMetrics {
     pub fn register(registry: &mut Registry) -> Arc<Self> {
         let metrics = Self::default();
         registry.register("runnel_hub_sessions", "Agents connected", metrics.sessions.clone());
+        let help = "What peers were refused, or had to wait for, because they took too much, by limit";
+        registry.register("runnel_hub_peer_limits", help, metrics.limits.clone());
+        registry.register("runnel_hub_refused_intents", "Items that agents refused", metrics.refusals.clone());
         registry.register("runnel_hub_frames_sent", "Frames sent to agents", metrics.frames.clone());
         registry.register("runnel_hub_frame_bytes_sent", "Bytes of frames sent, before TLS", metrics.bytes.clone());
         registry.register(
@@ -81,6 +129,23 @@ impl HubMetrics {
             "From a source's new version in the hub's watch until a connected cluster has applied all copies of it";
         registry.register("runnel_delivery_seconds", help, metrics.delivery.clone());
         Arc::new(metrics)
+    }
+
+    /// A peer has reached a limit, so many times.
+    pub fn limited(&self, limit: PeerLimit, times: u64) {
+        if times > 0 {
+            self.limits.get_or_create(&LimitLabels { limit: limit.as_str() }).inc_by(times);
+        }
+    }
+
+    /// How often a limit was reached.
+    pub fn times_limited(&self, limit: PeerLimit) -> u64 {
+        self.limits.get_or_create(&LimitLabels { limit: limit.as_str() }).get()
+    }
+
+    /// Agents refused so many items of what they were sent.
+    pub fn refused_by_agents(&self, items: u64) {
+        self.refusals.inc_by(items);
     }
 
     /// An agent connected (1) or went away (-1).
@@ -120,6 +185,7 @@ impl HubMetrics {
             HubFrame::Batch(_) => "batch",
             HubFrame::SnapshotEnd(_) => "snapshot_end",
             HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
+            HubFrame::Alive => "alive",
             HubFrame::Revoked(_) => "revoked",
             HubFrame::Authorities(_) => "authorities",
             HubFrame::Inspect(_) => "inspect",

@@ -2,6 +2,7 @@
 //! process.
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -24,7 +25,7 @@ use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
-use runnel_hub::writer::{Book, WAITING, Writer, publish_events};
+use runnel_hub::writer::{Book, RemovalRecorder, WAITING, Writer, publish_events};
 use runnel_proto::model::KINDS;
 use runnel_proto::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_proto::tls;
@@ -37,13 +38,15 @@ use tokio_util::sync::CancellationToken;
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long to wait before the API server is tried again at the start.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Keepalives notice a half-open connection within 25 s.
+/// How often a quiet connection is pinged; one on which nothing comes in is noticed within 25 s.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
-const KEEPALIVE_WAIT: Duration = Duration::from_secs(10);
 /// Windows bound what an agent can make the hub buffer.
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 128 * 1024;
 const STREAMS: u32 = 8;
+
+/// The task that gives the Lease away at the end.
+const ELECTION: &str = "election";
 
 type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
 
@@ -72,15 +75,20 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     };
     ended?;
     tokio::select! {
-        ended = supervise(&mut tasks, &shutdown) => ended?,
+        ended = supervise(&mut tasks, &shutdown, (ops::DRAIN_LIMIT, lease::HAND_OVER_LIMIT)) => ended?,
         aborted = &mut abort => return Err(aborted.into()),
     }
     tracing::info!("the hub has ended");
     Ok(())
 }
 
-/// Waits for the tasks. Before the shutdown none may end; after it all must, within the drain limit.
-async fn supervise(tasks: &mut Tasks, shutdown: &CancellationToken) -> anyhow::Result<()> {
+/// Waits for the tasks. Before the shutdown none may end; after it all must within the drain limit, but for the hand-over of the
+/// Lease, which has a longer one.
+async fn supervise(
+    tasks: &mut Tasks,
+    shutdown: &CancellationToken,
+    (drain_limit, hand_over_limit): (Duration, Duration),
+) -> anyhow::Result<()> {
     tokio::select! {
         Some(ended) = tasks.join_next() => {
             let (name, result) = ended.context("a task panicked")?;
@@ -91,12 +99,28 @@ async fn supervise(tasks: &mut Tasks, shutdown: &CancellationToken) -> anyhow::R
         }
         () = shutdown.cancelled() => {}
     }
-    let drained = tokio::time::timeout(ops::DRAIN_LIMIT, async { while tasks.join_next().await.is_some() {} });
-    if drained.await.is_err() {
+    let handed_over = AtomicBool::new(false);
+    let drained = tokio::time::timeout(drain_limit, drain(tasks, &handed_over, false)).await;
+    if drained.is_err() {
+        // Without the Lease the next leader waits for as long as it would have lasted.
+        if !handed_over.load(Ordering::Relaxed) {
+            let more = hand_over_limit.saturating_sub(drain_limit);
+            let _ = tokio::time::timeout(more, drain(tasks, &handed_over, true)).await;
+        }
         tracing::warn!("not everything ended in time");
         tasks.abort_all();
     }
     Ok(())
+}
+
+/// Waits for the tasks to end: all of them, or until the Lease is given away.
+async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool) {
+    while let Some(ended) = tasks.join_next().await {
+        handed_over.fetch_or(matches!(ended, Ok((ELECTION, _))), Ordering::Relaxed);
+        if for_the_lease && handed_over.load(Ordering::Relaxed) {
+            return;
+        }
+    }
 }
 
 /// A client for the hub cluster, with our own name in its requests and without retries of its own.
@@ -203,6 +227,7 @@ async fn start(
             count: options.removal_limit_count.unwrap_or(Limit::NONE.count),
             percent: options.removal_limit_percent.unwrap_or(Limit::NONE.percent),
         },
+        render_budget: options.render_budget.0,
         revision_key: identity.revision_key.clone(),
     };
     let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
@@ -225,18 +250,20 @@ async fn start(
         tls: tls.clone(),
         authorities: authorities.clone(),
         metrics: metrics.clone(),
+        certificate_life: lives.certificate,
     }));
     let registrar = Registrar::new(client.clone(), authorities, lives);
-    let server = Server::new(shared.clone(), book.clone(), registrar, metrics, client.clone(), shutdown.clone());
+    let server =
+        Server::new(shared.clone(), book.clone(), registrar, metrics.clone(), client.clone(), shutdown.clone());
 
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (door, accepted) = Door::new(listener, replicas, shared.clone());
+    let (door, accepted) = Door::new(listener, replicas, shared.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
     let questions =
         Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()), options.plan_account.clone());
-    let serve = serve(accepted, tls, (server, questions), shared.clone(), shutdown.clone());
+    let serve = serve(accepted, tls, (server, questions), (shared.clone(), metrics), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", keeper.run());
 
@@ -274,6 +301,7 @@ async fn start(
         }
     }
     forever(tasks, stop(), "reader", watch::read_sources(client.clone(), shared.clone()));
+    forever(tasks, stop(), "renderer", watch::render_rules(shared.clone()));
     forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(shared.clone()));
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
@@ -283,12 +311,14 @@ async fn start(
     let elect = election.run(knows, shutdown.clone());
     tasks.spawn(async move {
         elect.await;
-        ("election", Ok(()))
+        (ELECTION, Ok(()))
     });
     let gate = until_known(shared.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
+    let recorder = RemovalRecorder::new(client.clone(), shared.clone(), book.clone());
+    forever(tasks, stop(), "recorder of removals", recorder.run());
     forever(tasks, stop(), "writer", Writer::new(client, shared, book, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
@@ -340,14 +370,14 @@ async fn serve(
     accepted: Accepted,
     tls: Arc<tls::ServerTls>,
     (server, questions): (Server, Questions),
-    shared: Arc<Shared>,
+    (shared, metrics): (Arc<Shared>, Arc<HubMetrics>),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let leashes = Leashes::default();
+    let leashes = Leashes::counting(metrics);
     let fenced = lease::fenced(tls::incoming(accepted, tls), shared, leashes.clone());
     let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
-        .http2_keepalive_timeout(Some(KEEPALIVE_WAIT))
+        .http2_keepalive_timeout(Some(tls::PING_LIMIT))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS)
@@ -358,5 +388,29 @@ async fn serve(
         served = serving => served.context("the gRPC server failed"),
         // As long as there are connections, the last ones of a hub that ends included.
         never = leashes.watch() => match never {},
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn slow_hand_over_of_the_lease_is_waited_for() {
+        let (mut tasks, shutdown) = (Tasks::new(), CancellationToken::new());
+        let given_away = Arc::new(AtomicBool::new(false));
+        let gives_away = given_away.clone();
+        // The API server is slow.
+        tasks.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            gives_away.store(true, Ordering::Relaxed);
+            (ELECTION, Ok(()))
+        });
+        tasks.spawn(async { std::future::pending().await });
+        shutdown.cancel();
+        // A task that never ends is not waited for.
+        let limits = (Duration::from_millis(1), Duration::from_secs(600));
+        supervise(&mut tasks, &shutdown, limits).await.unwrap();
+        assert!(given_away.load(Ordering::Relaxed));
     }
 }

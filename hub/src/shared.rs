@@ -5,7 +5,10 @@
 //! await.
 #[cfg(test)]
 mod following_tests;
+mod holds;
 mod inquiries;
+mod pending;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,18 +18,20 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use kube::CustomResourceExt;
 use parking_lot::{Mutex, RwLock};
-use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
-use crate::brake::Limit;
 use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{Minter, Place, Scope, Share};
+use crate::plan::{Minter, Place, Share};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
+pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
+pub use pending::Pending;
+pub use settings::Settings;
 
 use crate::status::{Deliveries, Ledger};
 
@@ -40,87 +45,6 @@ pub struct LiveSession {
     pub inquiries: Inquiries,
     /// Woken when a claim to its cluster changed, or something is to be asked.
     pub wake: Notify,
-}
-
-/// Work that waits, each piece once, and its signal.
-pub struct Pending<T> {
-    items: Mutex<BTreeSet<T>>,
-    wake: Notify,
-}
-
-impl<T: Ord> Default for Pending<T> {
-    fn default() -> Self {
-        Self { items: Mutex::default(), wake: Notify::default() }
-    }
-}
-
-impl<T: Ord> Pending<T> {
-    /// Adds work.
-    pub fn add(&self, items: impl IntoIterator<Item = T>) {
-        let mut waiting = self.items.lock();
-        let before = waiting.len();
-        waiting.extend(items);
-        if waiting.len() > before {
-            self.wake.notify_one();
-        }
-    }
-
-    /// All the work there is.
-    pub fn take(&self) -> BTreeSet<T> {
-        std::mem::take(&mut *self.items.lock())
-    }
-
-    /// What each waiting piece of work is to `view`, leaving it there.
-    pub fn peek<V>(&self, view: impl Fn(&T) -> V) -> Vec<V> {
-        self.items.lock().iter().map(view).collect()
-    }
-
-    /// Drops the work that this tells to drop.
-    pub fn remove(&self, done: impl Fn(&T) -> bool) {
-        self.items.lock().retain(|item| !done(item));
-    }
-
-    /// Completes when work was added since the last call.
-    pub async fn added(&self) {
-        self.wake.notified().await;
-    }
-}
-
-/// What is fixed for the life of the process.
-pub struct Settings {
-    /// Runnel's own namespace on the hub.
-    pub namespace: String,
-    /// The hub's id.
-    pub hub_id: String,
-    /// Uid of the hub cluster's `kube-system` namespace.
-    pub cluster_uid: String,
-    /// Where sources are looked for.
-    pub scope: Scope,
-    /// How long a vanished source counts as being there.
-    pub source_gone_grace: Duration,
-    /// How long after its end a member's certificate can still be renewed.
-    pub expired_renewal_limit: Duration,
-    /// What no rule's removalLimit can raise.
-    pub removal_ceiling: Limit,
-    /// The key for revisions.
-    pub revision_key: RevisionKey,
-}
-
-#[cfg(test)]
-impl Settings {
-    /// Those of a hub that serves everything, at once and without a limit.
-    pub fn for_tests() -> Self {
-        Self {
-            namespace: "runnel-system".to_owned(),
-            hub_id: "hub".to_owned(),
-            cluster_uid: "uid".to_owned(),
-            scope: Scope::default(),
-            source_gone_grace: Duration::ZERO,
-            expired_renewal_limit: Duration::ZERO,
-            removal_ceiling: Limit::NONE,
-            revision_key: RevisionKey::new(b"key"),
-        }
-    }
 }
 
 /// What the hub's tasks share.
@@ -147,6 +71,18 @@ pub struct Shared {
     pub dirty_members: Pending<ClusterName>,
     /// Orders that a cluster was given while it was away, and has carried out.
     pub settled_removals: Pending<(ClusterName, RuleUid)>,
+    /// Orders of deleted rules that are to be written down for clusters that cannot answer.
+    pub removal_orders: Pending<(ClusterName, RuleUid)>,
+    /// Orders of rules that wait to be released, for which a cluster has no room.
+    pub removal_overflow: Pending<(ClusterName, RuleUid)>,
+    /// Rules of which copies are to be rendered.
+    pub to_render: Pending<RuleUid>,
+    /// When the first of the edits was seen whose outcome is still being rendered.
+    rendered_edits: Mutex<BTreeMap<RuleUid, Instant>>,
+    /// Asks for all objects that may be sources to be listed again.
+    pub relist: watch::Sender<u64>,
+    /// How long the index was kept from others.
+    pub index_holds: Holds,
     /// Places in which some rule looks for sources.
     pub needed: watch::Sender<BTreeSet<Place>>,
     /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
@@ -177,7 +113,8 @@ impl Shared {
         Arc::new(Self {
             index: RwLock::new(
                 Index::of(settings.scope.clone())
-                    .minting(Minter::new(settings.revision_key.clone()))
+                    .working_aside()
+                    .minting(Minter::new(settings.revision_key.clone()).with_budget(settings.render_budget))
                     .with_ceiling(settings.removal_ceiling),
             ),
             ledger: Mutex::new(Ledger::proving(settings.revision_key.proof_key())),
@@ -187,9 +124,15 @@ impl Shared {
             edits: Mutex::default(),
             sessions: DashMap::new(),
             to_read: Pending::default(),
+            to_render: Pending::default(),
+            rendered_edits: Mutex::default(),
+            index_holds: Holds::default(),
+            relist: watch::Sender::default(),
             dirty_rules: Pending::default(),
             dirty_members: Pending::default(),
             settled_removals: Pending::default(),
+            removal_orders: Pending::default(),
+            removal_overflow: Pending::default(),
             needed: watch::Sender::default(),
             lead: watch::Sender::default(),
             standing: RwLock::default(),
@@ -246,6 +189,8 @@ impl Shared {
         *self.deliveries.lock() = Deliveries::default();
         *self.doubts.lock() = Doubts::default();
         self.settled_removals.take();
+        self.removal_orders.take();
+        self.removal_overflow.take();
         if lead.is_some() {
             self.rounds.begin();
             self.lead.send_replace(lead);
@@ -270,7 +215,7 @@ impl Shared {
         if !self.rounds.have_all(own.chain(places)) {
             return false;
         }
-        self.index.write().begin_to_judge();
+        self.change_quietly(Index::begin_to_judge);
         self.ready.send_replace(Some(Instant::now()));
         // What is being deleted is judged anew.
         let rules = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();
@@ -279,17 +224,35 @@ impl Shared {
         true
     }
 
-    /// Changes the index and tells everybody who is concerned.
+    /// Changes the index and tells everybody who is concerned. Rules that follow what is shared by all do so one by one, so
+    /// that nobody waits for all of them.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
-        let mut index = self.index.write();
-        let mut effect = change(&mut index);
-        // Before this process serves, what it hears is no removal but the state that it begins with.
-        if self.serving_since().is_some() {
-            let rules = std::mem::take(&mut effect.judge);
-            effect.merge(self.judge(&mut index, rules));
+        let mut follow = self.change_once(change);
+        while let Some(uid) = follow.pop_first() {
+            follow.append(&mut self.change_once(|index| index.follow(&uid)));
         }
-        drop(index);
+    }
+
+    /// Changes the index without any effect.
+    pub fn change_quietly<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
+        let mut index = self.index.write();
+        let _hold = self.index_holds.begin();
+        change(&mut index)
+    }
+
+    fn change_once(&self, change: impl FnOnce(&mut Index) -> Effect) -> BTreeSet<RuleUid> {
+        let mut effect = self.change_quietly(|index| {
+            let mut effect = change(index);
+            // Before this process serves, what it hears is no removal but the state that it begins with.
+            if self.serving_since().is_some() {
+                let rules = std::mem::take(&mut effect.judge);
+                effect.merge(self.judge(index, rules));
+            }
+            effect
+        });
+        let follow = std::mem::take(&mut effect.follow);
         self.spread(effect);
+        follow
     }
 
     /// Judges what these rules no longer want.
@@ -321,6 +284,10 @@ impl Shared {
             self.wake(cluster);
         }
         self.to_read.add(effect.read);
+        self.to_render.add(effect.render);
+        if effect.relist {
+            self.relist.send_modify(|asked| *asked += 1);
+        }
         self.dirty_rules.add(effect.rules);
     }
 
@@ -337,14 +304,31 @@ impl Shared {
     /// connected, but for those in which it changes nothing.
     pub fn follow_edit(&self, index: &Index, source: &SourceRef, effect: &Effect) {
         let Some(since) = self.edits.lock().remove(source) else { return };
+        let mut rendered = self.rendered_edits.lock();
+        for uid in &effect.render {
+            rendered.entry(uid.clone()).or_insert(since);
+        }
+        drop(rendered);
+        effect
+            .rules
+            .iter()
+            .filter(|uid| !effect.render.contains(*uid))
+            .for_each(|uid| self.follow_rule(index, uid, since));
+    }
+
+    /// The same, where it changed a rule only now that its copies have been rendered.
+    pub fn follow_rendered(&self, index: &Index, uid: &RuleUid) {
+        let since = self.rendered_edits.lock().remove(uid);
+        since.into_iter().for_each(|since| self.follow_rule(index, uid, since));
+    }
+
+    fn follow_rule(&self, index: &Index, uid: &RuleUid, since: Instant) {
+        let Some(entry) = index.rule(uid) else { return };
         let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
-        for (uid, entry) in effect.rules.iter().filter_map(|uid| Some((uid, index.rule(uid)?))) {
-            let connected = entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
-            for (cluster, share) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?)))
-            {
-                if !ledger.holds_exactly(cluster, uid, share.digest()) {
-                    deliveries.begin(cluster, uid, since, entry.awaits(cluster));
-                }
+        let connected = entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
+        for (cluster, share) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?))) {
+            if !ledger.holds_exactly(cluster, uid, share.digest()) {
+                deliveries.begin(cluster, uid, since, entry.awaits(cluster));
             }
         }
     }

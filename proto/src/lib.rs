@@ -6,12 +6,16 @@
 //! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
 //! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
 //! - [`identity`]: who a peer is: SPIFFE names, fingerprints of keys, the join string.
+//! - [`lease`]: who of several processes leads, by a Kubernetes Lease. Pure.
 //! - [`tls`]: TLS 1.3 settings of both ends.
 //! - [`ops`]: what each process owes its operator: logs, metrics, health, shutdown.
+//! - [`pages`]: lists of an API server, in pages that are bounded in bytes.
 pub mod convert;
 pub mod identity;
+pub mod lease;
 pub mod model;
 pub mod ops;
+pub mod pages;
 pub mod tls;
 pub mod words;
 

@@ -17,22 +17,25 @@ use runnel_agent::decide::{Action, Verdict, decide};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{Records, Sight};
-use runnel_hub::crd::RuleStatus;
+use runnel_hub::crd::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Claim, Index};
-use runnel_hub::plan::{Deal, Goes, Rule, RulePlan};
+use runnel_hub::plan::{Body, Deal, Goes, Rule, RulePlan, SourceContent};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
 use runnel_proto::model::{
-    Batch, ClusterName, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Reason, RuleDelta, RuleState,
-    RuleUid, SourceRef,
+    Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Payload, Reason,
+    RuleDelta, RuleState, RuleUid, SourceRef,
 };
 use runnel_proto::wire;
 use runnel_tests::speed::text::noise;
+use serde_json::json;
 
-use planning::{NAMESPACE, body, cluster, edits, index, payload, revision, rule, source};
+use planning::{NAMESPACE, body, cluster, edits, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
+/// What is rendered is bounded, and takes time: a tenfold each time.
+const SHAPED_SIZES: [usize; 3] = [10, 100, 1_000];
 
 fn main() {
     divan::main();
@@ -73,6 +76,60 @@ fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edited(bencher, index(10, clusters, 1), 1);
+}
+
+/// An edit of one source that is rendered for each of so many clusters: it grows with them and no faster.
+#[divan::bench(args = SHAPED_SIZES, sample_count = 5, sample_size = 1)]
+fn shaped_edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
+    let mut index = shaped_index(clusters);
+    let mut number = 1_000_000;
+    let edit = bencher.with_inputs(|| {
+        number += 1;
+        (source(0), labels(0), shaped_body(number))
+    });
+    edit.bench_local_values(|(source, labels, body)| index.set_source(source, labels, Some(body)));
+}
+
+/// An edit of a rule whose copies are rendered for each of so many clusters: what was rendered before is not again.
+#[divan::bench(args = SHAPED_SIZES, sample_count = 5, sample_size = 1)]
+fn shaped_rule_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
+    let mut index = shaped_index(clusters);
+    bencher.with_inputs(shaped_rule).bench_local_values(|rule| index.set_rule(rule));
+}
+
+/// The rule of number 0, which fills the name of the cluster into its copies.
+fn shaped_rule() -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r0", "namespace": NAMESPACE, "uid": "u0", "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": "0"}}}],
+            "clusters": {"all": true}, "substitute": {"keys": ["value"]}, "removalLimit": {"percent": 100},
+        },
+    });
+    let object: DistributionRule = serde_json::from_value(object).expect("a rule");
+    Rule::namespaced(&object, "runnel-system").expect("a rule")
+}
+
+/// Content that differs by cluster once it is rendered: 1 KiB of text, and the name of the cluster.
+fn shaped_body(number: usize) -> Body {
+    let data = json!({"value": format!("${{cluster.name}} {}", noise(number as u64, 1024))});
+    let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
+    Body::Read(Arc::new(SourceContent::new(revision(number), Payload::encode(content.to_bytes()))))
+}
+
+/// One rule that renders 10 sources for each of so many clusters.
+fn shaped_index(clusters: usize) -> Index {
+    let mut index = index(0, clusters, 1);
+    for number in 0..10 {
+        index.set_source(source(number), labels(0), Some(shaped_body(number)));
+    }
+    index.set_rule(shaped_rule());
+    // What no rule of before had needed is read.
+    for number in 0..10 {
+        index.set_source(source(number), labels(0), Some(shaped_body(number)));
+    }
+    index
 }
 
 /// What one agent is sent of one edit, in a rule of so many sources; one edit at a time, as several would be one delta.
@@ -189,6 +246,7 @@ fn facts() -> SessionFacts {
         kubernetes_version: "v1.36.3".to_owned(),
         cluster_uid: "u".to_owned(),
         key: String::new(),
+        boot_id: String::new(),
         protocol: runnel_proto::PROTOCOL_MAX,
         certificate_expires: Timestamp::UNIX_EPOCH,
     }

@@ -17,6 +17,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::memory::{Enforced, MemoryLimit};
+
 const WAITS_FOR_A_WORD: &str = r#"read -r _ && exec "$@" </dev/null"#;
 const WATCHES: &str = r#"read -r watched || exit 0; read -r _ && exit 0; kill -s KILL -- "-$watched""#;
 
@@ -28,12 +30,14 @@ pub struct Program {
     environment: Vec<(OsString, OsString)>,
     inherits: bool,
     log: PathBuf,
+    memory: Option<MemoryLimit>,
 }
 
 impl Program {
     /// The program at `path`, whose output is appended to the file `log`.
     pub fn new(path: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), arguments: Vec::new(), environment: Vec::new(), inherits: true, log: log.into() }
+        let (path, log) = (path.into(), log.into());
+        Self { path, arguments: Vec::new(), environment: Vec::new(), inherits: true, log, memory: None }
     }
 
     /// The same with more arguments.
@@ -58,6 +62,13 @@ impl Program {
         self
     }
 
+    /// The same under a memory limit.
+    #[must_use]
+    pub fn memory_limit(mut self, limit: MemoryLimit) -> Self {
+        self.memory = Some(limit);
+        self
+    }
+
     /// The file to which the program's standard output and standard error go.
     #[must_use]
     pub fn log(&self) -> &Path {
@@ -73,18 +84,25 @@ impl Program {
             bail!("there is no program at {}", self.path.display());
         }
         let mut watchdog = watchdog()?;
-        let mut child = self.command()?.spawn().with_context(|| format!("cannot start {}", self.path.display()))?;
+        let name = format!("the process with the log {}", self.log.display());
+        let limit = self.memory.map(|limit| limit.prepare(&name)).transpose()?.flatten();
+        let mut child =
+            self.command(limit.as_ref())?.spawn().with_context(|| format!("cannot start {}", self.path.display()))?;
         let pid = pid_of(&child)?;
         writeln!(watchdog.pipe, "{}", pid.as_raw_pid()).context("the watchdog has ended")?;
+        // Before it becomes the program, so that every byte of that counts.
+        limit.as_ref().map_or(Ok(()), |limit| limit.enter(pid.as_raw_pid().unsigned_abs()))?;
         let mut word = child.stdin.take().context("the process has no standard input")?;
         writeln!(word, "go").with_context(|| format!("{} ended at once", self.path.display()))?;
-        Ok(Guarded { path: self.path.clone(), pid, inner: Mutex::new(Inner { child, watchdog: Some(watchdog) }) })
+        let inner = Mutex::new(Inner { child, watchdog: Some(watchdog) });
+        Ok(Guarded { path: self.path.clone(), pid, inner, limit })
     }
 
-    fn command(&self) -> Result<Command> {
+    fn command(&self, limit: Option<&Enforced>) -> Result<Command> {
         let log = open_log(&self.log)?;
         let mut command = Command::new("sh");
-        command.arg("-c").arg(WAITS_FOR_A_WORD).arg("sh").arg(&self.path).args(&self.arguments);
+        command.arg("-c").arg(WAITS_FOR_A_WORD).arg("sh");
+        command.args(limit.map(Enforced::prefix).unwrap_or_default()).arg(&self.path).args(&self.arguments);
         if !self.inherits {
             command.env_clear();
         }
@@ -102,6 +120,7 @@ pub struct Guarded {
     path: PathBuf,
     pid: Pid,
     inner: Mutex<Inner>,
+    limit: Option<Enforced>,
 }
 
 #[derive(Debug)]
@@ -188,6 +207,14 @@ impl Guarded {
         Ok(self.inner.lock().ended()?.map(code))
     }
 
+    /// How the memory limit ended the process, if it did; says nothing of one that was killed from here. It is recorded
+    /// too, so that every wait that fails reports it.
+    #[must_use]
+    pub fn memory_kill(&self) -> Option<String> {
+        let code = self.exit_code().unwrap_or_default()?;
+        self.limit.as_ref()?.kill(code)
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         let mut inner = self.inner.lock();
         // Under the lock nobody waits for the process, so its id cannot be another's by now.
@@ -200,6 +227,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
+        let _ = self.memory_kill();
         let _ = self.kill9();
     }
 }

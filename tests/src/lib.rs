@@ -16,6 +16,7 @@ pub mod fleet;
 pub mod guard;
 pub mod helm;
 pub mod http;
+pub mod memory;
 pub mod nodes;
 pub mod pod;
 pub mod ports;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 
 use crate::guard::{Guarded, Program, last_lines};
+use crate::memory;
 
 /// A program that runs at most once at a time; dropping it kills it.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl Restartable {
     /// Starts the program, with the same arguments each time and the same log.
     ///
     /// # Errors
-    /// When it runs already, or cannot be started.
+    /// When it runs already, cannot be started, or was ended by its memory limit the last time.
     pub fn start(&self) -> Result<()> {
         let mut running = self.running.lock();
         if let Some(process) = running.as_ref()
@@ -40,6 +41,7 @@ impl Restartable {
         {
             bail!("{} runs already", self.name);
         }
+        running.as_ref().map_or(Ok(()), |process| self.within_memory(process))?;
         *running = Some(self.program.lock().start()?);
         Ok(())
     }
@@ -47,10 +49,10 @@ impl Restartable {
     /// Kills the program with `kill -9` and returns when it is gone. No error when it does not run.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// When the operating system refuses, or the memory limit has ended the program.
     pub fn kill(&self) -> Result<()> {
         match self.running.lock().take() {
-            Some(process) => process.kill9(),
+            Some(process) => self.within_memory(&process).and_then(|()| process.kill9()),
             None => Ok(()),
         }
     }
@@ -61,7 +63,9 @@ impl Restartable {
     /// When it did not run, or had to be killed.
     pub async fn terminate(&self, deadline: Duration) -> Result<i32> {
         let process = self.running.lock().take();
-        process.with_context(|| format!("{} does not run", self.name))?.terminate(deadline).await
+        let process = process.with_context(|| format!("{} does not run", self.name))?;
+        self.within_memory(&process)?;
+        process.terminate(deadline).await
     }
 
     /// Freezes the program: its connections stay open and nobody answers.
@@ -86,6 +90,14 @@ impl Restartable {
     /// When it does not run.
     pub fn pid(&self) -> Result<u32> {
         self.with(|process| Ok(process.pid()))
+    }
+
+    /// The peak of the running program's resident memory (`VmHWM`), in bytes.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn peak_memory(&self) -> Result<u64> {
+        memory::peak(self.pid()?)
     }
 
     /// Whether the program runs; a frozen one does.
@@ -115,13 +127,23 @@ impl Restartable {
         let Some(code) = self.exit_code() else {
             return Ok(());
         };
-        bail!("{} ended by itself with exit code {code}; {}", self.name, self.last_words())
+        let kill = self.running.lock().as_ref().and_then(Guarded::memory_kill);
+        let kill = kill.map(|how| format!(": {how}")).unwrap_or_default();
+        bail!("{} ended by itself with exit code {code}{kill}; {}", self.name, self.last_words())
     }
 
     /// The end of the log and where to find the rest, for an error message.
     #[must_use]
     pub fn last_words(&self) -> String {
         format!("the end of {}:\n{}", self.log().display(), last_lines(self.log(), 15))
+    }
+
+    /// Fails where the memory limit has ended the process: a test that ends or restarts it would hide that.
+    fn within_memory(&self, process: &Guarded) -> Result<()> {
+        match process.memory_kill() {
+            Some(how) => bail!("{} had ended before: {how}; {}", self.name, self.last_words()),
+            None => Ok(()),
+        }
     }
 
     fn with<T>(&self, act: impl FnOnce(&Guarded) -> Result<T>) -> Result<T> {

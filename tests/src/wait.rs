@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::scratch;
+use crate::{memory, scratch};
 
 const BETWEEN: Duration = Duration::from_millis(50);
 
@@ -34,7 +34,8 @@ pub async fn eventually<T>(
         tokio::time::sleep(BETWEEN.min(deadline.saturating_sub(begin.elapsed()))).await;
     }
     scratch::keep_everything();
-    Err(seen.context(format!("waited {deadline:?} in vain for {what}; seen last")))
+    let kills: String = memory::kills().iter().map(|kill| format!(" ({kill})")).collect();
+    Err(seen.context(format!("waited {deadline:?} in vain for {what}{kills}; seen last")))
 }
 
 /// Checks every 50 ms, for the whole of `duration`, that `probe` returns without an error.

@@ -1,6 +1,8 @@
 //! The charts, by the real helm: the rights that they give, the values that they refuse, what they render, and their life
 //! on a real control plane.
 
+#[path = "charts/admission.rs"]
+mod admission;
 #[path = "charts/arguments.rs"]
 mod arguments;
 #[path = "charts/live.rs"]
@@ -13,6 +15,8 @@ mod refused;
 mod render;
 #[path = "charts/rights.rs"]
 mod rights;
+#[path = "charts/samples.rs"]
+mod samples;
 
 use std::path::Path;
 
@@ -60,6 +64,12 @@ async fn the_rights_are_these_and_no_others() -> Result<()> {
 }
 
 #[tokio::test]
+async fn default_values_give_the_default_policy() -> Result<()> {
+    let documents = documents(&Helm::find().await?, "runnel-agent", "{}").await?;
+    arguments::is_the_default_policy(&documents)
+}
+
+#[tokio::test]
 async fn whatever_the_values_the_binary_knows_what_it_is_told() -> Result<()> {
     let helm = Helm::find().await?;
     for chart in CHARTS {
@@ -99,7 +109,8 @@ async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
         // The hub writes nothing but Secrets of its own namespace.
         let own = right.role == "Role runnel-system/runnel-hub" && right.resources == ["secrets"];
         ensure!(own || !writes(right), "{right:?}");
-        ensure!(own || right.names.is_empty());
+        // Also: `create` would let it make a token of any ServiceAccount of that namespace.
+        ensure!(own != right.names.is_empty(), "{right:?}");
     }
     ensure!(!limited.iter().any(|right| right.cluster_wide && is_about_content(right)), "{limited:?}");
 
@@ -111,7 +122,7 @@ async fn content_is_read_and_written_only_where_the_values_say() -> Result<()> {
         ensure!(!agent.iter().any(|right| right.cluster_wide && is_about_content(right)), "{agent:?}");
         ensure!(!agent.iter().any(|right| right.cluster_wide && writes(right)), "{agent:?}");
         let own = agent.iter().filter(|right| right.role == "Role runnel-system/runnel-agent-own");
-        ensure!(own.clone().count() == 2 && own.clone().all(|right| !right.names.is_empty()), "{agent:?}");
+        ensure!(own.clone().count() == 3 && own.clone().all(|right| !right.names.is_empty()), "{agent:?}");
         let given = |namespace: &str| agent.iter().any(|right| right.role == format!("Role {namespace}/runnel-agent"));
         ensure!(["team-b", "webs", "x-web"].into_iter().all(|namespace| given(namespace) == roles), "{agent:?}");
         ensure!(!given("secret-a") && !given("web"), "a Role in a namespace that the policy refuses: {agent:?}");
@@ -273,6 +284,15 @@ async fn alerts_and_dashboard_are_handed_on_as_they_are() -> Result<()> {
     let alerts: Value = serde_saphyr::from_str(&file("rules/runnel.rules.yaml")?)?;
     ensure!(*rule == alerts && rule["groups"][0]["rules"][0]["alert"].is_string(), "{rule}");
     ensure!(rule.to_string().contains("{{ $labels."), "the alerts name nobody: {rule}");
+    let elsewhere = "{metrics: {prometheusRule: {enabled: true, runbookURL: 'https://wiki.example.com/runnel'}}}";
+    let elsewhere = render::documents(&helm, "runnel-hub", elsewhere).await?;
+    for alert in
+        one(&elsewhere, "PrometheusRule", "runnel-hub")?["spec"]["groups"][0]["rules"].as_array().into_iter().flatten()
+    {
+        let url = alert["annotations"]["runbook_url"].as_str().unwrap_or_default();
+        let name = alert["alert"].as_str().unwrap_or_default().to_lowercase();
+        ensure!(url == format!("https://wiki.example.com/runnel#{name}"), "{name}: {url}");
+    }
     let dashboard = &one(&documents, "ConfigMap", "runnel-hub-dashboard")?["data"]["runnel.json"];
     let dashboard: Value = serde_json::from_str(dashboard.as_str().context("no dashboard")?)?;
     let panels: Value = serde_json::from_str(&file("dashboards/runnel.json")?)?;

@@ -13,6 +13,7 @@ use runnel_tests::assets::{Assets, KUBERNETES_VERSION, Places};
 use runnel_tests::audit::Write;
 use runnel_tests::control_plane::{ControlPlane, Options, client_of};
 use runnel_tests::guard::Program;
+use runnel_tests::memory::{Enforcement, MemoryLimit};
 use runnel_tests::restartable::Restartable;
 use runnel_tests::scratch::Scratch;
 use runnel_tests::wait::eventually;
@@ -193,6 +194,52 @@ async fn a_guarded_program_tells_how_it_ended() -> Result<()> {
     ensure!(stubborn.is_running(), "a frozen program runs");
     stubborn.resume()?;
     ensure!(stubborn.terminate(Duration::from_millis(200)).await.is_err(), "it was killed, not polite");
+    Ok(())
+}
+
+/// Reads 200 MB into a variable, which bash keeps in memory.
+const GREEDY: &str = "echo begins; x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo has ${#x}";
+
+#[tokio::test]
+async fn process_at_its_memory_limit_ends_with_words() -> Result<()> {
+    let folder = Scratch::new("memory")?;
+    let limited = |name: &str, mebibytes: u64| {
+        let limit = MemoryLimit { bytes: mebibytes << 20, enforcement: Enforcement::Always };
+        let program = Program::new("/bin/bash", folder.path().join(name)).arguments(["-c", GREEDY]);
+        Restartable::new(name, program.memory_limit(limit))
+    };
+    let large = limited("large", 2000);
+    large.start()?;
+    let code = eventually("the end", SOON, async || Ok(large.exit_code())).await?;
+    ensure!(code == 0 && large.last_words().ends_with("has 200000000"), "{code}: {}", large.last_words());
+
+    let small = limited("small", 60);
+    small.start()?;
+    eventually("the end", SOON, async || Ok(small.exit_code())).await?;
+    let message = small.check().err().context("it has ended")?.to_string();
+    // Without root it is the allocation that fails, and how a program ends then is its own affair.
+    if rustix::process::getuid().is_root() {
+        ensure!(message.contains("the kernel killed it at its memory limit of 60 MiB"), "{message}");
+        ensure!(small.start().is_err() && small.kill().is_err(), "the kill can be hidden");
+        let vain = eventually("nothing", Duration::ZERO, async || Ok(None::<()>)).await;
+        let vain = vain.err().context("it waited for nothing")?.to_string();
+        ensure!(vain.contains("memory limit of 60 MiB"), "{vain}");
+    }
+    ensure!(!small.last_words().ends_with("has 200000000"), "the limit did not hold");
+    Ok(())
+}
+
+#[tokio::test]
+async fn running_process_reports_its_peak_memory() -> Result<()> {
+    let folder = Scratch::new("memory")?;
+    let program = Program::new("/bin/bash", folder.path().join("peak"));
+    let script = "x=$(head -c 40000000 /dev/zero | tr '\\0' x); x=; echo done; sleep 600; exit";
+    let process = Restartable::new("a shell", program.arguments(["-c", script]));
+    ensure!(process.peak_memory().is_err(), "a process that does not run has a peak");
+    process.start()?;
+    eventually("the peak", SOON, async || Ok(process.last_words().ends_with("done").then_some(()))).await?;
+    let peak = process.peak_memory()?;
+    ensure!((40_000_000..1_000_000_000).contains(&peak), "{peak}");
     Ok(())
 }
 

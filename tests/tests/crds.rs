@@ -292,13 +292,13 @@ async fn a_grant_says_what_is_granted_or_is_told_the_field_and_the_cure() -> Res
         "clusters": {"all": true}, "namespaces": {"names": ["team-a-*"]},
     });
     let stored = accepted("DistributionGrant", "the smallest", &smallest).await?;
-    ensure!(stored["policies"] == json!({"overwrite": false, "createNamespaces": false}), "{stored:#}");
+    ensure!(stored["policies"] == json!({"overwrite": false, "adopt": false, "createNamespaces": false}), "{stored:#}");
     let at_its_limits = json!({
         "rules": {"namespaces": {"names": cases::names(128), "selector": {"matchLabels": {"a": "b"}}}},
         "resources": ["configmaps", "secrets"],
         "clusters": {"names": cases::names(512), "exclude": cases::names(512)},
         "namespaces": {"names": cases::names(128), "all": true},
-        "policies": {"overwrite": true, "createNamespaces": true},
+        "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
     });
     accepted("DistributionGrant", "at its limits", &at_its_limits).await?;
     let nobody = json!({"rules": {"namespaces": {}}});

@@ -7,9 +7,15 @@ mod away;
 mod cut;
 #[path = "faults/lost.rs"]
 mod lost;
+#[path = "faults/patched.rs"]
+mod patched;
 #[path = "faults/restarts.rs"]
 mod restarts;
 #[path = "faults/silence.rs"]
 mod silence;
+#[path = "faults/slow.rs"]
+mod slow;
 #[path = "faults/stage.rs"]
 mod stage;
+#[path = "faults/watches.rs"]
+mod watches;

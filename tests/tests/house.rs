@@ -13,9 +13,10 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 73] = [
+const DECIDE: [&str; 77] = [
     "proto/src/convert",
     "proto/src/identity",
+    "proto/src/lease",
     "proto/src/model",
     "hub/src/authority/overlap",
     "hub/src/authority/stored",
@@ -53,14 +54,17 @@ const DECIDE: [&str; 73] = [
     "hub/src/plugin/values",
     "hub/src/plugin/wrap",
     "hub/src/query/because",
+    "hub/src/rate_limit",
     "hub/src/rollout",
     "hub/src/rounds",
     "hub/src/session",
     "hub/src/status",
     "hub/src/token/manifest",
     "hub/src/token/request",
+    "hub/src/watch/read_queue",
     "hub/src/whatif",
     "hub/src/writer/book",
+    "hub/src/writer/pending",
     "agent/src/backoff",
     "agent/src/body",
     "agent/src/cache",
@@ -90,7 +94,7 @@ const DECIDE: [&str; 73] = [
 ];
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
-const DO: [&str; 30] = [
+const DO: [&str; 31] = [
     "hub/src/authority",
     "hub/src/bin/kubectl-runnel",
     "hub/src/config",
@@ -112,6 +116,7 @@ const DO: [&str; 30] = [
     "agent/src/events",
     "agent/src/join",
     "agent/src/keep",
+    "agent/src/lease",
     "agent/src/link",
     "agent/src/main",
     "agent/src/metrics",
@@ -339,29 +344,71 @@ fn without_tests(text: &str) -> (Vec<(usize, String)>, usize) {
     (kept, length)
 }
 
-/// The tests that the list of edge cases names are there.
+/// The tests that the list of edge cases names are there, each in the file that it names.
 #[test]
 fn every_test_that_is_named_for_an_edge_case_exists() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let list = fs::read_to_string(root.join("tests/README.md"))?;
+    let list = fs::read_to_string(root().join("tests/README.md"))?;
+    let named = tests_named_in(&list);
+    ensure!(named.len() > 40, "only {} tests are named", named.len());
+    let mut sources = Vec::new();
+    for folder in ["agent/src", "hub/src", "proto/src", "tests/tests"] {
+        for file in all_files(&root().join(folder))? {
+            let text = fs::read_to_string(&file)?;
+            sources.push((file.strip_prefix(root())?.display().to_string(), text));
+        }
+    }
+    let is_there = |(module, name): &(String, String)| {
+        sources.iter().any(|(path, text)| is_part_of(path, module) && text.contains(&format!("fn {name}(")))
+    };
+    let missing = named.iter().filter(|named| !is_there(named));
+    none(missing.map(|(module, name)| format!("tests/README.md names {name} in {module}, where it is not")).collect())
+}
+
+/// The tests that a text quotes as `file::name`, `crate module::name`, or `::name` for the file named last: the path
+/// without `.rs`, and the name.
+fn tests_named_in(text: &str) -> Vec<(String, String)> {
     let is_name = |text: &str| {
         !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
     };
-    // `file::name`: what stands between `::` and the closing quote.
-    let quoted = list.split('`').skip(1).step_by(2);
-    let names: Vec<&str> =
-        quoted.filter_map(|code| code.rsplit_once("::").map(|(_, name)| name)).filter(|name| is_name(name)).collect();
-    ensure!(names.len() > 40, "only {} tests are named", names.len());
-    let mut sources = String::new();
-    for folder in ["agent/src", "hub/src", "proto/src", "tests/tests"] {
-        for file in all_files(&root.join(folder))? {
-            sources.push_str(&fs::read_to_string(file)?);
+    let (mut last, mut named) = (String::new(), Vec::new());
+    for quoted in text.split('`').skip(1).step_by(2) {
+        let Some((module, name)) = quoted.rsplit_once("::").filter(|(_, name)| is_name(name)) else { continue };
+        let crates =
+            ["agent", "hub", "proto"].iter().find_map(|one| Some((one, module.strip_prefix(one)?.strip_prefix(' ')?)));
+        let path = match crates {
+            Some((one, module)) => format!("{one}/src/{}", module.replace(' ', "/")),
+            None => format!("tests/tests/{}", module.replace(' ', "/")),
+        };
+        if !module.is_empty() {
+            last = path.trim_end_matches(".rs").to_owned();
         }
+        named.push((last.clone(), name.to_owned()));
     }
-    for name in names {
-        ensure!(sources.contains(&format!("fn {name}(")), "tests/README.md names {name}, which is no test");
-    }
-    Ok(())
+    named
+}
+
+/// Whether a file is a module, its tests, or within it. A folder `tests` of a crate's module need not be named.
+fn is_part_of(path: &str, module: &str) -> bool {
+    let short = |path: &str| path.replacen("/tests/", if path.starts_with("tests/") { "/tests/" } else { "/" }, 1);
+    let (path, module) = (short(path), short(module));
+    let rest = path.strip_prefix(&module).and_then(|rest| rest.strip_suffix(".rs"));
+    rest.is_some_and(|rest| rest.is_empty() || rest == "_tests" || rest.starts_with('/'))
+}
+
+#[test]
+fn named_test_belongs_to_the_file_before_it() {
+    let text = "`a/b.rs::one`, `::two`, `hub status::three`, `agent core histories.rs::four`, `no_test`, `x::NoTest`";
+    let named = tests_named_in(text);
+    let expected = [
+        ("tests/tests/a/b", "one"),
+        ("tests/tests/a/b", "two"),
+        ("hub/src/status", "three"),
+        ("agent/src/core/histories", "four"),
+    ];
+    assert_eq!(named, expected.map(|(module, name)| (module.to_owned(), name.to_owned())));
+    assert!(is_part_of("hub/src/status/tests/more.rs", "hub/src/status") && is_part_of("a/b_tests.rs", "a/b"));
+    assert!(is_part_of("agent/src/core/tests/quota.rs", "agent/src/core/quota"));
+    assert!(is_part_of("a/b.rs", "a/b") && !is_part_of("a/bc.rs", "a/b") && !is_part_of("a/b.md", "a/b"));
 }
 
 /// Every source file of a folder, tests too.

@@ -111,7 +111,8 @@ async fn a_cluster_that_is_shut_out_hears_nothing_and_catches_up_when_it_is_let_
     hub.change(&Id::member("member-2"), json!({"spec": {"accepted": false}})).await?;
     is_cut(&fleet.agent_ops_url(2), A_SECOND).await?;
     let told = member_says(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
-    ensure!(condition(&told, "Connected")?["status"] == "Unknown", "{}", told["status"]);
+    let connected = condition(&told, "Connected")?;
+    ensure!(connected["status"] == "False" && connected["reason"] == "NotAccepted", "{}", told["status"]);
     let told = hub.all_applied(&rule, 3).await?;
     ensure!(told["status"]["display"]["clusters"] == "1/1", "{}", told["status"]);
 

@@ -34,6 +34,19 @@ fn account(name: &str) -> String {
     format!("system:serviceaccount:runnel-system:{name}")
 }
 
+/// Checks that the memory limits of the charts hold for the processes, where a memory cgroup can be made, and that
+/// neither process came near its limit.
+fn are_limited(fleet: &Fleet) -> Result<()> {
+    for (process, limit) in [(fleet.hub_process(), 1 << 30), (fleet.agent_process(1), 512 << 20)] {
+        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid()?))?;
+        let limited = groups.lines().any(|line| line.contains("/runnel-tests-"));
+        ensure!(limited || !rustix::process::getuid().is_root(), "no memory limit: {groups}");
+        let peak = process.peak_memory()?;
+        ensure!((1 << 20..limit / 2).contains(&peak), "a peak of {peak} bytes");
+    }
+    Ok(())
+}
+
 /// A life of the seed rule, with everything in it that hub and agents have rights for.
 async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     scene.member(1).make(&Draft::namespace(TARGETS[1]).json()).await?;
@@ -66,6 +79,7 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     scene.hub.all_applied(&rule, 8).await?;
     fleet.hub_replica(1).pod().passes_probes().await?;
     fleet.agent(1).pod().passes_probes().await?;
+    are_limited(fleet)?;
 
     // A removal, and a cluster that leaves.
     scene.hub.delete(&Id::of(&login)?).await?;

@@ -105,7 +105,7 @@ fn varied(namespace: &str) -> Vec<Value> {
     let secret = |name, kind: &str| Draft::secret(namespace, name).with("type", json!(kind));
     let traces = config("traces").data("text", "two\nlines\n\tund Umlaute: äöü ✓").label("team", "a");
     let traces = traces.label("app.kubernetes.io/managed-by", "Helm").label("app.kubernetes.io/instance", "release");
-    let traces = traces.label("argocd.argoproj.io/secret-type", "cluster").label("app.kubernetes.io/name", "kept");
+    let traces = traces.label("example.com/tier", "cluster").label("app.kubernetes.io/name", "kept");
     let traces = [
         ("example.com/note", "kept as it is, with spaces"),
         ("kubectl.kubernetes.io/last-applied-configuration", "{}"),

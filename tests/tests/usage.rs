@@ -131,7 +131,7 @@ async fn a_join_string_that_is_none_is_explained() -> Result<()> {
         let file = stage.file("bad-join-string", &content)?;
         let join = format!("--join-string-file={}", text(&file));
         let arguments = ["run", &kubeconfig, &join, OPS];
-        says_in_a_sentence(Which::Agent, &arguments, &[words, text(&file)]).await?;
+        says(Which::Agent, &arguments, &[words, text(&file)]).await?;
     }
     for (arguments, words) in [
         (vec!["run", &kubeconfig, OPS], "runnel-hub token create"),

@@ -7,6 +7,8 @@ mod costs;
 mod delivery;
 #[path = "wire/frames.rs"]
 mod frames;
+#[path = "wire/greedy.rs"]
+mod greedy;
 #[path = "wire/handover.rs"]
 mod handover;
 #[path = "wire/identity.rs"]
@@ -21,6 +23,8 @@ mod proof;
 mod resume;
 #[path = "wire/revoked.rs"]
 mod revoked;
+#[path = "wire/shared_key.rs"]
+mod shared_key;
 #[path = "wire/stage.rs"]
 mod stage;
 #[path = "wire/tokens.rs"]

@@ -12,7 +12,7 @@ use crate::classify::trouble;
 use crate::decide::{Target, Trouble, Want};
 use crate::differ;
 use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, is_untold, writes};
-use crate::job::{Body, Limits, Origin, Work};
+use crate::job::{Body, Limits, Origin, Recreate, Work};
 use crate::live::{self, FIELD_MANAGER};
 use crate::records::Sight;
 
@@ -61,14 +61,12 @@ impl Member {
                         live::reduce(kind, &found, &self.sealer).map_or(Sight::Absent, |(_, live)| Sight::Live(live));
                     object = Some(found);
                 }
-                Err(error) if error.is_absent() => sight = Sight::Absent,
+                Err(error) if error.is_absent(&copy.name) => sight = Sight::Absent,
                 Err(error) => return Some((Foreseen::Refused, Some(trouble(&error)))),
             }
         }
         let is_equal = match (&want, &object) {
-            (Want::Copy(wanted), Some(object)) => {
-                live::named_fields(kind, object, &wanted.policies.ignored, key) == fields
-            }
+            (Want::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
             _ => false,
         };
         let (foreseen, said) = foresee(&want, &sight, is_equal)?;
@@ -98,7 +96,9 @@ impl Member {
         };
         Some(match tried {
             Ok(()) => (foreseen, said),
-            Err(trouble) if trouble.reason == Reason::Immutable && body.is_some_and(|body| body.recreate) => {
+            Err(trouble)
+                if trouble.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
+            {
                 let words = "it does not take the change, so it is deleted and created anew";
                 (foreseen, Some(Trouble::new(Reason::Immutable, words)))
             }
@@ -122,7 +122,9 @@ impl Member {
             return Err(denied);
         }
         let version = *version;
-        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version };
+        // Whether the seal is that of an adopted object is the same to an API server.
+        let adopted = false;
+        let written = Written { kind, copy, intent, rule, revision, content: &content, ignored, version, adopted };
         let over = over.map(|(target, object)| Over { target, object: (!ignored.is_empty()).then_some(object) });
         let request = body::apply(&written, over.as_ref(), &self.sealer);
         let params = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };

@@ -160,9 +160,9 @@ impl Core {
     pub(super) fn forgotten(&mut self, uid: &RuleUid, done: &Done, now: Instant) {
         self.previous.gone(uid, &done.forgot);
         match &done.trouble {
-            Some(trouble) => self.retry(&done.key, trouble, now),
+            Some(trouble) => self.retry(&done.key, trouble, done.retry_after, now),
             None => {
-                self.queue.done(&done.key);
+                self.queue.done(&done.key, now);
                 // More may have been given up meanwhile, and what waited for this may be written now.
                 if self.previous.going(uid).is_some() {
                     self.queue.add(&done.key);

@@ -4,8 +4,8 @@ use std::time::Instant;
 use runnel_proto::model::{DriftPolicy, SourceRef};
 
 use super::{Compared, Core};
-use crate::decide::{Outcome, Place, Trouble, Want};
-use crate::live::Ownership;
+use crate::decide::{Outcome, Place, Trouble, Want, WantedCopy};
+use crate::live::{Live, Ownership};
 use crate::records::Sight;
 
 impl Core {
@@ -16,6 +16,7 @@ impl Core {
         let held = self.lost.get(copy);
         wanted.lost =
             held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
+        wanted.rewritten = self.is_rewritten(copy, wanted);
         let fits = |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
         let compared = self.compared.get(copy).filter(fits);
         wanted.compared = compared.map(|compared| (compared.version.clone(), compared.trouble.clone()));
@@ -62,8 +63,11 @@ impl Core {
         let was_applied = outcome == Some(&Outcome::Applied) || is_fought_for(outcome);
         let (same, others) = match self.records.sight(copy) {
             Sight::Unknown | Sight::Absent => (was_applied, None),
+            // What was adopted is not put back.
+            Sight::Live(live) if !live.is_own() => return,
             Sight::Live(live) => {
                 let same = match &live.sealed {
+                    Some(_) if wanted.rewritten => true,
                     Some(sealed) => {
                         Some(sealed.revision) == wanted.revision && sealed.rule == wanted.intent.rule && !live.intact
                     }
@@ -75,6 +79,28 @@ impl Core {
         if same {
             self.drifted.insert(copy.clone(), others);
         }
+    }
+
+    /// Notes that somebody wrote another revision over a copy that held what it should, though with our marks: another
+    /// agent of this cluster, or who applies a saved copy again. `before` is what was known to stand there.
+    pub(super) fn note_rewritten(&mut self, copy: &SourceRef, before: Option<&Live>) {
+        let Some(Live { sealed: Some(held), uid, .. }) = before else { return };
+        let Some(Live { sealed: Some(sealed), uid: now, .. }) = self.records.live(copy) else { return };
+        let is_other = held.revision != sealed.revision || held.rule != sealed.rule || held.source != sealed.source;
+        // A run under way may have written it, and says so when it ends.
+        if !is_other || uid != now || self.runs.contains_key(copy) {
+            return;
+        }
+        let Want::Copy(wanted) = self.want(copy) else { return };
+        let Some(revision) = wanted.revision else { return };
+        if before.is_some_and(|before| before.holds(&wanted.intent.rule, &wanted.intent.source, &revision)) {
+            self.rewritten.insert(copy.clone(), (wanted.intent.clone(), revision));
+        }
+    }
+
+    fn is_rewritten(&self, copy: &SourceRef, wanted: &WantedCopy) -> bool {
+        let held = self.rewritten.get(copy);
+        held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision)
     }
 
     /// Notes that a copy was put back. Returns whether that is worth an Event of its own.

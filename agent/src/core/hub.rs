@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::convert::split;
 use runnel_proto::model::{
-    AgentFrame, AskedDigest, Batch, HubFrame, Refusal, RuleName, RuleState, RuleUid, SnapshotBegin, SnapshotEnd,
+    AgentFrame, AskedDigest, Batch, HubFrame, Refusal, RuleState, RuleUid, SnapshotBegin, SnapshotEnd,
 };
 
 use super::{ASK_AGAIN, Core, Session};
@@ -21,6 +21,10 @@ impl Core {
         let mut session = Session::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
         session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
+        // That speaks of everything.
+        self.resync.clear();
+        self.resync_at = None;
+        self.sent_lost.clear();
         self.session = Some(session);
         for uid in &rules {
             self.report.reported(uid, now);
@@ -53,6 +57,7 @@ impl Core {
             counts: self.report.counts(uid),
             failures: self.report.failures(uid),
             gone: false,
+            last_batch: 0,
             takeovers: self.takeovers_of(uid),
             given_up: self.given_up_of(uid),
             travel: self.desired.travel(uid),
@@ -78,7 +83,8 @@ impl Core {
             HubFrame::Inspect(question) => self.answer(&question),
             HubFrame::Suppose(asked) => self.suppose(&asked, &refused),
             // The connection is the link's affair.
-            HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) | HubFrame::Authorities(_) => {}
+            HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
+            HubFrame::Authorities(_) | HubFrame::Alive => {}
         }
     }
 
@@ -92,7 +98,10 @@ impl Core {
         }
         let accepted = std::mem::take(&mut self.revoked);
         let moved = self.desired.set_hub_cluster(&begin.hub_cluster_uid);
-        self.store_due |= moved;
+        if moved {
+            self.desired.note_change();
+        }
+        self.end_purge();
         if accepted || moved {
             self.look_at_everything(now);
         }
@@ -121,6 +130,9 @@ impl Core {
 
     fn batch(&mut self, batch: Batch, unreadable: Vec<Refusal>, now: Instant) {
         let nonce = batch.nonce;
+        if let Some(session) = &mut self.session {
+            session.last_batch = nonce;
+        }
         let offers: Vec<_> =
             batch.rules.iter().filter_map(|delta| Some((delta.uid.clone(), delta.overwrite?))).collect();
         // What was named is what waits now: a tombstone beside it may take a part of that along.
@@ -143,7 +155,6 @@ impl Core {
             self.cache.remove(key);
             self.forget_kept(key);
         }
-        self.store_due |= taken.terms_changed;
         for uid in &taken.rules {
             self.follow_travel(uid);
         }
@@ -181,8 +192,10 @@ impl Core {
         }
         if session.begun {
             self.say_gone();
+            self.send_resync(now);
             self.ask_for_content(now);
             self.say_states(now);
+            self.send_lost();
         }
         self.session.as_mut()?.outbox.pop_front()
     }
@@ -192,6 +205,7 @@ impl Core {
         let unseen = self.areas.iter().filter(|(_, watched)| !watched.complete);
         let unseen = unseen.map(|(area, _)| area.namespace.clone()).collect();
         let gone = self.desired.take_gone(&unseen);
+        let last_batch = self.session.as_ref().map_or(0, |session| session.last_batch);
         let states: Vec<_> = gone
             .into_iter()
             .map(|gone| {
@@ -199,11 +213,27 @@ impl Core {
                 self.takeovers.forget_rule(&gone.uid);
                 self.give_up_kept(&gone.uid);
                 self.note_told(&gone.uid, None);
-                self.store_due = true;
-                gone_state(gone.uid, gone.rule)
+                self.desired.note_change();
+                RuleState { rule: gone.rule, gone: true, last_batch, ..RuleState::new(gone.uid) }
             })
             .collect();
         self.send(AgentFrame::Report(states));
+    }
+
+    /// Tells the hub what is held of the rules of which copies came to light: it did not send that on this stream.
+    fn send_resync(&mut self, now: Instant) {
+        if self.resync_at.is_none_or(|at| at > now) {
+            return;
+        }
+        self.resync_at = None;
+        let rules = std::mem::take(&mut self.resync);
+        for uid in &rules {
+            self.desired.forget_vanished(uid, &self.records);
+        }
+        let states: Vec<_> = rules.iter().filter_map(|uid| self.state(uid)).collect();
+        if !states.is_empty() {
+            self.send(AgentFrame::HeldRules(states, true));
+        }
     }
 
     fn ask_for_content(&mut self, now: Instant) {
@@ -238,10 +268,6 @@ impl Core {
         }
         self.send(AgentFrame::Report(states));
     }
-}
-
-fn gone_state(uid: RuleUid, rule: RuleName) -> RuleState {
-    RuleState { rule, gone: true, ..RuleState::new(uid) }
 }
 
 /// What a rule's state says of the copies in namespaces given up.

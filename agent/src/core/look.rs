@@ -7,7 +7,7 @@ use super::{Core, Notice};
 use crate::backoff::RECHECK;
 use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, decide};
 use crate::queue::Key;
-use crate::records::{IntentKey, Sight};
+use crate::records::IntentKey;
 use crate::{deletes, differ};
 
 impl Core {
@@ -41,6 +41,9 @@ impl Core {
             Verdict::Over if running && matches!(want, Want::Gone(..)) => {
                 self.rest(copy, &want, Some(Outcome::Removing(None)), now);
             }
+            Verdict::Over if matches!(want, Want::Gone(..)) && self.must_read(copy) => {
+                self.rest(copy, &want, Some(Outcome::Removing(None)), now);
+            }
             Verdict::Over => {
                 if let Want::Gone(key, ..) = &want {
                     self.desired.resolve(key, copy);
@@ -54,9 +57,21 @@ impl Core {
         }
     }
 
+    /// Whether an order for a copy cannot be dropped before a read. A watch may show an object that is gone, and hide the copy
+    /// that stands in its place: only what the API server has answered ends an order.
+    fn must_read(&mut self, copy: &SourceRef) -> bool {
+        if self.records.is_only_watched(copy) && self.is_watched(copy) {
+            self.reread.insert(copy.clone());
+        }
+        self.reread.contains(copy)
+    }
+
     /// Forgets orders for a copy that now belongs to somebody else.
     fn drop_moot(&mut self, copy: &SourceRef) {
         let moot = self.records.live(copy).map(|live| self.desired.moot(copy, live)).unwrap_or_default();
+        if moot.is_empty() || self.must_read(copy) {
+            return;
+        }
         for key in moot {
             self.desired.resolve(&key, copy);
             self.report.touch(&key.rule);
@@ -90,6 +105,7 @@ impl Core {
         self.ask_first(copy, &mut want);
         self.ask_to_go(copy, &mut want);
         self.add_history(copy, &mut want);
+        self.apply_quota(copy, &mut want);
         want
     }
 
@@ -101,10 +117,12 @@ impl Core {
             Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
         let watched = self.watched(copy).filter(|_| !settled);
-        if watched.is_none() && matches!(want, Want::Gone(..)) && !settled {
+        let out_of_sight = watched.is_none() && self.namespaces_unknown().is_none();
+        if out_of_sight && matches!(want, Want::Gone(..)) && !settled {
             return Some(Verdict::Over);
         }
-        if let Some(trouble) = watched.and_then(|watched| watched.forbidden.clone()) {
+        let unknown = self.namespaces_unknown().filter(|_| *want != Want::Nothing);
+        if let Some(trouble) = unknown.or_else(|| self.watched(copy).filter(|_| !settled)?.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
             self.takeovers.forget(copy);
@@ -133,6 +151,7 @@ impl Core {
         self.drifted.remove(copy);
         if !matches!(outcome, Some(Outcome::Drifted(_))) {
             self.compared.remove(copy);
+            self.rewritten.remove(copy);
         }
         if outcome.is_none() {
             self.fights.forget(copy);
@@ -144,7 +163,7 @@ impl Core {
             return self.say(copy, want, outcome);
         }
         self.queue.cancel(&key);
-        if *want == Want::Nothing && *self.records.sight(copy) == Sight::Absent {
+        if *want == Want::Nothing && self.records.live(copy).is_none() {
             self.records.forget(copy);
         }
         if let (Want::Copy(wanted), Some(Outcome::Applied)) = (want, &outcome) {
@@ -152,6 +171,7 @@ impl Core {
                 self.look(&before, now);
             }
         }
+        self.recheck_quota(copy, want, now);
         if self.is_unseen(copy, want) {
             // Nobody tells us when a foreign object goes, or what becomes of a copy without our label.
             let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
@@ -191,6 +211,10 @@ impl Core {
             };
             return self.say(copy, want, Some(outcome));
         }
+        if self.waits_for_store(copy, want, action) {
+            self.queue.cancel(&key);
+            return self.say(copy, want, Some(Outcome::Removing(self.store_error())));
+        }
         if let Some(later) = self.delete_later(action, now) {
             self.queue.add_at(&key, later);
             let waits = deletes::waits(self.policy.deletes_per_hour);
@@ -220,7 +244,10 @@ impl Core {
             // What waited for a fight, or to be looked at again, has something to do now.
             None => self.queue.add_now(&key),
         }
-        if let Want::Copy(wanted) = want {
+        if later.is_some() {
+            // It may wait for minutes, and must not hold the hub back.
+            self.room.leave(copy);
+        } else if let Want::Copy(wanted) = want {
             let bytes = self.cache.size(&wanted.intent);
             self.room.enter(copy, &wanted.intent, bytes);
         }

@@ -2,13 +2,17 @@
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
 mod back;
 mod drift;
+mod event;
 mod given_up;
 mod hub;
 mod inspect;
 mod look;
+mod lost;
 mod policy;
 mod proof;
+mod quota;
 mod revoke;
+mod stored;
 mod suppose;
 mod takeovers;
 #[cfg(test)]
@@ -21,80 +25,33 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{
-    AgentFrame, AskedDigest, Counts, Hello, HubFrame, ProofKey, Refusal, Revision, RuleName, RuleUid, SourceRef,
+    AgentFrame, AskedDigest, Counts, Hello, LostWatch, ProofKey, Revision, RuleName, RuleUid, SourceRef,
 };
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::decide::Trouble;
 use crate::deletes::Deletes;
-use crate::desired::{Desired, Home, Namespace, NewPayload, StoredRule};
+use crate::desired::{Desired, Home, StoredRule};
 use crate::fight::Fights;
 use crate::foresee::Supposition;
-use crate::job::{Done, Wrote};
-use crate::live::Live;
+use crate::job::Wrote;
 use crate::policy::{Area, Policy};
 use crate::previous::{Kept, Previous};
 use crate::queue::{Key, Queue};
-use crate::records::{IntentKey, Records};
+use crate::records::{IntentKey, Records, Usage};
 use crate::report::Report;
 use crate::room::{ROOM_BYTES, Room};
 use crate::takeovers::Allowed;
+
+pub use event::{Event, Notice, WatchScope};
+use stored::Stored;
 
 /// Content that was asked for and has not come is asked for again after this: the hub may just have started.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 
 /// How many runs are under way at once.
 pub const PARALLEL: usize = 8;
-
-/// What the agent hears.
-pub enum Event {
-    /// Another policy is in force. Watches that it no longer has have said their last word.
-    Policy(Arc<Policy>),
-    /// The list of an area's copies begins.
-    CopiesListed(Area),
-    /// A live object with our label.
-    Copy(SourceRef, Live),
-    /// The content of an intact copy that is listed.
-    Content(NewPayload),
-    /// The object with this uid has lost our label or is gone.
-    CopyGone(SourceRef, Arc<str>),
-    /// The list of an area's copies is complete.
-    CopiesComplete(Area),
-    /// The agent may not watch an area.
-    CopiesForbidden(Area, Trouble),
-    /// The list of namespaces begins.
-    NamespacesListed,
-    /// A namespace.
-    Namespace(Arc<str>, Namespace),
-    /// A namespace is gone.
-    NamespaceGone(Arc<str>),
-    /// The list of namespaces is complete.
-    NamespacesComplete,
-    /// A stream to the hub is open.
-    HubConnected,
-    /// A frame of the hub, and the items of it that could not be read.
-    Hub(HubFrame, Vec<Refusal>),
-    /// The stream has ended.
-    HubLost,
-    /// The hub has revoked this cluster.
-    Revoked,
-    /// A piece of work is done.
-    Done(Box<Done>),
-}
-
-/// Something that people in the member cluster should see.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// A copy was put back.
-    DriftCorrected(SourceRef),
-    /// An object that was not ours, written by these, was overwritten as this rule says.
-    Overwritten(SourceRef, RuleName, Option<Arc<str>>),
-    /// A copy that did not take a change was deleted and created anew.
-    Recreated(SourceRef),
-    /// A copy cannot be made or changed.
-    Failed(SourceRef, Trouble),
-}
 
 /// What is needed to begin.
 pub struct Setup {
@@ -120,8 +77,10 @@ struct Watched {
     /// The names of a list that is not complete yet.
     listing: Option<BTreeSet<SourceRef>>,
     complete: bool,
-    /// Why the agent may not watch it.
+    /// Why the agent may not watch it, or why it could not be listed so far.
     forbidden: Option<Trouble>,
+    /// The watch is lost, with the last HTTP status: what is known may not be so any more.
+    lost: Option<u16>,
 }
 
 /// A failure of one copy, and what was wanted when it failed.
@@ -140,8 +99,9 @@ struct Run {
     /// Who else wrote the object before, as far as that is known.
     others: Option<Arc<str>>,
     rule: RuleName,
-    /// It deletes.
+    /// It deletes, or may have to.
     deletes: bool,
+    adds: Usage,
 }
 
 /// In what a live object of some version differs from what was wanted then.
@@ -155,6 +115,8 @@ struct Compared {
 #[derive(Default)]
 struct Session {
     begun: bool,
+    /// The nonce of the last batch that was taken in.
+    last_batch: u64,
     outbox: VecDeque<AgentFrame>,
     acks: VecDeque<AgentFrame>,
     /// Intents whose content is to be asked for.
@@ -202,6 +164,10 @@ pub struct Core {
     areas: BTreeMap<Area, Watched>,
     namespace_list: Option<BTreeSet<Arc<str>>>,
     namespaces_complete: bool,
+    /// The watch of namespaces is lost.
+    namespaces_lost: Option<u16>,
+    /// What the hub was told last of lost watches, on this stream.
+    sent_lost: Vec<LostWatch>,
     started: bool,
     stored: Vec<StoredRule>,
     failed: BTreeMap<SourceRef, Failed>,
@@ -219,6 +185,8 @@ pub struct Core {
     compared: BTreeMap<SourceRef, Compared>,
     /// Copies that were deleted, or lost their marks, and are left so: what they held.
     lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
+    /// Copies that held what they should until somebody wrote another revision with our marks: what they held.
+    rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Objects that the hub lets us overwrite.
     takeovers: Allowed,
     /// Copies in namespaces given up that the hub lets us delete.
@@ -235,13 +203,19 @@ pub struct Core {
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
     session: Option<Session>,
+    /// Rules of which copies came to light: the hub is to be told what is held of them, and when.
+    resync: BTreeSet<RuleUid>,
+    resync_at: Option<Instant>,
     /// Under which the hub has it proved what stands here; in memory only.
     proof_key: Option<ProofKey>,
     /// The hub has revoked this cluster, and has not begun a session with it since.
     revoked: bool,
-    store_due: bool,
+    /// How far what outlives a restart is stored.
+    stored_state: Stored,
     notices: Vec<Notice>,
     totals: Totals,
+    /// Whether this agent is the active one of its cluster.
+    active: bool,
 }
 
 impl Core {
@@ -268,6 +242,8 @@ impl Core {
             areas,
             namespace_list: None,
             namespaces_complete: false,
+            namespaces_lost: None,
+            sent_lost: vec![],
             started: false,
             stored: setup.stored,
             failed: BTreeMap::new(),
@@ -279,6 +255,7 @@ impl Core {
             deletes: Deletes::default(),
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
+            rewritten: BTreeMap::new(),
             takeovers: Allowed::default(),
             given_up: Allowed::default(),
             told: BTreeMap::new(),
@@ -288,11 +265,14 @@ impl Core {
             next_question: 0,
             wanting: BTreeSet::new(),
             session: None,
+            resync: BTreeSet::new(),
+            resync_at: None,
             proof_key: None,
             revoked: false,
-            store_due: false,
+            stored_state: Stored::default(),
             notices: vec![],
             totals: Totals::default(),
+            active: true,
         }
     }
 
@@ -313,6 +293,8 @@ impl Core {
             Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
             Event::CopiesComplete(area) => self.copies_complete(&area, now),
             Event::CopiesForbidden(area, trouble) => self.copies_forbidden(&area, trouble, now),
+            Event::WatchLost(scope, status) => self.watch_lost(&scope, status, now),
+            Event::WatchResumed(scope) => self.watch_resumed(&scope),
             Event::NamespacesListed => self.namespace_list = Some(BTreeSet::new()),
             Event::Namespace(name, namespace) => self.namespace_seen(&name, namespace, now),
             Event::NamespaceGone(name) => self.namespace_gone(&name, now),
@@ -342,25 +324,9 @@ impl Core {
         let calm = self.fights.next_calm();
         let ask =
             self.session.as_ref().filter(|_| begun && !self.wanting.is_empty()).and_then(|session| session.ask_again);
+        let resync = self.resync_at.filter(|_| begun);
         // What is due already waits for something else: a free run, or a place in the stream.
-        [self.queue.next_due(), report, ask, calm].into_iter().flatten().filter(|due| *due > now).min()
-    }
-
-    /// The terms to store, once after each change.
-    pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
-        // Before the start not even the stored terms are in force: nothing must be written over them.
-        let due = self.started && std::mem::take(&mut self.store_due);
-        due.then(|| (self.desired.hub_cluster().map(str::to_owned), self.desired.stored()))
-    }
-
-    /// Whether terms are to be stored.
-    pub fn wants_store(&self) -> bool {
-        self.started && self.store_due
-    }
-
-    /// Says that storing failed.
-    pub fn store_again(&mut self) {
-        self.store_due = true;
+        [self.queue.next_due(), report, ask, calm, resync].into_iter().flatten().filter(|due| *due > now).min()
     }
 
     /// What people should see, since this was last asked.

@@ -48,6 +48,6 @@ impl Core {
 
     /// Whether everything is known of what stands where a copy should.
     pub(super) fn is_watched(&self, copy: &SourceRef) -> bool {
-        self.watched(copy).is_some_and(|watched| watched.complete)
+        self.namespaces_unknown().is_none() && self.watched(copy).is_some_and(|watched| watched.complete)
     }
 }

@@ -6,9 +6,13 @@ use crate::decide::Outcome;
 use crate::desired::Shows;
 
 impl Core {
-    /// What stands of a rule, under the hub's key; `None` while not every copy is applied or waiting for its namespace.
+    /// What stands of a rule, under the hub's key; `None` while not every copy is applied or waiting for its namespace, and
+    /// while a watch is lost.
     pub(super) fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
         let key = self.proof_key.clone()?;
+        if !self.lost_watches().is_empty() {
+            return None;
+        }
         let counts = self.report.counts(uid);
         // Where copies go back they are not what is held, and on purpose.
         let goes_back = self.desired.travel(uid).reverts();

@@ -34,7 +34,7 @@ impl Core {
 
     /// What becomes of a copy of a hub that has revoked this cluster, where copies do not stay.
     pub(super) fn purged(&self, copy: &SourceRef) -> Option<Want> {
-        if !self.revoked || self.policy.on_revoke == OnRevoke::Keep {
+        if !self.is_purging() {
             return None;
         }
         let ours = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours);
@@ -42,7 +42,7 @@ impl Core {
             return Some(Want::Nothing);
         };
         let name = self.desired.held(rule).map(|held| held.rule).unwrap_or_default();
-        let order = Order { policy: DeletionPolicy::Delete, held: false, asks: false };
+        let order = Order { policy: DeletionPolicy::Delete, held: false, asks: false, overwrites: false };
         Some(Want::Gone(IntentKey { rule: rule.clone(), source: source.clone() }, name, order))
     }
 

@@ -9,7 +9,7 @@ use runnel_proto::model::{
 use super::Core;
 use crate::decide::{Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
 use crate::foresee::{Item, Known, Open, Said, Supposition, foresee};
-use crate::job::{Body, Limits, Origin};
+use crate::job::{Body, Limits, Origin, Recreate};
 use crate::live::{Live, Ownership};
 use crate::records::Sight;
 
@@ -110,7 +110,7 @@ impl Core {
             return Some(Known::Said((Foreseen::Refused, Some(trouble))));
         }
         let sight = self.records.sight(copy).clone();
-        let is_ours = matches!(&sight, Sight::Live(live) if live.ownership == Ownership::Ours);
+        let is_ours = matches!(&sight, Sight::Live(live) if live.is_own());
         // A place that is not there yet has nothing in it.
         let settled = settled || matches!(wanted.place, Place::ToCreate(_)) || wanted.suspend;
         let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
@@ -137,7 +137,7 @@ impl Core {
             content: Origin::Payload(payload),
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
-            recreate: wanted.policies.recreate,
+            recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
             keep: None,
             asks: wanted.policies.takeover == Takeover::Asked,
             limits: Limits { policy: self.policy.clone(), home: self.home.clone() },

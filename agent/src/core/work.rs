@@ -1,6 +1,6 @@
 //! Work: what to do next, and what came of it.
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use runnel_proto::model::{AgentFrame, Reason, RuleName, SourceRef};
 
@@ -8,11 +8,16 @@ use super::look::about;
 use super::{Compared, Core, Failed, Notice, PARALLEL, Run};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
 use crate::decide::{Action, Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
-use crate::job::{Body, Done, Job, Limits, Origin, Work, Wrote};
+use crate::job::{Body, Done, Job, Limits, Origin, Recreate, Work, Wrote};
 use crate::queue::Key;
-use crate::records::Sight;
+use crate::records::{Sight, Usage};
 
 impl Core {
+    /// Sets whether this agent is the active one of its cluster. No other one gives out work about copies.
+    pub fn set_active(&mut self, active: bool) {
+        self.active = active;
+    }
+
     /// The next piece of work, if fewer than [`PARALLEL`] are under way. Its result must come back as
     /// [`super::Event::Done`].
     pub fn next_job(&mut self, now: Instant) -> Option<Job> {
@@ -21,7 +26,8 @@ impl Core {
             let key = Key::Question(number);
             return Some(Job { key, work: Work::Foresee(Box::new(supposition)) });
         }
-        while let Some(key) = self.queue.pop(now, PARALLEL) {
+        let limit = if self.active { PARALLEL } else { 0 };
+        while let Some(key) = self.pop(now, limit) {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
                 Key::Copy(copy) => self.work(copy, now),
@@ -31,15 +37,33 @@ impl Core {
             if let Some(work) = work {
                 return Some(Job { key, work });
             }
-            self.queue.done(&key);
+            self.queue.done(&key, now);
             // Its content has gone since it was queued: it is asked for again.
             if let Key::Copy(copy) = &key
-                && (self.has_lost_content(copy) || self.waits_for_deletes(copy, now))
+                && (self.has_lost_content(copy)
+                    || self.waits_to_remove(copy, now)
+                    || self.lacks_room(copy, &self.want(copy)))
             {
                 self.look(copy, now);
             }
         }
         None
+    }
+
+    fn pop(&mut self, now: Instant, limit: usize) -> Option<Key> {
+        let desired = &self.desired;
+        let key = self.queue.pop(now, limit, |key| match key {
+            Key::Copy(copy) => desired.rule_of(copy).cloned(),
+            Key::Kept(uid) => Some(uid.clone()),
+            Key::Namespace(_) | Key::Question(_) => None,
+        });
+        // What waits for something that hangs must not hold the hub back.
+        for parked in self.queue.take_parked() {
+            if let Key::Copy(copy) = parked {
+                self.room.leave(&copy);
+            }
+        }
+        key
     }
 
     fn has_lost_content(&self, copy: &SourceRef) -> bool {
@@ -50,18 +74,25 @@ impl Core {
     }
 
     /// When something may be deleted, if not now: no hub has more deleted than the policy lets. What goes because the hub
-    /// has revoked this cluster goes by the policy itself.
+    /// has revoked this cluster goes by a word of the hub, too.
     pub(super) fn delete_later(&mut self, action: &Action, now: Instant) -> Option<Instant> {
-        if !matches!(action, Action::Delete(_)) || self.revoked {
+        if !matches!(action, Action::Delete(_)) {
             return None;
         }
+        self.next_delete(now)
+    }
+
+    fn next_delete(&mut self, now: Instant) -> Option<Instant> {
         let under_way = self.runs.values().filter(|run| run.deletes).count();
         self.deletes.not_before(self.policy.deletes_per_hour, under_way, now)
     }
 
-    fn waits_for_deletes(&mut self, copy: &SourceRef, now: Instant) -> bool {
-        match decide(&self.want(copy), self.records.sight(copy)) {
-            Verdict::Do(action) => self.delete_later(&action, now).is_some(),
+    fn waits_to_remove(&mut self, copy: &SourceRef, now: Instant) -> bool {
+        let want = self.want(copy);
+        match decide(&want, self.records.sight(copy)) {
+            Verdict::Do(action) => {
+                self.waits_for_store(copy, &want, &action) || self.delete_later(&action, now).is_some()
+            }
             Verdict::Over | Verdict::Rest(_) => false,
         }
     }
@@ -78,7 +109,8 @@ impl Core {
             }
             Want::Nothing | Want::Kept(..) | Want::Gone(..) => false,
         };
-        let asked = !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
+        let known = self.namespaces_unknown().is_none();
+        let asked = known && !self.desired.has_namespace(name) && self.desired.copies_in(name).iter().any(asks);
         if !asked {
             self.namespace_failed.remove(name);
         }
@@ -98,11 +130,20 @@ impl Core {
             Verdict::Do(Action::Read) => Work::Read,
             // Nobody tells what becomes of it.
             Verdict::Rest(Outcome::Failed(_) | Outcome::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
+            Verdict::Do(action) if self.waits_for_store(copy, &want, &action) => return None,
             Verdict::Do(action) if self.delete_later(&action, now).is_some() => return None,
-            Verdict::Do(action) => self.write(copy, &want, action)?,
+            Verdict::Do(action) => self.write(copy, &want, action, now)?,
             Verdict::Over | Verdict::Rest(_) => return None,
         };
-        let deletes = matches!(work, Work::Delete(_));
+        let deletes = match &work {
+            Work::Delete(_) => true,
+            Work::Change(_, body) | Work::Overwrite(_, body) => body.recreate == Recreate::Yes,
+            _ => false,
+        };
+        let adds = match &work {
+            Work::Create(_) | Work::Change(..) | Work::Adopt(..) | Work::Overwrite(..) => self.growth(copy, &about.0),
+            _ => Usage::default(),
+        };
         let drifted = self.drifted.remove(copy);
         let others = drifted.clone().unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
         let rule = match want {
@@ -110,17 +151,18 @@ impl Core {
             Want::Gone(_, rule, _) => rule,
             Want::Kept(..) | Want::Nothing => RuleName::default(),
         };
-        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift: drifted.is_some(), others, rule, deletes });
+        let drift = drifted.is_some();
+        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift, others, rule, deletes, adds });
         Some(work)
     }
 
-    fn write(&mut self, copy: &SourceRef, want: &Want, action: Action) -> Option<Work> {
+    fn write(&mut self, copy: &SourceRef, want: &Want, action: Action, now: Instant) -> Option<Work> {
         Some(match (action, want) {
-            (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted)?),
-            (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted)?),
-            (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted)?),
-            (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted)?),
-            (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted)?),
+            (Action::Create, Want::Copy(wanted)) => Work::Create(self.body(copy, wanted, now)?),
+            (Action::Change(target), Want::Copy(wanted)) => Work::Change(target, self.body(copy, wanted, now)?),
+            (Action::Adopt(target), Want::Copy(wanted)) => Work::Adopt(target, self.body(copy, wanted, now)?),
+            (Action::Overwrite(target), Want::Copy(wanted)) => Work::Overwrite(target, self.body(copy, wanted, now)?),
+            (Action::Compare(target), Want::Copy(wanted)) => Work::Compare(target, self.body(copy, wanted, now)?),
             (Action::Demote(target), _) => Work::Demote(target),
             (Action::Delete(target), _) => Work::Delete(target),
             (Action::Retain(target), Want::Gone(_, rule, _)) => Work::Retain(target, rule.clone()),
@@ -128,7 +170,7 @@ impl Core {
         })
     }
 
-    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy) -> Option<Body> {
+    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy, now: Instant) -> Option<Body> {
         let revision = wanted.revision?;
         let content = match self.cache.get(&wanted.intent, &revision) {
             Some(payload) => Origin::Payload(payload),
@@ -139,7 +181,12 @@ impl Core {
         };
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
-        let (ignored, recreate) = (wanted.policies.ignored.clone(), wanted.policies.recreate);
+        let ignored = wanted.policies.ignored.clone();
+        let recreate = match wanted.policies.recreate {
+            false => Recreate::No,
+            true if self.next_delete(now).is_some() => Recreate::Later(self.policy.deletes_per_hour),
+            true => Recreate::Yes,
+        };
         let asks = wanted.policies.takeover == Takeover::Asked;
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
@@ -154,14 +201,14 @@ impl Core {
             Key::Namespace(name) => {
                 match done.trouble {
                     Some(trouble) => {
-                        self.retry(&done.key, &trouble, now);
+                        self.retry(&done.key, &trouble, done.retry_after, now);
                         self.namespace_failed.insert(name.clone(), trouble);
                         for copy in self.desired.copies_in(&name) {
                             self.look(&copy, now);
                         }
                     }
                     None => {
-                        self.queue.done(&done.key);
+                        self.queue.done(&done.key, now);
                         self.namespace_failed.remove(&name);
                         // The watch will show it; should it not, somebody has deleted it again.
                         self.queue.add_at(&done.key, now + RECHECK.base);
@@ -191,7 +238,7 @@ impl Core {
         if let Some((version, trouble)) = done.compared.map(|compared| *compared) {
             self.note_compared(copy, Compared { version, about: run.about.clone(), trouble });
         }
-        if done.wrote == Some(Wrote::Deleted) {
+        if matches!(done.wrote, Some(Wrote::Deleted | Wrote::Recreated)) || done.deleted {
             self.deletes.done(now);
         }
         self.count(done.wrote, done.trouble.is_some(), run.drift);
@@ -199,8 +246,12 @@ impl Core {
             if is_puzzling(&run, &sight, &done.passed) {
                 self.reread.insert(copy.clone());
             }
-            let stood = self.records.live(copy).map(|live| live.uid.clone());
+            let before = self.records.live(copy).cloned();
+            let stood = before.as_ref().map(|live| live.uid.clone());
             self.records.shown(copy, sight, done.passed);
+            if done.wrote.is_none() {
+                self.note_rewritten(copy, before.as_ref());
+            }
             let stands = self.records.live(copy).map(|live| live.uid.clone());
             if stood.is_some() && stood != stands {
                 // What waits to be overwritten may be another object of the same name.
@@ -217,11 +268,11 @@ impl Core {
                     // The same, where the object that is known may be another's now.
                     self.reread.insert(copy.clone());
                 }
-                self.retry(&done.key, &trouble, now);
+                self.retry(&done.key, &trouble, done.retry_after, now);
                 self.failed.insert(copy.clone(), Failed { about: run.about, trouble });
             }
             None => {
-                self.queue.done(&done.key);
+                self.queue.done(&done.key, now);
                 self.failed.remove(copy);
                 if let Some(wrote) = done.wrote {
                     tracing::debug!(%copy, ?wrote, drift = run.drift, "a copy was written");
@@ -241,14 +292,15 @@ impl Core {
         self.look(copy, now);
     }
 
-    pub(super) fn retry(&mut self, key: &Key, trouble: &Trouble, now: Instant) {
+    /// Waits before the next try, at least for as long as the API server asks.
+    pub(super) fn retry(&mut self, key: &Key, trouble: &Trouble, after: Option<Duration>, now: Instant) {
         let backoff = match trouble.reason {
             Reason::Conflict | Reason::TakeoverWaiting | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };
         let delay = backoff.jittered(self.queue.failures(key), self.jitter.draw());
-        self.queue.failed(key, now + delay);
+        self.queue.failed(key, now + delay.max(after.unwrap_or_default()), now);
     }
 }
 

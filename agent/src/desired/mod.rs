@@ -3,6 +3,7 @@
 //!
 //! Payloads are not here (see [`crate::cache`]); a revision stands for one. Reverse indexes keep an edit of one
 //! source at the cost of its own copies, and the event of one namespace at the cost of that namespace's copies.
+mod orders;
 mod places;
 mod restore;
 mod shown;
@@ -10,6 +11,7 @@ mod suppose;
 mod take;
 #[cfg(test)]
 mod tests;
+mod tombstones;
 mod versions;
 mod wants;
 
@@ -17,18 +19,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    DeletionPolicy, HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
+    HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
 };
 
 use crate::decide::Trouble;
 use crate::few::Few;
-use crate::policy::{Facts, Policy, names};
+use crate::policy::{Facts, Policy};
 use crate::records::IntentKey;
 
+use orders::Ordered;
 pub use places::Namespace;
 pub use restore::StoredRule;
 pub use shown::Shows;
 pub use take::{NewPayload, Taken};
+use tombstones::Removals;
+pub use tombstones::Tombstones;
+
+/// The revision of an intent of which only copies are known.
+const UNKNOWN_REVISION: Revision = Revision([0; 16]);
 
 /// One intent, by revision.
 #[derive(Clone, Default)]
@@ -41,6 +49,9 @@ struct Held {
     refused: Option<(Revision, Trouble)>,
     /// It is held because a copy said so after a restart, and the hub has not said it since.
     restored: bool,
+    /// Copies of it came to light, and nobody knows whether the hub wants it: it has no copies but these, and is reported
+    /// under a revision that no content has, so that the hub answers with the content or with a tombstone.
+    found: bool,
     /// The hub has sent another content of it since copies began to be kept for going back: what is in force may be of a change
     /// that goes wrong. After a restart nothing says so, and nothing need: what is in force then is what copies hold, and
     /// before any of them was changed it was kept what they held.
@@ -56,28 +67,8 @@ impl Held {
 
     /// The revision that counts as held; none only in between.
     fn revision(&self) -> Option<&Revision> {
-        self.refused.as_ref().map(|(revision, _)| revision).or(self.in_force.as_ref())
-    }
-}
-
-/// How a copy is to go, and by whose word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ordered {
-    policy: DeletionPolicy,
-    /// This agent computed it: the copy's namespace is no longer a target. So it is braked, where the hub brakes what it
-    /// orders itself.
-    given_up: bool,
-}
-
-impl Ordered {
-    /// By the hub's word, or by a deliberate act.
-    fn by_word(policy: DeletionPolicy) -> Self {
-        Self { policy, given_up: false }
-    }
-
-    /// Whether the hub must say so first. What is only left without marks is not lost.
-    fn asks(self) -> bool {
-        self.given_up && self.policy == DeletionPolicy::Delete
+        let found = self.found.then_some(&UNKNOWN_REVISION);
+        self.refused.as_ref().map(|(revision, _)| revision).or(self.in_force.as_ref()).or(found)
     }
 }
 
@@ -99,6 +90,8 @@ struct Rule {
     targets: BTreeSet<Arc<str>>,
     /// Copies of this rule that were ordered to go.
     orders: BTreeSet<SourceRef>,
+    /// The same by source, and the tombstones that are stored.
+    removals: Removals,
     /// Names that were taken out of its terms on purpose while it was suspended, so that nothing went by that yet.
     dropped: BTreeSet<Arc<str>>,
     /// What all intents show of which that is known, and whether there are others.
@@ -143,6 +136,8 @@ pub struct Desired {
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
     /// Rules of which nothing is left since this was last asked for.
     gone: Vec<Gone>,
+    /// How often what is to be stored has changed.
+    generation: u64,
 }
 
 /// A rule of which nothing is left, as far as the agent can see.
@@ -184,6 +179,7 @@ impl Desired {
             claims: BTreeMap::new(),
             orders: BTreeMap::new(),
             gone: vec![],
+            generation: 0,
         }
     }
 
@@ -340,52 +336,9 @@ impl Desired {
         }
     }
 
-    /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
-    /// somebody else wants the copy and can have it, the order waits until it is taken over.
-    fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
-        let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
-        if !stays || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
-            return;
-        }
-        if let Some(rule) = self.rules.get_mut(&key.rule) {
-            rule.orders.insert(copy.clone());
-            self.orders.entry(copy.clone()).or_default().insert(key.clone(), order);
-        }
-    }
-
-    /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
-    pub fn asks(&self, key: &IntentKey, copy: &SourceRef) -> bool {
-        self.order_of(key, copy).is_some_and(Ordered::asks)
-    }
-
-    fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<Ordered> {
-        self.orders.get(copy)?.get(key).copied()
-    }
-
     /// Whether the terms of a rule are only remembered.
     pub fn is_unconfirmed(&self, uid: &RuleUid) -> bool {
         self.rules.get(uid).is_some_and(|rule| rule.unconfirmed)
-    }
-
-    /// Notes that an intent's order for a copy needs nothing more.
-    pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
-        if let Some(orders) = self.orders.get_mut(copy) {
-            orders.remove(key);
-            let others = orders.keys().any(|other| other.rule == key.rule);
-            if orders.is_empty() {
-                self.orders.remove(copy);
-            }
-            if !others {
-                self.order_done(&key.rule, copy);
-            }
-        }
-    }
-
-    fn order_done(&mut self, uid: &RuleUid, copy: &SourceRef) {
-        if let Some(rule) = self.rules.get_mut(uid) {
-            rule.orders.remove(copy);
-        }
-        self.drop_if_gone(uid);
     }
 
     fn drop_if_gone(&mut self, uid: &RuleUid) {

@@ -112,7 +112,8 @@ impl Desired {
     ) {
         let Some(rule) = self.rules.get(&key.rule) else { return };
         let Some((terms, _)) = rule.terms.clone() else { return };
-        let order = Ordered { policy: terms.deletion_policy, given_up: !dropped.contains(&copy.namespace) };
+        let given_up = !dropped.contains(&copy.namespace);
+        let order = Ordered { given_up, ..Ordered::by_word(terms.deletion_policy) };
         if terms.suspend || rule.unclaimed || (rule.unconfirmed && !order.asks()) {
             return;
         }
@@ -160,6 +161,9 @@ impl Desired {
     /// The copies that a source of a rule becomes: where they are wanted and granted.
     pub(super) fn expand(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
         let Some((terms, _)) = &rule.terms else { return vec![] };
+        if rule.intents.get(source).is_some_and(|held| held.found) {
+            return vec![];
+        }
         let copies: Vec<_> = match &terms.namespaces {
             None => vec![source.copy_in(&source.namespace)],
             Some(_) => rule.targets.iter().map(|namespace| source.copy_in(namespace)).collect(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest, Travel};
 
 use super::places::is_broad;
+use super::tombstones::{Removals, Tombstones};
 use super::{Desired, Held, Rule};
 use crate::policy::{Area, Facts};
 use crate::records::{IntentKey, Records};
@@ -22,6 +23,8 @@ pub struct StoredRule {
     pub unclaimed: bool,
     /// What becomes of what copies held before.
     pub travel: Travel,
+    /// Of sources whose copies were being removed.
+    pub tombstones: Tombstones,
 }
 
 impl Desired {
@@ -51,27 +54,30 @@ impl Desired {
     }
 
     /// The terms to store.
-    pub fn stored(&self) -> Vec<StoredRule> {
+    pub fn stored(&mut self) -> Vec<StoredRule> {
+        self.renew_tombstones();
         let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
         rules
             .filter_map(|(uid, rule)| {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, unclaimed) = (Terms::clone(terms), rule.unclaimed);
-                let travel = rule.travel.clone();
-                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, travel })
+                let (travel, tombstones) = (rule.travel.clone(), rule.removals.stored().clone());
+                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, travel, tombstones })
             })
             .collect()
     }
 
     /// Takes in stored terms. Nothing is held by intents yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
-        for StoredRule { uid, terms, digest, unclaimed, travel } in stored {
+        for StoredRule { uid, terms, digest, unclaimed, travel, tombstones } in stored {
             let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
-            self.rules.insert(uid, Rule { terms, unclaimed, travel, unconfirmed: true, targets, ..Rule::default() });
+            let removals = Removals::restored(tombstones);
+            let rule = Rule { terms, unclaimed, travel, unconfirmed: true, targets, removals, ..Rule::default() };
+            self.rules.insert(uid, rule);
         }
     }
 
@@ -87,7 +93,9 @@ impl Desired {
 
     /// An intent is held in this revision, unless it is held already.
     pub fn restore_intent(&mut self, key: &IntentKey, revision: Revision) {
-        let is_missing = |rule: &Rule| !rule.leaving && !rule.intents.contains_key(&key.source);
+        let is_missing = |rule: &Rule| {
+            !rule.leaving && !rule.intents.contains_key(&key.source) && !rule.removals.stored().cover(&key.source)
+        };
         if self.rules.get(&key.rule).is_some_and(is_missing) {
             self.set_held(key, Some(Held { restored: true, ..Held::of(revision) }));
             for copy in self.copies(key) {
@@ -98,6 +106,10 @@ impl Desired {
 
     /// The hub has said everything: the terms that it did not say anew are in force. Returns the copies to look at.
     pub fn confirm(&mut self, records: &Records) -> BTreeSet<SourceRef> {
+        // What it has not sent again of what was being removed is gone.
+        if self.rules.values().any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty()) {
+            self.note_change();
+        }
         let confirmed = self.rules.iter_mut().filter(|(_, rule)| rule.unconfirmed && !rule.unclaimed);
         let confirmed: Vec<_> = confirmed
             .map(|(uid, rule)| {
@@ -120,13 +132,13 @@ impl Desired {
         let mut looks = BTreeSet::new();
         let mut touched = BTreeSet::new();
         for (key, copies) in records.intents() {
-            let shown = |copy: &&SourceRef| self.policy.area(copy).is_some_and(|area| areas.contains(&area));
-            let copies: Vec<_> = copies.iter().filter(shown).cloned().collect();
-            // What the hub has ordered to go while nobody could see it is not held again.
-            let ordered = |copy: &SourceRef| self.order_of(key, copy).is_some_and(|order| !order.given_up);
-            let held_again = !copies.is_empty() && !copies.iter().any(ordered);
+            let copies = self.shown_in(areas, copies.iter());
+            if copies.is_empty() {
+                continue;
+            }
+            let ordered = self.is_ordered(key, &copies);
             looks.extend(copies);
-            if !held_again {
+            if ordered {
                 continue;
             }
             let rule = self.rules.entry(key.rule.clone()).or_default();
@@ -134,22 +146,81 @@ impl Desired {
             if rule.leaving || rule.intents.contains_key(&key.source) {
                 continue;
             }
+            if rule.removals.stored().cover(&key.source) {
+                self.hold_found(key);
+                continue;
+            }
             if self.is_older_version(key, records, &mut looks) {
                 continue;
             }
-            if let Some(revision) = newest(key, records) {
-                let facts = facts(key, &revision, records);
-                self.set_held(key, Some(Held { facts, restored: true, ..Held::of(revision) }));
-                for copy in self.copies(key) {
-                    self.claim(key, &copy);
-                    looks.insert(copy);
-                }
+            let Some(revision) = restored_revision(key, records) else {
+                self.hold_found(key);
+                continue;
+            };
+            let facts = facts(key, &revision, records);
+            self.set_held(key, Some(Held { facts, restored: true, ..Held::of(revision) }));
+            for copy in self.copies(key) {
+                self.claim(key, &copy);
+                looks.insert(copy);
             }
         }
         for uid in touched {
             self.order_strays(&uid, &BTreeSet::new(), records);
         }
         looks
+    }
+
+    /// Takes in that copies of an intent came to light while the agent runs, in areas that are watched again or where
+    /// somebody created them. Nothing is written for an intent that the hub has not named. Returns whether the hub must be
+    /// asked about it.
+    pub fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], records: &Records) -> bool {
+        if self.is_ordered(key, copies) {
+            return false;
+        }
+        let rule = self.rules.entry(key.rule.clone()).or_default();
+        if rule.leaving {
+            return false;
+        }
+        if !rule.intents.contains_key(&key.source) {
+            self.hold_found(key);
+            return true;
+        }
+        for copy in copies {
+            if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
+                self.order_stray(key, copy, &BTreeSet::new(), records);
+            }
+        }
+        false
+    }
+
+    /// Forgets what was found of a rule and is gone again: a late word of a watch about a copy that was removed.
+    pub fn forget_vanished(&mut self, uid: &RuleUid, records: &Records) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        let found = rule.intents.iter().filter(|(_, held)| held.found);
+        let keys = found.map(|(source, _)| IntentKey { rule: uid.clone(), source: source.clone() });
+        let vanished: Vec<_> = keys.filter(|key| records.holders(key).next().is_none()).collect();
+        for key in &vanished {
+            self.set_held(key, None);
+        }
+        let is_empty = |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
+        if self.rules.get(uid).is_some_and(is_empty) {
+            self.rules.remove(uid);
+            self.broad.remove(uid);
+        }
+    }
+
+    fn hold_found(&mut self, key: &IntentKey) {
+        self.set_held(key, Some(Held { restored: true, found: true, ..Held::default() }));
+    }
+
+    /// Those copies that the watches of some areas show.
+    fn shown_in<'a>(&self, areas: &BTreeSet<Area>, copies: impl Iterator<Item = &'a SourceRef>) -> Vec<SourceRef> {
+        copies.filter(|copy| self.policy.area(copy).is_some_and(|area| areas.contains(&area))).cloned().collect()
+    }
+
+    /// Whether the hub has ordered one of these copies of an intent to go: then the intent is not held again.
+    fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
+        copies.iter().any(|copy| self.order_of(key, copy).is_some_and(|order| !order.given_up))
     }
 }
 
@@ -161,13 +232,15 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
     Some(Facts { digest, ..live.facts.clone() })
 }
 
-/// The revision that was applied last: after a stop half-way through an edit it is the new one.
-fn newest(key: &IntentKey, records: &Records) -> Option<Revision> {
-    let mut revisions: BTreeMap<Revision, (i64, bool)> = BTreeMap::new();
-    for (_, live) in records.holders(key) {
-        let revision = live.sealed.as_ref()?.revision;
-        let best = revisions.entry(revision).or_default();
-        *best = (*best).max((live.applied_at, live.intact));
+/// The revision that is in force after a restart: the one that intact copies prove. Where they prove several, as after a
+/// stop half-way through an edit, only the hub can tell, and `None` is in force. Where none is intact, a copy's own text
+/// must do: nothing is written by it, as only the hub has such a content.
+fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
+    let sealed = || records.holders(key).filter_map(|(_, live)| Some((live, live.sealed.as_ref()?.revision)));
+    let intact: BTreeSet<_> = sealed().filter(|(live, _)| live.intact).map(|(_, revision)| revision).collect();
+    match intact.len() {
+        0 => sealed().max_by_key(|(live, revision)| (live.applied_at, *revision)).map(|(_, revision)| revision),
+        1 => intact.into_iter().next(),
+        _ => None,
     }
-    revisions.into_iter().max_by_key(|(_, best)| *best).map(|(revision, _)| revision)
 }

@@ -39,8 +39,6 @@ pub struct Taken {
     pub dropped: Vec<IntentKey>,
     /// The rules of which something changed.
     pub rules: BTreeSet<RuleUid>,
-    /// Whether what is to be stored changed.
-    pub terms_changed: bool,
 }
 
 impl Desired {
@@ -57,6 +55,8 @@ impl Desired {
             self.refuse(refusal, &mut taken);
         }
         for (uid, tombstones, removal) in removals {
+            let sources = tombstones.iter().map(|tombstone| tombstone.source.clone()).collect();
+            self.note_tombstones(&uid, &sources, records);
             for tombstone in tombstones {
                 let key = IntentKey { rule: uid.clone(), source: tombstone.source };
                 self.bury(&key, tombstone.deletion_policy, records, &mut taken);
@@ -85,7 +85,7 @@ impl Desired {
         }
         if rule.unclaimed != unclaimed {
             rule.unclaimed = unclaimed;
-            taken.terms_changed = true;
+            self.note_change();
             self.look_at_rule(&uid, taken);
         }
         if let Some((terms, digest)) = terms {
@@ -101,7 +101,7 @@ impl Desired {
                 rule.intents.values_mut().for_each(|held| held.changed = false);
             }
             rule.travel = travel;
-            taken.terms_changed = true;
+            self.note_change();
             self.look_at_rule(&uid, taken);
         }
         for intent in upserts {
@@ -117,6 +117,8 @@ impl Desired {
 
     /// Puts new terms of a rule in force.
     fn set_terms(&mut self, uid: &RuleUid, terms: Terms, digest: TermsDigest, records: &Records, taken: &mut Taken) {
+        // What goes by these terms goes when they are stored.
+        self.note_change();
         let Some(rule) = self.rules.get(uid) else { return };
         let sources: Vec<_> = rule.intents.keys().cloned().collect();
         let before: Vec<_> = sources.iter().map(|source| self.expand(rule, source)).collect();
@@ -156,7 +158,6 @@ impl Desired {
                 taken.looks.insert(copy.clone());
             }
         }
-        taken.terms_changed = true;
         self.order_strays(uid, &dropped, records);
         self.look_at_rule(uid, taken);
     }
@@ -166,7 +167,7 @@ impl Desired {
         let Some(rule) = self.rules.get_mut(uid) else { return };
         let Some((terms, _)) = rule.terms.as_mut().filter(|(terms, _)| terms.suspend != suspend) else { return };
         *terms = Arc::new(Terms { suspend, ..Terms::clone(terms) });
-        taken.terms_changed = true;
+        self.generation = self.generation.saturating_add(1);
         if !suspend {
             // All that was taken out of a suspended rule is one act when it goes on.
             let mut dropped = std::mem::take(&mut rule.dropped);
@@ -222,6 +223,9 @@ impl Desired {
         let before = rule.and_then(|rule| rule.intents.get(&key.source));
         let is_other = before.is_none_or(|before| before.changed || before.in_force != Some(revision));
         let changed = is_other && rule.is_some_and(|rule| rule.travel != Travel::Plain);
+        if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
+            self.note_change();
+        }
         self.set_held(key, Some(Held { facts, changed, ..Held::of(revision) }));
         self.claim_all(key, taken);
         let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
@@ -288,11 +292,14 @@ impl Desired {
         let mut keys: BTreeSet<_> = held.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
+        if keys.iter().any(|key| self.has_twins(key, records)) {
+            self.note_change();
+        }
         for key in keys {
             self.bury(&key, policy, records, taken);
         }
         taken.looks.extend(orders);
-        taken.terms_changed = true;
+        self.note_change();
         self.drop_if_gone(uid);
     }
 }

@@ -107,7 +107,7 @@ fn the_digest_follows_every_change() {
 
 #[test]
 fn what_is_stored_restores() {
-    let desired = ten_thousand();
+    let mut desired = ten_thousand();
     let mut restored = Desired::new(home(), Arc::new(Policy::open()));
     restored.restore_terms(desired.stored());
     assert_eq!(restored.stored(), desired.stored());

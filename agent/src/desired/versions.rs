@@ -18,13 +18,13 @@ use crate::records::{IntentKey, Records};
 
 impl Rule {
     /// How many versions stay, the newest included.
-    fn versions(&self) -> Option<usize> {
+    pub(super) fn versions(&self) -> Option<usize> {
         let (terms, _) = self.terms.as_ref()?;
         usize::try_from(terms.versions?).ok()
     }
 
     /// The versions of the same source beside this one.
-    fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
+    pub(super) fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
         let plain = key.source.plain();
         let first = plain.clone();
         let same = self.intents.range(first..).map(|(source, _)| source).take_while(move |one| one.plain() == plain);

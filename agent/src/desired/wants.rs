@@ -1,5 +1,5 @@
 //! What should become of one copy, and whose it is.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms};
 
@@ -17,6 +17,9 @@ impl Desired {
         let Some(wanted) = self.wanted(copy, key, other) else { return ordered };
         // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
         let idle = wanted.suspend || wanted.hold || wanted.revision.is_none() || wanted.denied.is_some();
+        // An adopted object is first let go by the rule that adopted it: the other one finds it as anybody would.
+        let adopted = live.is_some_and(|live| live.ownership == Ownership::Ours && live.adopted);
+        let idle = idle || (adopted && matches!(&ordered, Want::Gone(_, _, order) if !order.held));
         if idle && ordered != Want::Nothing { ordered } else { Want::Copy(Box::new(wanted)) }
     }
 
@@ -53,15 +56,17 @@ impl Desired {
 
     /// Orders for a copy that the live object has outlived: it is no longer theirs.
     pub fn moot(&self, copy: &SourceRef, live: &Live) -> Vec<IntentKey> {
-        let sealed = live.sealed.as_ref();
-        let theirs = |key: &IntentKey| {
-            live.ownership == Ownership::Ours
-                && sealed.is_none_or(|sealed| sealed.rule == key.rule && sealed.source == key.source)
-        };
-        self.orders.get(copy).into_iter().flat_map(BTreeMap::keys).filter(|key| !theirs(key)).cloned().collect()
+        let orders = self.orders.get(copy).into_iter().flat_map(BTreeMap::keys);
+        orders.filter(|key| !live.is_removable_for(key)).cloned().collect()
     }
 
     /// The intent that wins a copy, and another source of the same rule that wants it too.
+    /// The rule that a copy is for, or that it is to go for.
+    pub fn rule_of(&self, copy: &SourceRef) -> Option<&RuleUid> {
+        let ordered = self.orders.get(copy).and_then(|orders| orders.keys().next());
+        self.winner(copy).map(|(key, _)| key).or(ordered).map(|key| &key.rule)
+    }
+
     fn winner(&self, copy: &SourceRef) -> Option<(&IntentKey, Option<&IntentKey>)> {
         let claims = self.claims.get(copy)?;
         let first = claims.iter().min_by_key(|key| self.rank(&key.rule))?;
@@ -93,6 +98,7 @@ impl Desired {
             policies: self.policies(rule, copy),
             fight: None,
             lost: false,
+            rewritten: false,
             compared: None,
         })
     }
@@ -111,11 +117,16 @@ impl Desired {
     /// What the conflict policy of a rule comes to for one copy: here everybody who may restrict it has his say.
     fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
         let granted = || self.allowance(terms, copy).is_some_and(|allowance| allowance.overwrite);
+        let may_adopt = || self.allowance(terms, copy).is_some_and(|allowance| allowance.adopt);
         match terms.conflict_policy {
             ConflictPolicy::Fail => Takeover::Never,
             // In the hub's own cluster the sources of other rules are objects like any other, but what they say goes out.
             _ if self.is_any_source(copy) => Takeover::Never,
-            ConflictPolicy::AdoptIfEqual => Takeover::IfEqual,
+            ConflictPolicy::AdoptIfEqual if !may_adopt() => Takeover::Never,
+            ConflictPolicy::AdoptIfEqual => match self.policy.denies_adopting() {
+                Some(denied) => Takeover::Denied(denied),
+                None => Takeover::IfEqual,
+            },
             // Where it is not granted, which the hub says, it is as Fail.
             ConflictPolicy::Overwrite if !granted() => Takeover::Never,
             ConflictPolicy::Overwrite => match self.policy.denies_overwriting() {
@@ -123,6 +134,33 @@ impl Desired {
                 None => Takeover::Always,
             },
         }
+    }
+
+    /// How many bytes the values of an intent's copies have, if that is known.
+    pub fn bytes(&self, key: &IntentKey) -> Option<u64> {
+        Some(self.held_of(key)?.facts.as_ref()?.bytes)
+    }
+
+    /// The most copies and bytes that are granted to the rules of a rule's namespace, where a copy should be.
+    pub fn granted_limits(&self, uid: &RuleUid, copy: &SourceRef) -> (Option<u64>, Option<u64>) {
+        let terms =
+            self.rules.get(uid).and_then(|rule| rule.terms.as_ref()).filter(|(terms, _)| terms.grants.is_some());
+        let allowance = terms.and_then(|(terms, _)| self.allowance(terms, copy));
+        allowance.map(|allowance| (allowance.max_copies, allowance.max_bytes)).unwrap_or_default()
+    }
+
+    /// The rules of the same namespace of the hub, a rule itself included, and that namespace.
+    pub fn rules_beside(&self, uid: &RuleUid) -> (String, BTreeSet<RuleUid>) {
+        let namespace = |rule: &Rule| rule.terms.as_ref().map(|(terms, _)| terms.rule.namespace.clone());
+        let Some(own) = self.rules.get(uid).and_then(namespace) else { return Default::default() };
+        let beside = self.rules.iter().filter(|(_, rule)| namespace(rule).as_ref() == Some(&own));
+        let beside = beside.map(|(uid, _)| uid.clone()).collect();
+        (own, beside)
+    }
+
+    /// Whether the rule, what is granted to it and the member's policy let an object that is not Runnel's be overwritten.
+    fn overwrites(&self, terms: &Terms, copy: &SourceRef) -> bool {
+        self.takeover(terms, copy) == Takeover::Always
     }
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
@@ -168,15 +206,17 @@ impl Desired {
 
     fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> Want {
         let Some(orders) = self.orders.get(copy) else { return Want::Nothing };
-        let sealed = live.and_then(|live| live.sealed.as_ref());
-        let own = sealed.map(|sealed| IntentKey { rule: sealed.rule.clone(), source: sealed.source.clone() });
+        let own = live.and_then(Live::intent);
         let order = own.and_then(|key| orders.get_key_value(&key)).or_else(|| orders.first_key_value());
         let Some((key, order)) = order else { return Want::Nothing };
         let Some(rule) = self.rules.get(&key.rule) else { return Want::Nothing };
         let held = rule.is_suspended() && !rule.leaving;
         // A rule that the hub has ordered away asks for nothing any more, whatever has become of its copies' seals.
         let asks = order.asks() && !rule.leaving;
-        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks })
+        // What somebody else wants is never deleted for this rule's sake.
+        let alone = !self.claims.contains_key(copy);
+        let overwrites = alone && rule.terms.as_ref().is_some_and(|(terms, _)| self.overwrites(terms, copy));
+        Want::Gone(key.clone(), rule.name(&key.rule), Order { policy: order.policy, held, asks, overwrites })
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.
@@ -196,6 +236,11 @@ impl Desired {
             }
         }
         outcomes
+    }
+
+    /// Whether anybody wants a copy or has ordered it to go.
+    pub fn concerns(&self, copy: &SourceRef) -> bool {
+        self.claims.contains_key(copy) || self.orders.contains_key(copy)
     }
 
     fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> Trouble {

@@ -19,6 +19,8 @@ pub(super) enum Ended {
     Revoked(String),
     /// The hub says that the certificate has expired, whatever the clock here says.
     Expired,
+    /// Another session of this cluster has begun.
+    Replaced,
     /// Anything that passes.
     Failed(String),
     /// The core is gone.
@@ -43,6 +45,7 @@ pub(super) fn refused(status: &Status) -> Ended {
         // Only a hub whose certificate was verified is heard at all.
         _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => Ended::Revoked(status.message().to_owned()),
         _ if reason == Some("expired") => Ended::Expired,
+        _ if reason == Some("replaced") => Ended::Replaced,
         _ if matches!(reason, Some("key-unknown" | "expired-too-long")) => Ended::Refused(status.message().to_owned()),
         Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
             "{}: see that the MemberCluster is there and has spec.accepted: true, or join again with a new join string",
@@ -76,6 +79,7 @@ mod tests {
             assert!(matches!(refused(&status(Code::Unauthenticated, reason)), Ended::Refused(_)), "{reason}");
         }
         assert!(matches!(refused(&status(Code::Unauthenticated, "expired")), Ended::Expired));
+        assert!(matches!(refused(&status(Code::Aborted, "replaced")), Ended::Replaced));
         for reason in ["", "Gone", "new-word"] {
             let ended = refused(&status(Code::Unauthenticated, reason));
             assert!(matches!(ended, Ended::Refused(_)), "{reason}");

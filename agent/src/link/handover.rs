@@ -1,8 +1,10 @@
 //! Make before break: a new certificate, a second connection with it, and the hub's word that nothing follows on the
 //! stream that is. Until then that stream goes on as if nothing was, and also when any of it fails.
+use std::sync::Arc;
 use std::time::Duration;
 
 use runnel_proto::model::AgentFrame;
+use runnel_proto::tls::Meter;
 use runnel_proto::wire;
 use runnel_proto::wire::runnel_client::RunnelClient;
 use tokio::sync::mpsc;
@@ -18,10 +20,18 @@ use crate::store::Identity;
 /// The hub's last word on a stream that is handed over must have come by then.
 const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
 
+/// A connection to the hub.
+pub(super) struct Connected {
+    /// For calls.
+    pub(super) channel: Channel,
+    /// What moves on it.
+    pub(super) meter: Arc<Meter>,
+}
+
 /// A connection on which the next stream is opened.
 pub(super) struct Second {
     /// The connection.
-    pub(super) channel: Channel,
+    pub(super) connected: Connected,
     /// The stream that it replaces: the hub ends it when it has the new one.
     pub(super) before: Option<Before>,
 }
@@ -51,18 +61,18 @@ pub(super) enum Swap {
     /// The second connection is to be opened at this time.
     Connect(Instant),
     /// It is being opened.
-    Connecting(Work<Result<Channel, String>>),
+    Connecting(Work<Result<Connected, String>>),
     /// It is there, and the hub is to be told so as soon as the stream has room.
-    Saying(Channel, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
+    Saying(Connected, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
     /// The hub has been told; its last word is awaited until then.
-    Awaiting(Channel, Instant),
+    Awaiting(Connected, Instant),
 }
 
 /// What happened next.
 pub(super) enum Step {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
-    Connected(Result<Channel, String>),
+    Connected(Result<Connected, String>),
     Room(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
@@ -81,7 +91,7 @@ impl Swap {
     }
 
     /// The connection on which the hub expects the next stream.
-    pub(super) fn second(self) -> Option<Channel> {
+    pub(super) fn second(self) -> Option<Connected> {
         match self {
             Swap::Awaiting(channel, _) => Some(channel),
             _ => None,

@@ -12,8 +12,14 @@ use crate::backoff::{Backoff, Jitter};
 use crate::classify::CallError;
 use crate::store::Store;
 
-/// Words that come in quick succession are stored once.
+/// The first news, and those of another leader, are stored so soon after they came.
 const STORE_DELAY: Duration = Duration::from_secs(1);
+/// All other news are stored once in this time: each edit on the hub brings some.
+///
+/// That an older token is stored than was heard matters only where this process is killed, as it shows the newest one
+/// itself, and stores it when it ends in order. What the hub said in the last minute may go unnoticed then, if the hub is
+/// restored to a state within that minute, by this agent alone. An older token never makes a sound hub look restored.
+const STORE_PERIOD: Duration = Duration::from_secs(60);
 /// After a failed store.
 const STORE_AGAIN: Duration = Duration::from_secs(15);
 /// How long to stay with a hub that knows less than was heard before looking for the one that knows more.
@@ -26,6 +32,9 @@ pub struct Witness {
     store: Store,
     newest: Option<Bytes>,
     store_at: Option<Instant>,
+    /// When it was stored last, and whose words were heard last.
+    stored_at: Option<Instant>,
+    leader: Option<(String, u64)>,
     saving: Option<Saving>,
     /// How many streams in a row were those of a hub that knows less.
     behind: u32,
@@ -43,7 +52,15 @@ pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
 impl Witness {
     /// What was stored.
     pub fn new(store: Store, stored: Option<Vec<u8>>) -> Self {
-        Self { store, newest: stored.map(Bytes::from), store_at: None, saving: None, behind: 0 }
+        Self {
+            store,
+            newest: stored.map(Bytes::from),
+            store_at: None,
+            stored_at: None,
+            leader: None,
+            saving: None,
+            behind: 0,
+        }
     }
 
     /// The newest that was heard.
@@ -51,14 +68,23 @@ impl Witness {
         self.newest.clone()
     }
 
-    /// The hub has said this with a frame that was taken in.
-    pub(super) fn hear(&mut self, words: &Bytes) {
+    /// Takes in the words of a leader of the hub, by its epoch and term.
+    pub(super) fn hear(&mut self, words: &Bytes, leader: (String, u64)) {
         let is_news = !words.is_empty() && words.len() <= WITNESS_LIMIT && self.newest.as_ref() != Some(words);
-        if is_news {
-            // Not a part of the frame, which would be kept with it.
-            self.newest = Some(Bytes::copy_from_slice(words));
-            self.store_at.get_or_insert_with(|| Instant::now() + STORE_DELAY);
+        if !is_news {
+            return;
         }
+        // Not a part of the frame, which would be kept with it.
+        self.newest = Some(Bytes::copy_from_slice(words));
+        let same = self.leader.replace(leader.clone()) == Some(leader);
+        let at = store_time(Instant::now(), self.stored_at.filter(|_| same));
+        self.store_at = Some(self.store_at.map_or(at, |known| known.min(at)));
+    }
+
+    /// The hub has said all that it wants here, and with it as whom it knows this agent from now on: what was heard is stored
+    /// at once. An agent that is killed before would come back as whoever it was before it joined.
+    pub(super) fn store_soon(&mut self) {
+        self.store_at = self.store_at.map(|_| Instant::now());
     }
 
     /// Stores what is to be stored, for ever. It may be given up at any time and goes on when it is called again.
@@ -79,7 +105,7 @@ impl Witness {
                 (Some(at), Some(newest)) => {
                     sleep_until(at).await;
                     let store = self.store.clone();
-                    self.store_at = None;
+                    (self.store_at, self.stored_at) = (None, Some(Instant::now()));
                     self.saving = Some(Box::pin(async move { store.save_witness(&newest).await }));
                 }
                 _ => std::future::pending().await,
@@ -101,5 +127,34 @@ impl Witness {
     pub(super) fn stay(&mut self, behind: bool, jitter: &mut Jitter) -> Option<Duration> {
         self.behind = if behind { self.behind.saturating_add(1) } else { 0 };
         behind.then(|| STAY.jittered(self.behind, jitter.draw()))
+    }
+}
+
+/// When news are stored that come now, where the news of the same leader were stored last at this time.
+fn store_time(now: Instant, stored_at: Option<Instant>) -> Instant {
+    let soon = now + STORE_DELAY;
+    stored_at.map_or(soon, |at| soon.max(at + STORE_PERIOD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_of_one_leader_are_stored_once_a_minute() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        assert_eq!(store_time(start, None), start + second);
+        let mut stores = vec![];
+        let (mut due, mut stored_at): (Option<Instant>, Option<Instant>) = (None, None);
+        for at in (0..600).map(|n| start + n * second) {
+            if let Some(time) = due.filter(|time| *time <= at) {
+                stores.push(time);
+                (due, stored_at) = (None, Some(time));
+            }
+            let next = store_time(at, stored_at);
+            due = Some(due.map_or(next, |known| known.min(next)));
+        }
+        assert!((10..=11).contains(&stores.len()), "{} writes in ten minutes of edits", stores.len());
+        assert_eq!(store_time(start, Some(start - 100 * second)), start + second, "after a rest");
     }
 }

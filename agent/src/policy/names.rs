@@ -39,11 +39,35 @@ mod tests {
         assert!(!is_object(&"a".repeat(254)));
     }
 
+    /// Names of objects that Kubernetes takes.
+    fn legal() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5).prop_map(|parts| parts.join("."))
+    }
+
+    /// Legal names with up to two characters that mean something in a path or in a log.
+    fn damaged() -> impl Strategy<Value = String> {
+        let spoiled = proptest::collection::vec(("[/%?#\\\\.:~ \0\n\u{202e}A_-]", any::<prop::sample::Index>()), 0..3);
+        (legal(), spoiled).prop_map(|(mut name, spoiled)| {
+            for (text, at) in spoiled {
+                let places: Vec<usize> = name.char_indices().map(|(place, _)| place).collect();
+                name.insert_str(*at.get(&places), &text);
+            }
+            name
+        })
+    }
+
     proptest! {
         #[test]
-        fn no_name_can_leave_its_place_in_a_path(name in ".{0,40}") {
+        fn legal_names_are_taken(name in legal()) {
+            prop_assert!(is_object(&name), "{name}");
+            prop_assert_eq!(is_namespace(&name), !name.contains('.'));
+        }
+
+        #[test]
+        fn no_name_can_leave_its_place_in_a_path(name in prop_oneof![6 => damaged(), 1 => ".{0,40}"]) {
             if is_object(&name) || is_namespace(&name) {
-                prop_assert!(!name.contains(['/', '%', '?', '#', '\\']) && name != ".." && name != ".");
+                let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+                prop_assert!(name.split('.').all(plain), "{name:?}");
             }
         }
     }

@@ -2,7 +2,7 @@
 use runnel_proto::model::{KINDS, Pattern};
 use serde_json::{Map, Value};
 
-use super::{Names, OnRevoke, Policy, names};
+use super::{Adopt, Names, OnRevoke, Patterns, Policy, names};
 
 /// Why a text is no policy: the field, and the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,11 +20,15 @@ fn error(field: &str, cure: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 12] = [
     "namespaces",
     "kinds",
     "secretTypes",
+    "deniedLabels",
+    "maxCopies",
+    "maxBytes",
     "maxObjectBytes",
+    "adopt",
     "overwrite",
     "createNamespaces",
     "deletesPerHour",
@@ -66,10 +70,30 @@ impl Policy {
         if let Some(value) = map.get("secretTypes") {
             policy.secret_types = lists("secretTypes", value, is_type_pattern, "a Secret's type, or a glob with *")?;
         }
-        if let Some(value) = map.get("maxObjectBytes") {
-            let bytes = value.as_u64().filter(|bytes| *bytes > 0);
-            policy.max_object_bytes =
-                bytes.ok_or_else(|| error("maxObjectBytes", "must be a number of bytes, 1 or more"))?;
+        if let Some(value) = map.get("deniedLabels") {
+            let labels = strings("deniedLabels", value)?;
+            let labels = labels.into_iter().enumerate().map(|(at, label)| {
+                let bad = || error(&format!("deniedLabels[{at}]"), "must be a label's key, or a glob with *");
+                is_label_pattern(&label).then(|| Pattern::new(label)).ok_or_else(bad)
+            });
+            policy.denied_labels = labels.collect::<Parsed<_>>()?;
+        }
+        let number = |field, what: &str| match map.get(field) {
+            None => Ok(None),
+            Some(value) => match value.as_u64().filter(|number| *number > 0) {
+                None => Err(error(field, format!("must be a number of {what}, 1 or more"))),
+                number => Ok(number),
+            },
+        };
+        policy.max_copies = number("maxCopies", "copies")?.unwrap_or(policy.max_copies);
+        policy.max_bytes = number("maxBytes", "bytes")?.unwrap_or(policy.max_bytes);
+        policy.max_object_bytes = number("maxObjectBytes", "bytes")?.unwrap_or(policy.max_object_bytes);
+        if let Some(value) = map.get("adopt") {
+            policy.adopt = match value.as_str() {
+                Some("Equal") => Adopt::Equal,
+                Some("Never") => Adopt::Never,
+                _ => return Err(error("adopt", "must be Equal or Never")),
+            };
         }
         if let Some(value) = map.get("overwrite") {
             policy.overwrite = flag("overwrite", value)?;
@@ -114,7 +138,7 @@ fn lists(path: &str, value: &Value, fits: fn(&str) -> bool, what: &str) -> Parse
         let texts = strings(&path, value)?;
         match texts.iter().position(|text| !fits(text)) {
             Some(at) => Err(error(&format!("{path}[{at}]"), format!("must be {what}"))),
-            None => Ok(Some(texts.into_iter().map(Pattern::new).collect::<Vec<_>>())),
+            None => Ok(Some(texts.into_iter().map(Pattern::new).collect::<Patterns>())),
         }
     };
     let all = Names::all();
@@ -141,6 +165,11 @@ fn is_namespace_pattern(text: &str) -> bool {
     }
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-*".contains(&byte);
     text.len() <= 63 && text.bytes().all(plain)
+}
+
+fn is_label_pattern(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./*".contains(&byte);
+    (1..=317).contains(&text.len()) && text.bytes().all(plain)
 }
 
 fn is_type_pattern(text: &str) -> bool {

@@ -1,127 +1,83 @@
 //! Watches the copies of one area: the objects with our hub's label. Each is reduced here; of its content only what a
 //! list shows of intact copies goes further, into the bounded cache.
-use std::time::Duration;
+use std::sync::Arc;
 
-use futures::stream::{Stream, StreamExt};
 use kube::Client;
-use kube::api::{Api, DynamicObject};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
+use kube::api::DynamicObject;
+use kube::core::{Resource, Status};
 use runnel_proto::model::{HUB_LABEL, Kind};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
-use super::{WATCH_SECONDS, cure, status};
+use super::WATCH_SECONDS;
+use super::follow::{Follow, Source};
 use crate::apply::resource;
 use crate::classify;
-use crate::core::Event;
+use crate::core::{Event, WatchScope};
 use crate::live;
 use crate::policy::Area;
 use crate::seal::Sealer;
 
-/// Whole objects come in pages of this many, so that a list of large Secrets fits into little memory.
-const PAGE: u32 = 100;
-
-/// How long to wait before a refused watch is tried again.
-const AFTER_REFUSAL: Duration = Duration::from_secs(5);
-
-/// Watches the copies of an area until the receiver is gone.
-pub async fn copies(client: Client, area: Area, sealer: Sealer, events: mpsc::Sender<Event>) {
+/// Watches the copies of an area until the receiver is gone. `pages` bounds how many pages of the kind are read at once.
+pub async fn copies(client: Client, area: Area, sealer: Sealer, events: mpsc::Sender<Event>, pages: Arc<Semaphore>) {
     let Some(kind) = Kind::by_resource(area.resource) else { return };
-    let api: Api<DynamicObject> = match &area.namespace {
-        Some(namespace) => Api::namespaced_with(client, namespace, &resource(kind)),
-        None => Api::all_with(client, &resource(kind)),
-    };
-    let config = watcher::Config::default()
-        .labels(&format!("{HUB_LABEL}={}", sealer.hub()))
-        .page_size(PAGE)
-        .timeout(WATCH_SECONDS);
-    let mut watch = Watch { kind, area, sealer, events, refused: false };
-    loop {
-        let stream = watcher(api.clone(), config.clone()).default_backoff();
-        if watch.follow(stream).await == Followed::ToTheEnd {
-            return;
-        }
-        // Begun anew, with a list: a watch that was refused would go on where it stopped without saying that it is back.
-        tokio::time::sleep(AFTER_REFUSAL).await;
-    }
+    let path = DynamicObject::url_path(&resource(kind), area.namespace.as_deref());
+    let labels = format!("{HUB_LABEL}={}", sealer.hub());
+    let mut follow = Follow::new(client, path, Copies { kind, area, sealer }, events, pages, WATCH_SECONDS);
+    follow.labels = Some(labels);
+    follow.run().await;
 }
 
-#[derive(PartialEq, Eq)]
-enum Followed {
-    ToTheEnd,
-    Refused,
-}
-
-struct Watch {
+struct Copies {
     kind: &'static Kind,
     area: Area,
     sealer: Sealer,
-    events: mpsc::Sender<Event>,
-    /// The last try was refused: that has been said.
-    refused: bool,
 }
 
-impl Watch {
-    async fn follow(
-        &mut self,
-        stream: impl Stream<Item = Result<watcher::Event<DynamicObject>, watcher::Error>>,
-    ) -> Followed {
-        let mut stream = std::pin::pin!(stream);
-        let kind = self.kind;
-        while let Some(next) = stream.next().await {
-            let event = match next {
-                Ok(watcher::Event::Init) => Some(Event::CopiesListed(self.area.clone())),
-                Ok(watcher::Event::InitDone) => {
-                    self.refused = false;
-                    Some(Event::CopiesComplete(self.area.clone()))
-                }
-                Ok(watcher::Event::InitApply(object)) => {
-                    let reduced = live::reduce(kind, &object, &self.sealer);
-                    // After a restart this may be the only place where the content is, as long as the hub is away.
-                    let seen = reduced.as_ref().and_then(|(_, live)| live::learn(kind, &object, live));
-                    if let Some(seen) = seen
-                        && self.events.send(Event::Content(seen)).await.is_err()
-                    {
-                        return Followed::ToTheEnd;
-                    }
-                    reduced.map(|(copy, live)| Event::Copy(copy, live))
-                }
-                Ok(watcher::Event::Apply(object)) => {
-                    live::reduce(kind, &object, &self.sealer).map(|(copy, live)| Event::Copy(copy, live))
-                }
-                Ok(watcher::Event::Delete(object)) => {
-                    live::reduce(kind, &object, &self.sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
-                }
-                Err(error) => self.failed(&error),
-            };
-            let refused = matches!(event, Some(Event::CopiesForbidden(..)));
-            if let Some(event) = event
-                && self.events.send(event).await.is_err()
-            {
-                return Followed::ToTheEnd;
-            }
-            if refused {
-                return Followed::Refused;
-            }
-        }
-        Followed::ToTheEnd
+impl Copies {
+    fn scope(&self) -> WatchScope {
+        WatchScope::Copies(self.area.clone())
+    }
+}
+
+impl Source for Copies {
+    type Object = DynamicObject;
+
+    fn begins(&self) -> Event {
+        Event::CopiesListed(self.area.clone())
     }
 
-    /// Says why the watch failed: a missing right once, as it may stay missing for long.
-    fn failed(&mut self, error: &watcher::Error) -> Option<Event> {
-        let status = status(error);
-        let code = status.map_or(0, |status| status.code);
-        let namespace = self.area.namespace.as_deref().unwrap_or("*");
-        let Some(status) = status.filter(|status| status.code == 403) else {
-            let resource = self.area.resource;
-            tracing::warn!(resource, namespace, status = code, "watching copies failed; trying again: {}", cure(code));
-            return None;
-        };
-        let trouble = classify::refused_watch(status, &self.area);
-        if !std::mem::replace(&mut self.refused, true) {
-            let resource = self.area.resource;
-            tracing::warn!(resource, namespace, "copies cannot be watched here yet: {}", trouble.message);
-        }
-        Some(Event::CopiesForbidden(self.area.clone(), trouble))
+    fn seen(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
+        let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else { return vec![] };
+        // After a restart this may be the only place where the content is, as long as the hub is away.
+        let content = if listed { live::learn(self.kind, &object, &live) } else { None };
+        content.map(Event::Content).into_iter().chain([Event::Copy(copy, live)]).collect()
+    }
+
+    fn gone(&self, object: DynamicObject) -> Option<Event> {
+        live::reduce(self.kind, &object, &self.sealer).map(|(copy, live)| Event::CopyGone(copy, live.uid))
+    }
+
+    fn complete(&self) -> Event {
+        Event::CopiesComplete(self.area.clone())
+    }
+
+    fn forbidden(&self, status: &Status) -> Event {
+        Event::CopiesForbidden(self.area.clone(), classify::refused_watch(status, &self.area))
+    }
+
+    fn lost(&self, status: u16) -> Event {
+        Event::WatchLost(self.scope(), status)
+    }
+
+    fn resumed(&self) -> Event {
+        Event::WatchResumed(self.scope())
+    }
+
+    fn version(object: &DynamicObject) -> Option<&str> {
+        object.metadata.resource_version.as_deref()
+    }
+
+    fn name(&self) -> (&'static str, Option<&str>) {
+        (self.area.resource, self.area.namespace.as_deref())
     }
 }

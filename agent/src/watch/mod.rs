@@ -3,7 +3,9 @@
 //! The policy comes into force here, between the end of the watches that it no longer has and the beginning of its
 //! new ones, so that the core hears everything in this order.
 mod copies;
+mod follow;
 mod namespaces;
+mod pages;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -11,10 +13,9 @@ use std::sync::Arc;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
-use kube::runtime::watcher;
 use runnel_proto::model::KINDS;
 use runnel_proto::ops::WatchTimes;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::Event;
@@ -28,6 +29,13 @@ pub use namespaces::namespaces;
 /// The server ends a watch after this long, and a connection that died without a word is noticed 5 s afterwards. The next
 /// watch goes on where this one ended, which costs one small request.
 const WATCH_SECONDS: u32 = 50;
+
+/// The same of the watch of namespaces. It is shorter, so that an API server that hangs is noticed within 30 seconds: this watch
+/// tells for all of them.
+const HEARTBEAT_SECONDS: u32 = 20;
+
+/// How many pages of a kind are read at once: with a policy that names namespaces each has a list of its own.
+const PAGES: usize = 2;
 
 /// The watches of copies, as the policy has them.
 pub struct Watches {
@@ -53,7 +61,8 @@ impl Watches {
     /// Watches until the receiver is gone.
     pub async fn run(mut self) {
         let (mut running, mut stops) = (Running::new(), BTreeMap::new());
-        self.begin(&mut running, &mut stops);
+        let pages = KINDS.iter().map(|kind| (kind.resource, Arc::new(Semaphore::new(PAGES)))).collect();
+        self.begin(&mut running, &mut stops, &pages);
         let mut tick = tokio::time::interval(POLL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -78,21 +87,27 @@ impl Watches {
                     for kind in KINDS.iter().filter(|kind| areas.iter().all(|area| area.resource != kind.resource)) {
                         self.times.forget(kind.plural);
                     }
-                    self.begin(&mut running, &mut stops);
+                    self.begin(&mut running, &mut stops, &pages);
                 }
             }
         }
     }
 
     /// Begins the watches that the policy has and that do not run yet.
-    fn begin(&self, running: &mut Running, stops: &mut BTreeMap<Area, CancellationToken>) {
+    fn begin(
+        &self,
+        running: &mut Running,
+        stops: &mut BTreeMap<Area, CancellationToken>,
+        pages: &BTreeMap<&'static str, Arc<Semaphore>>,
+    ) {
         for area in self.policy.areas() {
             if stops.contains_key(&area) {
                 continue;
             }
+            let Some(pages) = pages.get(area.resource).cloned() else { continue };
             let stop = CancellationToken::new();
             stops.insert(area.clone(), stop.clone());
-            let watch = copies::copies(self.client.clone(), area, self.sealer.clone(), self.events.clone());
+            let watch = copies::copies(self.client.clone(), area, self.sealer.clone(), self.events.clone(), pages);
             running.push(Box::pin(async move {
                 tokio::select! {
                     biased;
@@ -125,18 +140,7 @@ impl Watches {
     }
 }
 
-/// The status of a failed watch, if the API server gave one. The error's text is not used: it may quote an object.
-fn status(error: &watcher::Error) -> Option<&kube::core::Status> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => Some(status),
-        _ => None,
-    }
-}
-
-fn cure(code: u16) -> &'static str {
+fn hint(code: u16) -> &'static str {
     match code {
         0 => "the API server does not answer",
         401 => "the API server does not accept the agent's credentials",

@@ -1,18 +1,15 @@
 //! Watches namespaces: their labels, whether they stay, and whether they take copies.
 use std::sync::Arc;
 
-use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
-use kube::api::Api;
-use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
-use runnel_proto::model::INBOUND_ANNOTATION;
-use tokio::sync::mpsc;
+use kube::core::{PartialObjectMeta, Resource, Status};
+use runnel_proto::model::{INBOUND_ANNOTATION, NAMESPACES};
+use tokio::sync::{Semaphore, mpsc};
 
-use super::{WATCH_SECONDS, cure, status};
-use crate::core::Event;
+use super::HEARTBEAT_SECONDS;
+use super::follow::{Follow, Source};
+use crate::core::{Event, WatchScope};
 use crate::desired;
 
 /// The value of the annotation that lets copies in, as its absence does. Any other refuses: who mistypes `deny` did not
@@ -21,25 +18,51 @@ const ALLOW: &str = "allow";
 
 /// Watches namespaces until the receiver is gone.
 pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
-    let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default().timeout(WATCH_SECONDS)).default_backoff());
-    while let Some(next) = stream.next().await {
-        let event = match next {
-            Ok(watcher::Event::Init) => Some(Event::NamespacesListed),
-            Ok(watcher::Event::InitDone) => Some(Event::NamespacesComplete),
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => seen(object),
-            Ok(watcher::Event::Delete(object)) => object.metadata.name.map(|name| Event::NamespaceGone(name.into())),
-            Err(error) => {
-                let code = status(&error).map_or(0, |status| status.code);
-                tracing::warn!(status = code, "watching namespaces failed; trying again: {}", cure(code));
-                None
-            }
-        };
-        if let Some(event) = event
-            && events.send(event).await.is_err()
-        {
-            return;
-        }
+    let (path, pages) = (Namespace::url_path(&(), None), Arc::new(Semaphore::new(1)));
+    let mut follow = Follow::new(client, path, Namespaces, events, pages, HEARTBEAT_SECONDS);
+    follow.metadata = true;
+    follow.run().await;
+}
+
+struct Namespaces;
+
+impl Source for Namespaces {
+    type Object = PartialObjectMeta<Namespace>;
+
+    fn begins(&self) -> Event {
+        Event::NamespacesListed
+    }
+
+    fn seen(&self, object: Self::Object, _: bool) -> Vec<Event> {
+        seen(object).into_iter().collect()
+    }
+
+    fn gone(&self, object: Self::Object) -> Option<Event> {
+        object.metadata.name.map(|name| Event::NamespaceGone(name.into()))
+    }
+
+    fn complete(&self) -> Event {
+        Event::NamespacesComplete
+    }
+
+    fn forbidden(&self, status: &Status) -> Event {
+        Event::WatchLost(WatchScope::Namespaces, status.code)
+    }
+
+    fn lost(&self, status: u16) -> Event {
+        Event::WatchLost(WatchScope::Namespaces, status)
+    }
+
+    fn resumed(&self) -> Event {
+        Event::WatchResumed(WatchScope::Namespaces)
+    }
+
+    fn version(object: &Self::Object) -> Option<&str> {
+        object.metadata.resource_version.as_deref()
+    }
+
+    fn name(&self) -> (&'static str, Option<&str>) {
+        (NAMESPACES, None)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Keeps the authorities: looks at the Secrets, switches to what a person, a program or the hub itself puts there, keeps
+//! Keeps the authorities: watches the Secrets, switches to what a person, a program or the hub itself puts there, keeps
 //! what members still need of the former ones, and serves with all of them.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,9 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 
 use super::overlap::{Known, Needs};
+use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
-use super::{AUTHORITIES, AUTHORITIES_ENTRY, ApiError, IDENTITY, IDENTITY_SECRET, authorities_secret, known_in};
-use super::{within, write};
+use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
 use crate::join::Lives;
 use crate::shared::Shared;
 use crate::status::{EventReason, Notice};
@@ -25,7 +25,7 @@ use crate::writer::Book;
 
 /// How long the hub's serving certificate lives; it is made anew at half of it.
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// How often the Secrets are read, and the clock is looked at: a machine may sleep without its timers noticing.
+/// How often the clock and the members are looked at: a machine may sleep without its timers noticing.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// What signs now, and what members rely on.
@@ -93,6 +93,8 @@ pub struct Parts {
 pub struct Keeper {
     parts: Parts,
     api: Api<Secret>,
+    identity: SecretWatch,
+    stored: SecretWatch,
     authorities: Arc<Authorities>,
     tls: Arc<ServerTls>,
     /// When the serving certificate is made anew.
@@ -115,10 +117,13 @@ impl Keeper {
         let pairs = pairs(&identity, &known, now)?;
         let renew_at = half_way(now, &pairs);
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
-        let api = Api::namespaced(parts.client.clone(), &parts.shared.settings.namespace);
+        let api: Api<Secret> = Api::namespaced(parts.client.clone(), &parts.shared.settings.namespace);
+        let watch = |name| SecretWatch::new(api.clone(), name, parts.shared.rounds.subscribe());
+        let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(AUTHORITIES_SECRET));
         let authorities = Authorities::new(Arc::new(identity), known);
         parts.shared.authorities.send_replace(authorities.certificates());
-        Ok(Self { parts, api, authorities, tls, renew_at, was_stored, told: None })
+        let (identity, stored) = (identity_watch, stored_watch);
+        Ok(Self { parts, api, identity, stored, authorities, tls, renew_at, was_stored, told: None })
     }
 
     /// For the listener.
@@ -136,31 +141,41 @@ impl Keeper {
         let mut lead = self.parts.shared.lead.subscribe();
         loop {
             match self.look().await {
-                Ok(unusable) => self.tell(unusable.map(|error| error.to_string())),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot look after the hub's authorities; trying again");
-                    self.serve_anew();
+                Ok(Some(judged)) => self.tell(judged.err().map(|error| error.to_string())),
+                Ok(None) => {}
+                // The watch brings what somebody else has written.
+                Err(error) if error.is_conflict() => {
+                    tracing::debug!(%error, "the hub's Secrets have changed; looking again");
                 }
+                Err(error) => tracing::warn!(%error, "cannot look after the hub's authorities; trying again"),
             }
+            self.serve_anew();
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
-                // Another replica may have written what this one has not seen yet.
+                () = self.identity.changed() => {}
+                () = self.stored.changed() => {}
+                // Both are listed again: another replica may have written what this one has not seen yet.
                 _ = lead.changed() => {}
             }
         }
     }
 
-    /// One look at the Secrets. What is wrong with the identity is given back; the hub goes on with what it had.
-    async fn look(&mut self) -> Result<Option<StoredError>, ApiError> {
+    /// One look at the Secrets. What is wrong with the identity is given back; the hub goes on with what it had. `None`: it is
+    /// not known what stands in them.
+    async fn look(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
         let now = SystemTime::now();
+        let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else { return Ok(None) };
+        let secret = secret.cloned();
         let present = self.authorities.identity();
-        let (identity, unusable) = match self.identity(now).await? {
-            Ok(Some(read)) if read.authority.certificate() != present.authority.certificate() => (Arc::new(read), None),
-            Ok(_) => (present, None),
-            Err(error) => (present, Some(error)),
+        let (identity, judged) = match self.read_identity(secret, now).await? {
+            Ok(Some(read)) if read.authority.certificate() != present.authority.certificate() => {
+                (Arc::new(read), Ok(()))
+            }
+            Ok(_) => (present, Ok(())),
+            Err(error) => (present, Err(error)),
         };
-        let secret = authorities_secret(&self.api, &self.parts.shared.settings.namespace).await?;
-        let stored = secret.as_ref().and_then(known_in);
+        let Some(secret) = self.stored.known() else { return Ok(None) };
+        let stored = secret.and_then(known_in);
         let base = match &stored {
             Some(stored) => stored.clone(),
             None if self.was_stored => Known::default(),
@@ -172,18 +187,17 @@ impl Keeper {
                 self.adopt(identity, base);
             }
             self.was_stored |= stored.is_some();
-            self.serve_anew();
-            return Ok(unusable);
+            return Ok(Some(judged));
         }
         let next = self.next(base, &identity, now);
         if stored.as_ref() != Some(&next) {
             let data = Data::from([(AUTHORITIES_ENTRY.to_owned(), ByteString(next.write()))]);
-            write(&self.api, AUTHORITIES, secret, data).await?;
+            let written = write(&self.api, AUTHORITIES, secret.cloned(), data).await?;
+            self.stored.wrote(written);
         }
         self.was_stored = true;
         self.adopt(identity, next);
-        self.serve_anew();
-        Ok(unusable)
+        Ok(Some(judged))
     }
 
     /// What should be known from now on.
@@ -207,10 +221,11 @@ impl Keeper {
     }
 
     /// The identity in the Secret. Nothing: it is being made by the replica that leads.
-    async fn identity(&self, now: SystemTime) -> Result<Result<Option<HubIdentity>, StoredError>, ApiError> {
-        let namespace = &self.parts.shared.settings.namespace;
-        let call = self.api.get_opt(IDENTITY_SECRET);
-        let secret = within(format!("read Secret {namespace}/{IDENTITY_SECRET}"), call).await?;
+    async fn read_identity(
+        &mut self,
+        secret: Option<Secret>,
+        now: SystemTime,
+    ) -> Result<Result<Option<HubIdentity>, StoredError>, ApiError> {
         let mut data = secret.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
         let hub_id = &self.parts.shared.settings.hub_id;
         match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
@@ -218,7 +233,8 @@ impl Keeper {
             Ok(Some(_)) if !self.parts.shared.leads() => return Ok(Ok(None)),
             Ok(Some(new)) => {
                 data.extend(new);
-                write(&self.api, IDENTITY, secret, data.clone()).await?;
+                let written = write(&self.api, IDENTITY, secret, data.clone()).await?;
+                self.identity.wrote(written);
                 tracing::info!("the hub has made itself a new certificate authority");
             }
             Err(error) => return Ok(Err(error)),

@@ -23,7 +23,7 @@ async fn main() -> ExitCode {
         None => (FAILED, format!("{error:#}")),
     };
     if !text.is_empty() {
-        eprintln!("error: {text}");
+        plugin::note(&format!("error: {text}"));
     }
     ExitCode::from(code)
 }

@@ -56,7 +56,8 @@ use put_off::PutOff;
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// More deletions than this within [`WINDOW`] are not deliberate ones any more.
 pub const DELIBERATE: usize = 10;
-/// The deletion of a rule is judged after this: that of its namespace, or of many others, may be heard a little later. What
+/// The deletion of a rule that is above its limit is judged after this: that of its namespace, or of many others, may be heard
+/// a little later. What
 /// agents say of namespaces given up passes when nothing else has come for so long.
 pub const DELAY: Duration = Duration::from_secs(1);
 /// How many removals one rule's brake remembers to have let pass, besides those of its last judgement. What is forgotten

@@ -19,7 +19,9 @@ impl Brake {
     pub(super) fn sort_out(&mut self, known: &Circumstances<'_>, now: Instant) -> (BTreeSet<Item>, BTreeSet<Item>) {
         if self.open.contains_key(&Item::Rule) {
             let seen = *self.deletion_seen.get_or_insert(now);
-            if now.saturating_duration_since(seen) < DELAY {
+            let waits = now.saturating_duration_since(seen) < DELAY;
+            // What may go in any case waits for nothing.
+            if waits && !self.goes_in_any_case(known, now) {
                 return Default::default();
             }
         }
@@ -40,6 +42,12 @@ impl Brake {
         let (deliberate, indirect): (Vec<_>, Vec<_>) = open.into_iter().partition(is_deliberate);
         let items = |pairs: Vec<(Item, Cause)>| pairs.into_iter().map(|(item, _)| item).collect();
         (items(deliberate), items(indirect))
+    }
+
+    /// Whether the rule may go whatever else is heard of: though its deletion counted as an indirect one.
+    fn goes_in_any_case(&mut self, known: &Circumstances<'_>, now: Instant) -> bool {
+        let is_carried = self.open.values().any(|cause| *cause == Cause::Carried);
+        self.may_pass(&BTreeSet::from([Item::Rule]), is_carried, known, now).is_some()
     }
 
     /// Why these may pass as they are; `None` if they are to be held.

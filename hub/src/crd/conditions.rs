@@ -36,6 +36,9 @@ closed_list! {
         Accepted,
         /// Member: True while the cluster's agent is connected.
         Connected,
+        /// Member: False while its agent cannot watch the cluster's API, so that nothing is known of its copies. Absent
+        /// otherwise.
+        APIAvailable,
         /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
         Cordoned,
         /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
@@ -45,6 +48,9 @@ closed_list! {
         /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
         /// true: until the cluster joins anew.
         PossibleKeyTheft,
+        /// Member: two agents use the cluster's key by turns, so somebody may have a copy of it. Present until it was not
+        /// seen for fifteen minutes.
+        KeyShared,
         /// Member: this hub does not know what it told the cluster once, so it was restored from an older backup. Nothing is
         /// changed or removed there until an administrator confirms. Present only while true.
         RestoredFromBackup,
@@ -96,6 +102,8 @@ closed_list! {
         NoClusters,
         /// Nothing failed, but clusters are silent, so their copies are as they last said.
         ClustersUnreachable,
+        /// The agent cannot watch its cluster's API: copies are as it last saw them.
+        MemberAPIUnavailable,
         /// Copies failed.
         CopiesFailed,
         /// The agent says that every copy is applied, and cannot prove that what stands there is what the hub has sent.
@@ -112,6 +120,8 @@ closed_list! {
         RemovalLimit,
         /// Takeovers of more objects than the rule's removalLimit are held.
         TakeoverLimit,
+        /// The cluster holds as many rules as one cluster takes: the rule is not sent there.
+        RuleLimit,
         /// A change travels in waves, and has not reached every cluster.
         RollingOut,
         /// The same, and `spec.rollout.paused` is true: nothing further is sent.
@@ -142,6 +152,8 @@ closed_list! {
         ValueMissing,
         /// Any API server would refuse what a source is made into.
         InvalidCopy,
+        /// The copies differ by cluster and take more bytes than one rule may have.
+        RenderBudgetExceeded,
         /// Member: the hub talks to the cluster.
         Accepted,
         /// Member: `spec.accepted` is false.
@@ -162,6 +174,8 @@ closed_list! {
         RulesUnknown,
         /// Member: somebody came with a key that had been given up.
         RetiredKeySeen,
+        /// Member: two processes took the session from one another.
+        ConcurrentSessions,
         /// The cluster waits for an administrator, as a condition of its MemberCluster says: it keeps what it has.
         Unconfirmed,
         /// Member: the cluster remembers what this hub does not know.

@@ -32,6 +32,16 @@ pub struct DistributionGrantSpec {
     /// What else the rules may do there.
     #[serde(default)]
     pub policies: GrantedPolicies,
+    /// The most copies that the rules of one namespace may have in one member cluster. Of several grants for one copy the
+    /// higher limit holds; absent: any number. Existing copies above it stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::between(1, 1_000_000_000))]
+    pub max_copies: Option<i64>,
+    /// The most bytes that the values of such copies may have together. Of several grants for one copy the higher limit
+    /// holds; absent: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::between(1, 1_000_000_000_000_000))]
+    pub max_bytes: Option<i64>,
 }
 
 /// Whose rules are granted something.
@@ -72,6 +82,9 @@ pub struct GrantedPolicies {
     /// Whether a rule may say `conflictPolicy: Overwrite`. Where it may not, the rule is carried out with Fail.
     #[serde(default)]
     pub overwrite: bool,
+    /// Whether a rule may say `conflictPolicy: AdoptIfEqual`. Where it may not, the rule is carried out with Fail.
+    #[serde(default)]
+    pub adopt: bool,
     /// Whether a rule may say `createNamespaces: true`. Where it may not, missing namespaces are not created.
     #[serde(default)]
     pub create_namespaces: bool,

@@ -76,7 +76,7 @@ pub struct MemberClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Accepted and Connected always; Left while the cluster leaves; Unclaimed, PossibleKeyTheft,
-    /// RestoredFromBackup, Duplicate and Rejoined while they are true.
+    /// KeyShared, RestoredFromBackup, Duplicate and Rejoined while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

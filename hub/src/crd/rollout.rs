@@ -120,9 +120,13 @@ pub struct RolloutStatus {
     /// The clusters in which what is rolled out is applied.
     #[serde(default)]
     pub clusters_applied: i64,
-    /// The clusters that were reached and failed; where the rollout is stopped, the most that ever did.
+    /// The clusters that were reached and fail now.
     #[serde(default)]
     pub clusters_failed: i64,
+    /// The most clusters that failed at one time since the rollout stopped or clusters began to go back; before, the same as
+    /// clustersFailed. A rollout that is stopped goes on when maxFailures is at least this.
+    #[serde(default)]
+    pub clusters_failed_max: i64,
     /// Of those that were reached, the clusters that have gone back to what they had before.
     #[serde(default)]
     pub clusters_reverted: i64,
@@ -225,7 +229,8 @@ impl From<&rollout::Progress> for RolloutStatus {
             clusters: number(progress.clusters),
             clusters_reached: number(progress.reached),
             clusters_applied: number(progress.applied),
-            clusters_failed: number(progress.failed),
+            clusters_failed: number(progress.failing),
+            clusters_failed_max: number(progress.failed),
             clusters_reverted: number(progress.reverted),
             copies_left: number(progress.left),
             last_completed_at: progress.last_completed.map(whole_seconds),
@@ -268,7 +273,8 @@ impl From<&RolloutStatus> for rollout::Progress {
             clusters: number(status.clusters),
             reached: number(status.clusters_reached),
             applied: number(status.clusters_applied),
-            failed: number(status.clusters_failed),
+            failing: number(status.clusters_failed),
+            failed: number(status.clusters_failed_max),
             reverted: number(status.clusters_reverted),
             left: number(status.copies_left),
             last_completed: time(&status.last_completed_at),
@@ -300,7 +306,8 @@ mod tests {
             clusters: 9,
             reached: 4,
             applied: 3,
-            failed: 1,
+            failing: 1,
+            failed: 2,
             started_at: at(1).unwrap(),
             wave_at: at(2),
             applied_at: at(3),

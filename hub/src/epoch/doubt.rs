@@ -78,8 +78,8 @@ pub fn judge(facts: &Facts<'_>, witness: &Witness) -> Option<Doubt> {
 fn knows(line: &Line, witness: &Witness) -> bool {
     match line.takings().find(|taking| witness.is_of(taking)) {
         Some(taking) => taking.last.is_none_or(|last| witness.version <= last),
-        // What is older than all that is kept may as well be of a line that was lost with a restore.
-        None => false,
+        // What is older than all that is kept accuses nobody: it is what a member remembers that was away for long.
+        None => line.is_dropped(witness.version),
     }
 }
 

@@ -47,13 +47,37 @@ impl Doubts {
         self.known.iter().map(|(cluster, (doubt, _))| (cluster, doubt))
     }
 
-    /// Drops those about somebody who has not come again, and returns about which members.
-    pub fn expire(&mut self, now: Instant) -> Vec<ClusterName> {
-        let over = |(doubt, at): &(Doubt, Instant)| {
-            matches!(doubt, Doubt::Cloned { .. }) && now.saturating_duration_since(*at) >= REMEMBERED
+    /// Drops those about somebody who has not come again, and returns about which members. That a member is not there (any
+    /// more) is somebody's doubt only as long as he comes.
+    pub fn expire(&mut self, now: Instant, is_member: impl Fn(&ClusterName) -> bool) -> Vec<ClusterName> {
+        let is_over = |name: &ClusterName, (doubt, at): &(Doubt, Instant)| {
+            let passes = matches!(doubt, Doubt::Cloned { .. }) || !is_member(name);
+            passes && now.saturating_duration_since(*at) >= REMEMBERED
         };
-        let gone: Vec<_> = self.known.iter().filter(|(_, known)| over(known)).map(|(name, _)| name.clone()).collect();
-        self.known.retain(|_, known| !over(known));
+        let gone: Vec<_> =
+            self.known.iter().filter(|(name, known)| is_over(name, known)).map(|(name, _)| name.clone()).collect();
+        self.known.retain(|name, _| !gone.contains(name));
         gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doubt_about_a_member_that_is_gone_expires() {
+        let (start, cluster) = (Instant::now(), ClusterName::from("eu-1"));
+        let doubt = Doubt::Restored { by: "3/p".to_owned(), told_at: jiff::Timestamp::UNIX_EPOCH };
+        let mut doubts = Doubts::default();
+        assert!(doubts.set(&cluster, doubt.clone(), start));
+        // About a member it stands until somebody confirms.
+        assert!(doubts.expire(start + 10 * REMEMBERED, |_| true).is_empty());
+        assert!(doubts.expire(start + REMEMBERED / 2, |_| false).is_empty());
+        // Somebody whom the hub does not know comes again.
+        assert!(!doubts.set(&cluster, doubt, start + REMEMBERED / 2));
+        assert!(doubts.expire(start + REMEMBERED, |_| false).is_empty());
+        assert_eq!(doubts.expire(start + 2 * REMEMBERED, |_| false), [cluster]);
+        assert_eq!(doubts.all().count(), 0);
     }
 }

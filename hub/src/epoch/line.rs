@@ -8,8 +8,13 @@ use crate::index::version_number;
 
 /// The annotation of the Lease.
 pub const LINE: &str = "runnel.dev/line";
-/// Entries that are kept, the newest.
-const KEPT: usize = 64;
+/// Entries that are kept, the newest: so many changes of the leader after a restore, what was told in the time that was lost
+/// is still told from what is merely old.
+pub(super) const KEPT: usize = 256;
+/// As `last`: the Lease was gone, so nobody can tell.
+const GONE: u64 = u64::MAX;
+/// Stands for the epoch of the entry before.
+const SAME_EPOCH: &str = "=";
 
 /// One time that the lead was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +29,22 @@ pub struct Taking {
     pub last: Option<u64>,
 }
 
+impl Taking {
+    fn parse(entry: &str, before: Option<&Self>) -> Option<Self> {
+        let mut parts = entry.split('/');
+        let (epoch, term, random, last) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let epoch = if epoch == SAME_EPOCH { before?.epoch.clone() } else { epoch.to_owned() };
+        let last = if last.is_empty() { None } else { Some(last.parse().ok()?) };
+        Some(Self { epoch, term: term.parse().ok()?, random: random.to_owned(), last })
+    }
+}
+
 /// Who has led, the newest last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
+    /// The highest `last` of all entries that are no longer kept: whatever was sent up to this version is too old to be
+    /// judged, and no proof of a restore. A member may be away for any number of changes of the leader.
+    dropped: u64,
     takings: Vec<Taking>,
 }
 
@@ -37,10 +55,16 @@ fn short_epoch(epoch: &str) -> String {
 
 impl fmt::Display for Line {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.dropped > 0 {
+            write!(out, "{} ", self.dropped)?;
+        }
+        let mut before = None;
         for (number, taking) in self.takings.iter().enumerate() {
             let Taking { epoch, term, random, last } = taking;
             let gap = if number == 0 { "" } else { " " };
             let last = last.map(|last| last.to_string()).unwrap_or_default();
+            let same = before.replace(epoch) == Some(epoch);
+            let epoch = if same { SAME_EPOCH } else { epoch.as_str() };
             write!(out, "{gap}{epoch}/{term}/{random}/{last}")?;
         }
         Ok(())
@@ -50,13 +74,15 @@ impl fmt::Display for Line {
 impl Line {
     /// Reads the annotation; what is no entry is left out.
     pub fn parse(text: &str) -> Self {
-        let one = |entry: &str| {
-            let mut parts = entry.split('/');
-            let (epoch, term, random, last) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-            let last = if last.is_empty() { None } else { Some(last.parse().ok()?) };
-            Some(Taking { epoch: epoch.to_owned(), term: term.parse().ok()?, random: random.to_owned(), last })
-        };
-        Self { takings: text.split(' ').filter_map(one).collect() }
+        let mut line = Self::default();
+        for entry in text.split(' ') {
+            if let Some(taking) = Taking::parse(entry, line.takings.last()) {
+                line.takings.push(taking);
+            } else if let Ok(dropped) = entry.parse() {
+                line.dropped = dropped;
+            }
+        }
+        line
     }
 
     /// What a Lease says.
@@ -72,13 +98,23 @@ impl Line {
         let version = found.map(|lease| version_number(lease.metadata.resource_version.as_deref()));
         if let Some(newest) = self.takings.last_mut().filter(|newest| newest.last.is_none()) {
             // Where the Lease is gone nobody can tell how far its holder came: what that one told is taken for known.
-            newest.last = Some(version.unwrap_or(u64::MAX));
+            newest.last = Some(version.unwrap_or(GONE));
         }
         let epoch = short_epoch(epoch);
         self.takings.push(Taking { epoch, term, random: random.to_owned(), last: None });
-        let surplus = self.takings.len().saturating_sub(KEPT);
-        self.takings.drain(..surplus);
+        while self.takings.len() > KEPT {
+            let oldest = self.takings.remove(0);
+            // Versions only rise: whoever came next came further than the one whose Lease was gone.
+            let next = self.takings.first().and_then(|next| next.last);
+            let known = [oldest.last, next].into_iter().flatten().find(|last| *last != GONE);
+            self.dropped = self.dropped.max(known.unwrap_or_default());
+        }
         self
+    }
+
+    /// Whether this version is one up to which entries are no longer kept.
+    pub fn is_dropped(&self, version: u64) -> bool {
+        version <= self.dropped
     }
 
     /// The line of a Lease that is there now: who made it did not know its uid.

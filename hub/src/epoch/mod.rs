@@ -8,7 +8,9 @@
 //! lead finds in the Lease, so a witness that says more was told by a hub whose time was lost ([`judge`]), however far the
 //! versions have come since and whoever led then. A renewal comes every two seconds by default. What was told between a
 //! backup and the next renewal (two seconds, or as long as the API server lets a renewal wait) may go unnoticed where
-//! nothing was told after it.
+//! nothing was told after it. The Lease keeps the newest 256 entries, and of all others the highest version: what a member
+//! remembers from before those is known, so that neither a long absence nor a hub that crashes again and again raises a
+//! doubt. In return a restore goes unnoticed by a member that comes back more than 256 changes of the leader after it.
 //!
 //! The same tells two hubs with one identity apart: a witness that was told after this process took the lead, and not by
 //! it, was told by another hub that lives. And as a witness names the `MemberCluster` and the cluster that it was told to,

@@ -5,6 +5,8 @@ use runnel_proto::model::RevisionKey;
 use super::*;
 use crate::session::Hold;
 
+mod histories;
+
 const EPOCH: &str = "0a1b2c3d-0000-4000-8000-000000000001";
 
 fn random(process: u64) -> String {
@@ -163,6 +165,48 @@ fn a_lease_that_is_gone_or_holds_rubbish_accuses_nobody() {
     assert_eq!(Line::parse("rubbish a/b/c/d 1/2 //// x"), Line::default());
     let rubbish = Line::parse("rubbish 00/1/00/ ");
     assert_eq!(rubbish.to_string(), "00/1/00/");
+}
+
+#[test]
+fn absence_over_many_leader_changes_raises_no_doubt() {
+    let mut hub = Hub::default();
+    hub.take(0);
+    let mut told = vec![hub.tell(to())];
+    for process in 1..3 * line::KEPT as u64 {
+        hub.take(process);
+        if process % 7 == 0 {
+            told.push(hub.tell(to()));
+        }
+        assert_eq!(told.iter().find_map(|witness| hub.judge(witness, to())), None, "after {process} changes");
+    }
+    // The annotation has a bound.
+    assert!(hub.line.to_string().len() < 10 * 1024, "{}", hub.line.to_string().len());
+    // A restore is still noticed, however many have led before and while the newest of them are known.
+    let backup = hub.clone();
+    hub.renew();
+    let lost = [hub.tell(to()), {
+        hub.take(9_000);
+        hub.tell(to())
+    }];
+    let mut restored = backup;
+    for process in 10_000..10_000 + line::KEPT as u64 - 1 {
+        restored.take(process);
+        assert!(lost.iter().all(|witness| restored.judge(witness, to()).is_some()), "{process}");
+    }
+}
+
+#[test]
+fn lease_deleted_once_raises_no_doubt_after_many_changes() {
+    let mut hub = Hub::default();
+    hub.take(1);
+    let told = hub.tell(to());
+    let line = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
+    hub.line = Line::parse(&line.to_string());
+    hub.renew();
+    for process in 3..2 * line::KEPT as u64 {
+        hub.take(process);
+        assert_eq!(hub.judge(&told, to()), None, "after {process} changes");
+    }
 }
 
 proptest! {

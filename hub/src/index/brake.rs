@@ -98,6 +98,7 @@ impl Index {
     pub fn begin_to_judge(&mut self) {
         self.deletions.clear();
         self.undated_deletions = 0;
+        self.doubt_unrendered();
         let uids: Vec<_> = self.rules.keys().cloned().collect();
         for uid in uids {
             if let Some(entry) = self.rules.get_mut(&uid) {

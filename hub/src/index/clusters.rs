@@ -24,7 +24,8 @@ pub struct Cluster {
     pub leaving: bool,
     /// Orders from rules that were deleted while it was away.
     pub pending: BTreeMap<RuleUid, PendingRemoval>,
-    /// Whether an agent ever connected.
+    /// Whether there may be copies in it: an agent has connected, or has joined. A cluster that joins again has not connected
+    /// since, and has the copies of before.
     pub was_connected: bool,
 }
 
@@ -40,7 +41,8 @@ impl Cluster {
             cordoned: object.spec.cordoned,
             leaving: object.spec.leaving,
             pending: pending.map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal)).collect(),
-            was_connected: status.cluster_uid.is_some(),
+            was_connected: status.cluster_uid.is_some()
+                || status.identity.is_some_and(|identity| !identity.keys.is_empty()),
         }
     }
 
@@ -109,11 +111,22 @@ impl Index {
     }
 
     fn choose(&mut self, uid: &RuleUid, name: &ClusterName, lot: Option<Lot>, always: bool, effect: &mut Effect) {
+        let waits = if lot.is_some() { self.defer_cluster(uid, name, effect) } else { None };
+        if waits == Some(false) {
+            // It goes there when what it sends is rendered.
+            if always {
+                self.renew(uid);
+            }
+            effect.rules.insert(uid.clone());
+            return;
+        }
         let Some(entry) = self.rules.get_mut(uid) else { return };
         let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
         let labels = self.clusters.get(name).filter(|_| lot.is_some()).map(|cluster| &cluster.labels);
         let former = (entry.goes.clusters.get(name).cloned(), entry.deal.plan(name, &entry.plan).cloned());
-        let dealt = entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        let exceeded = entry.deal.exceeds();
+        let dealt = waits.is_none() && entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        let all = exceeded != entry.deal.exceeds();
         let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
         if !takes_part && entry.brake.holds_in(name) {
@@ -131,6 +144,9 @@ impl Index {
             // Other clusters have nothing to hear, so only this one is named; the version tells its session.
             self.renew(uid);
             effect.rules.insert(uid.clone());
+        }
+        if all {
+            self.touch(uid, effect);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Grants come, change and go, and with them where the rules of a namespace may send what.
 //!
 //! A grant that is narrowed takes effect at once. Whatever it takes away (a kind or a whole cluster here, a namespace in
-//! the member) goes by an *indirect* removal: nobody has deleted a rule or a source. [`Index::regrant`] is where that
-//! begins.
+//! the member) goes by an *indirect* removal: nobody has deleted a rule or a source. [`Index::follow`] is where that
+//! begins, for one rule at a time.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{ClusterName, RuleUid};
@@ -52,7 +52,7 @@ impl Index {
             Some(grant) => drop(known.insert(name.to_owned(), grant)),
             None => drop(known.remove(name)),
         }
-        if same { Effect::default() } else { self.regrant(|_| true) }
+        if same { Effect::default() } else { self.regrants(|_| true) }
     }
 
     /// These are all the grants there are; `None`: they cannot be read, and so nothing that needs one is sent or removed.
@@ -61,7 +61,7 @@ impl Index {
             return Effect::default();
         }
         self.grants.all = all;
-        self.regrant(|_| true)
+        self.regrants(|_| true)
     }
 
     /// A namespace of the hub has these labels; `None`: it is gone.
@@ -72,7 +72,7 @@ impl Index {
             Some(labels) => drop(known.insert(name.to_owned(), labels)),
             None => drop(known.remove(name)),
         }
-        if same { Effect::default() } else { self.regrant(|rule| rule.terms.rule.namespace == name) }
+        if same { Effect::default() } else { self.regrants(|rule| rule.terms.rule.namespace == name) }
     }
 
     /// These are the labels of all namespaces of the hub; `None`: they cannot be read.
@@ -81,7 +81,12 @@ impl Index {
             return Effect::default();
         }
         self.grants.namespaces = all;
-        self.regrant(|_| true)
+        self.regrants(|_| true)
+    }
+
+    /// A grant, if it is known.
+    pub fn grant(&self, name: &str) -> Option<&RuleGrant> {
+        self.grants.all.as_ref()?.get(name)
     }
 
     /// Whether grants can be read.
@@ -89,26 +94,48 @@ impl Index {
         self.grants.all.is_some()
     }
 
-    /// Looks anew at what is granted to these rules.
-    fn regrant(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
-        let mut effect = Effect::default();
+    /// What is granted to these rules is to be looked at anew.
+    fn regrants(&mut self, concerned: impl Fn(&Rule) -> bool) -> Effect {
         let concerned = |entry: &RuleEntry| !entry.rule.terms.rule.is_cluster_scoped() && concerned(&entry.rule);
-        let uids: Vec<RuleUid> =
-            self.rules.iter().filter(|(_, entry)| concerned(entry)).map(|(uid, _)| uid.clone()).collect();
-        for uid in uids {
-            let Some(goes) = self.rules.get(&uid).map(|entry| self.goes(&entry.rule)) else { continue };
-            let Some(entry) = self.rules.get_mut(&uid).filter(|entry| entry.goes != goes) else { continue };
-            let former = std::mem::replace(&mut entry.goes, goes);
-            let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
-            note_goes(&former, entry, takes_part, |_| Cause::Indirect);
-            entry.brake.wants_something_else();
-            entry.keep_wanted();
-            if entry.brake.is_open() {
-                effect.judge.insert(uid.clone());
-            }
-            effect.clusters.extend(former.clusters.into_keys());
-            self.touch(&uid, &mut effect);
+        let uids = self.rules.iter().filter(|(_, entry)| concerned(entry)).map(|(uid, _)| uid.clone());
+        let follow = uids.collect();
+        self.follow_here(Effect { follow, ..Effect::default() })
+    }
+
+    /// A rule follows what is known of grants and places now. Rules may do so one by one: each is as if that had come a
+    /// moment later.
+    pub fn follow(&mut self, uid: &RuleUid) -> Effect {
+        let mut effect = self.follow_places(uid);
+        effect.merge(self.regrant(uid));
+        effect
+    }
+
+    /// Lets all rules follow at once that are to, where nobody else sees to that.
+    pub(super) fn follow_here(&mut self, mut effect: Effect) -> Effect {
+        while !self.is_aside()
+            && let Some(uid) = effect.follow.pop_first()
+        {
+            effect.merge(self.follow(&uid));
         }
+        effect
+    }
+
+    /// Looks anew at what is granted to a rule.
+    fn regrant(&mut self, uid: &RuleUid) -> Effect {
+        let mut effect = Effect::default();
+        let namespaced = self.rules.get(uid).filter(|entry| !entry.rule.terms.rule.is_cluster_scoped());
+        let Some(goes) = namespaced.map(|entry| self.goes(&entry.rule)) else { return effect };
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.goes != goes) else { return effect };
+        let former = std::mem::replace(&mut entry.goes, goes);
+        let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
+        note_goes(&former, entry, takes_part, |_| Cause::Indirect);
+        entry.brake.wants_something_else();
+        entry.keep_wanted();
+        if entry.brake.is_open() {
+            effect.judge.insert(uid.clone());
+        }
+        effect.clusters.extend(former.clusters.into_keys());
+        self.touch(uid, &mut effect);
         effect
     }
 

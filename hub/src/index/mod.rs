@@ -16,6 +16,9 @@ mod grants;
 mod lent_tests;
 mod places;
 mod readers;
+mod rendering;
+#[cfg(test)]
+mod rendering_tests;
 mod rollouts;
 mod rules;
 mod sightings;
@@ -40,6 +43,8 @@ pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 pub use places::PlaceState;
 use readers::Readers;
+pub use rendering::{RenderJob, Rendered};
+use rendering::{Rendering, Unrendered};
 pub use sightings::version_number;
 pub use suppose::Around;
 
@@ -83,6 +88,12 @@ pub struct Effect {
     pub read: BTreeSet<SourceRef>,
     /// Rules that no longer want something: whether it may go is to be judged ([`Index::judge`]).
     pub judge: BTreeSet<RuleUid>,
+    /// Rules that are to follow what is known of grants and places ([`Index::follow`]).
+    pub follow: BTreeSet<RuleUid>,
+    /// Whether all objects must be listed again: labels that are needed now were not kept.
+    pub relist: bool,
+    /// Rules of which copies are to be rendered ([`Index::render_job`]).
+    pub render: BTreeSet<RuleUid>,
 }
 
 impl Effect {
@@ -92,6 +103,9 @@ impl Effect {
         self.clusters.append(&mut other.clusters);
         self.read.append(&mut other.read);
         self.judge.append(&mut other.judge);
+        self.follow.append(&mut other.follow);
+        self.relist |= other.relist;
+        self.render.append(&mut other.render);
     }
 }
 
@@ -109,6 +123,8 @@ pub struct RuleEntry {
     pub brake: Brake,
     /// Which clusters may have it, where changes travel in waves.
     pub gate: Option<Gate>,
+    /// What has changed and waits to be rendered.
+    unrendered: Unrendered,
     version: u64,
     /// Names what it wants, once somebody has asked since that changed.
     wanted: OnceLock<String>,
@@ -162,10 +178,14 @@ pub struct Index {
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
     /// Rules by what they can select.
     readers: Readers,
+    /// Whether labels of some object were left out, as no rule chose by them.
+    left_out_labels: bool,
     version: u64,
     /// The newest version of each rule.
     changes: BTreeMap<u64, RuleUid>,
     forgotten: BTreeMap<u64, RuleUid>,
+    /// The version of the newest rule that was forgotten and is not remembered as such.
+    forgotten_before: u64,
     /// When sources and rules were deleted, or refused from then on, as far back as it matters.
     deletions: VecDeque<Instant>,
     /// How many more went since something was judged last.
@@ -176,6 +196,8 @@ pub struct Index {
     dying_definitions: BTreeSet<String>,
     /// What no rule can raise.
     ceiling: Option<Limit>,
+    /// What is rendered elsewhere, where this index does not do so itself.
+    rendering: Rendering,
 }
 
 impl Index {
@@ -228,11 +250,16 @@ impl Index {
     /// What the hub says about a rule to a cluster that it talks to ([`Index::talks_to`]). A pure function of rule and
     /// cluster, so it needs no session.
     pub fn claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
-        let Some(entry) = self.rules.get(uid) else { return self.pending_claim(uid, cluster) };
+        let Some(entry) = self.rules.get(uid) else {
+            return if self.is_awaited(uid) { Claim::Unknown } else { self.pending_claim(uid, cluster) };
+        };
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.brake.judged();
         if entry.rule.deleting && judged.passes(&Item::Rule) {
             return Claim::Unwanted(policy);
+        }
+        if entry.unrendered.is_outdated() || (entry.goes.clusters.contains_key(cluster) && entry.lacks(cluster)) {
+            return Claim::Unknown;
         }
         if let Some(share) = entry.share(cluster) {
             return match () {
@@ -258,6 +285,11 @@ impl Index {
     fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
         let pending = self.clusters.get(cluster).and_then(|cluster| cluster.pending.get(uid));
         pending.map_or(Claim::Unclaimed, |removal| Claim::Unwanted(removal.deletion_policy.into()))
+    }
+
+    /// The version in which a rule changed last.
+    pub fn version_of(&self, uid: &RuleUid) -> Option<u64> {
+        self.rules.get(uid).map(|entry| entry.version)
     }
 
     /// The rules about which something was said to this cluster after `since`, with what is said now; and the version
@@ -295,8 +327,16 @@ impl Index {
     fn forget(&mut self, uid: &RuleUid) {
         self.version += 1;
         self.forgotten.insert(self.version, uid.clone());
-        while self.forgotten.len() > FORGOTTEN_LIMIT {
-            self.forgotten.pop_first();
+        while self.forgotten.len() > FORGOTTEN_LIMIT
+            && let Some((version, _)) = self.forgotten.pop_first()
+        {
+            self.forgotten_before = version;
         }
+    }
+
+    /// Whether rules were forgotten after `since` that [`Index::claims_since`] does not tell any more: who holds rules has to
+    /// ask of each of them.
+    pub fn has_forgotten_since(&self, since: u64) -> bool {
+        since > 0 && since < self.forgotten_before
     }
 }

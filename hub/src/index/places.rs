@@ -1,5 +1,6 @@
 //! Places become known or unknown, and with them what the rules that look there want.
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use runnel_proto::model::RuleUid;
 
@@ -29,27 +30,44 @@ impl Index {
 
     /// A place became known or unknown. Plans that need it follow.
     pub fn set_place(&mut self, place: Place, state: PlaceState) -> Effect {
-        let mut effect = Effect::default();
         if self.place(&place) == state {
-            return effect;
+            return Effect::default();
         }
-        let needing: Vec<RuleUid> = self
-            .rules
-            .iter()
-            .filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place))
-            .map(|(uid, _)| uid.clone())
-            .collect();
+        let needing = self.rules.iter().filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place));
+        let follow: BTreeSet<_> = needing.map(|(uid, _)| uid.clone()).collect();
         self.places.insert(place, state);
-        for uid in needing {
-            self.replan(&uid, &mut effect);
-            effect.rules.insert(uid);
+        // Why it cannot be read may be another thing now, which the status says.
+        self.follow_here(Effect { rules: follow.clone(), follow, ..Effect::default() })
+    }
+
+    /// The plan of a rule follows what is known of its places now. Sources are taken in as they come, so nothing else of it
+    /// changes.
+    pub(super) fn follow_places(&mut self, uid: &RuleUid) -> Effect {
+        let mut effect = Effect::default();
+        let Some(entry) = self.rules.get(uid) else { return effect };
+        let unknown: BTreeSet<Place> =
+            entry.rule.places(&self.scope).into_iter().filter(|place| !self.is_known(place)).collect();
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.plan.unknown != unknown) else { return effect };
+        entry.deal.set_unknown(&unknown);
+        Arc::make_mut(&mut entry.plan).unknown = unknown;
+        // Whether a Secret is missing from which values are taken, or cannot be seen, is another question now.
+        let takes = entry.rule.shape.lenders().next().is_some().then(|| entry.rule.clone());
+        entry.brake.wants_something_else();
+        entry.keep_wanted();
+        if entry.brake.is_open() {
+            effect.judge.insert(uid.clone());
+        }
+        self.touch(uid, &mut effect);
+        if let Some(rule) = takes.filter(|_| !self.is_awaited(uid)) {
+            effect.merge(self.set_rule(rule));
         }
         effect
     }
 
     /// Places in which some rule looks for sources.
     pub fn needed_places(&self) -> BTreeSet<Place> {
-        self.rules.values().flat_map(|entry| entry.rule.places(&self.scope)).collect()
+        let rules = self.rules.values().map(|entry| &entry.rule).chain(self.awaited_rules());
+        rules.flat_map(|rule| rule.places(&self.scope)).collect()
     }
 
     /// The places that a rule needs and that cannot be read, with the reason given to people.

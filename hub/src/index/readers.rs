@@ -31,21 +31,56 @@ type Mark = (Arc<str>, Option<Arc<str>>, Sign);
 pub(super) struct Readers {
     rules: BTreeMap<Mark, BTreeSet<RuleUid>>,
     marks: BTreeMap<RuleUid, BTreeSet<Mark>>,
+    /// The labels by which they choose, and how many rules do by each.
+    keys: BTreeMap<String, usize>,
+    keys_of: BTreeMap<RuleUid, BTreeSet<String>>,
+    /// The labels that objects are kept with: those by which rules choose, and some by which they did.
+    kept: BTreeSet<String>,
 }
 
+/// So many labels are kept by which no rule chooses any more, so that a rule that is edited costs no list.
+const FORMER: usize = 256;
+
 impl Readers {
-    /// Takes in a rule, in place of what was known of it.
-    pub(super) fn set(&mut self, rule: &Rule) {
+    /// Whether objects are kept with this label: some rule chooses by it, or did.
+    pub(super) fn keeps(&self, key: &str) -> bool {
+        self.kept.contains(key)
+    }
+
+    /// Takes in a rule, in place of what was known of it. Returns whether it chooses by a label with which
+    /// objects were not kept.
+    pub(super) fn set(&mut self, rule: &Rule) -> bool {
         self.remove(&rule.uid);
+        let selectors = rule.sources.iter().filter_map(|entry| entry.selector.as_ref());
+        let keys = selectors.flat_map(|selector| selector.requirements.iter().map(|one| one.key.clone()));
+        let keys: BTreeSet<String> = keys.collect();
+        let mut news = false;
+        for key in &keys {
+            *self.keys.entry(key.clone()).or_default() += 1;
+            news |= self.kept.insert(key.clone());
+        }
+        if self.kept.len() > self.keys.len() + FORMER {
+            self.kept = self.keys.keys().cloned().collect();
+        }
+        self.keys_of.insert(rule.uid.clone(), keys);
         let marks: BTreeSet<Mark> = rule.sources.iter().flat_map(|entry| self.marks_of(rule, entry)).collect();
         for mark in &marks {
             self.rules.entry(mark.clone()).or_default().insert(rule.uid.clone());
         }
         self.marks.insert(rule.uid.clone(), marks);
+        news
     }
 
     /// Forgets a rule.
     pub(super) fn remove(&mut self, uid: &RuleUid) {
+        for key in self.keys_of.remove(uid).into_iter().flatten() {
+            if let Some(rules) = self.keys.get_mut(&key) {
+                *rules -= 1;
+                if *rules == 0 {
+                    self.keys.remove(&key);
+                }
+            }
+        }
         for mark in self.marks.remove(uid).into_iter().flatten() {
             if let Some(rules) = self.rules.get_mut(&mark) {
                 rules.remove(uid);

@@ -106,7 +106,9 @@ proptest! {
 /// So many rules, the n-th made of n.
 fn many(spec: impl Fn(usize) -> Value) -> Readers {
     let mut readers = Readers::default();
-    (0..1000).for_each(|number| readers.set(&rule(number, &spec(number))));
+    for number in 0..1000 {
+        readers.set(&rule(number, &spec(number)));
+    }
     readers
 }
 

@@ -5,14 +5,26 @@ use std::sync::{Arc, OnceLock};
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::changes::note_changes;
+use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Cause, Item};
 use crate::plan::{Body, Deal, RemovalTerms, Rule, RulePlan, Source, plan};
 use crate::rollout::Gate;
 
 impl Index {
-    /// A rule is as given now.
+    /// A rule is as given now. Where its copies have to be rendered, and that is not done here, it stays as it was until
+    /// they are.
     pub fn set_rule(&mut self, rule: Rule) -> Effect {
+        if rule.sends_as_selected() {
+            self.rendering.forget(&rule.uid);
+            let plan = Arc::new(self.plan_of(&rule));
+            return self.put_rule(rule, plan, Deal::default(), Unrendered::default());
+        }
+        self.set_rendered_rule(rule)
+    }
+
+    /// A rule is as given now, and what is sent of this selection was rendered.
+    pub(super) fn put_rule(&mut self, rule: Rule, plan: Arc<RulePlan>, deal: Deal, unrendered: Unrendered) -> Effect {
         let mut effect = Effect::default();
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
@@ -20,10 +32,6 @@ impl Index {
             self.goes_by_order();
         }
         let goes = self.goes(&rule);
-        let plan = Arc::new(self.plan_of(&rule));
-        let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
-        let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())));
-        let deal = Deal::new(&rule, &plan, chosen, &self.minter);
         if let Some(former) = &former {
             effect.clusters.extend(former.goes.clusters.keys().cloned());
         }
@@ -53,17 +61,23 @@ impl Index {
         let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.travel.reverts());
         let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
         let (wanted, target) = (OnceLock::new(), OnceLock::new());
-        let mut entry = RuleEntry { rule, plan, deal, goes, brake, gate, version, wanted, target };
+        let mut entry = RuleEntry { rule, plan, deal, goes, brake, gate, unrendered, version, wanted, target };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
         }
-        match former.filter(|_| unchanged) {
-            Some(former) => (entry.plan, entry.deal) = (former.plan, former.deal),
-            None => entry.brake.wants_something_else(),
+        match former {
+            Some(former) if unchanged => {
+                entry.plan = former.plan;
+                self.rendering.drop_later(std::mem::replace(&mut entry.deal, former.deal));
+            }
+            former => {
+                entry.brake.wants_something_else();
+                former.into_iter().for_each(|former| self.rendering.drop_later(former.deal));
+            }
         }
-        self.register(entry);
-        self.drop_unselected(before.as_deref());
+        effect.relist = self.register(entry);
+        self.drop_unselected(before.iter().flat_map(|before| all_sources(before)));
         if unchanged {
             effect.clusters.clear();
             effect.rules.insert(uid);
@@ -77,6 +91,7 @@ impl Index {
     /// the hub's own words in the status, which only another process needs.
     pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
         let mut effect = Effect::default();
+        self.rendering.set_removal(uid, &removal);
         let Some(entry) = self.rules.get_mut(uid) else { return effect };
         let former = std::mem::replace(&mut entry.rule.removal, removal);
         let now = &entry.rule.removal;
@@ -90,19 +105,21 @@ impl Index {
     /// something of it are told that it is unclaimed.
     pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
+        self.rendering.forget(uid);
         if let Some(former) = self.unregister(uid) {
             self.changes.remove(&former.version);
             effect.clusters.extend(self.clusters.keys().cloned());
             effect.rules.insert(uid.clone());
             self.forget(uid);
-            self.drop_unselected(Some(&former.plan));
+            self.drop_unselected(all_sources(&former.plan));
+            self.rendering.drop_later(former.deal);
         }
         effect
     }
 
     /// Content that no rule selects any more is not kept.
-    fn drop_unselected(&mut self, former: Option<&RulePlan>) {
-        for source in former.into_iter().flat_map(all_sources) {
+    pub(super) fn drop_unselected<'a>(&mut self, former: impl IntoIterator<Item = &'a SourceRef>) {
+        for source in former {
             if !self.selected_by.contains_key(source)
                 && let Some(known) = self.sources.get_mut(source)
             {
@@ -113,7 +130,8 @@ impl Index {
 
     /// These are all the rules there are: the others are gone.
     pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
-        let gone: Vec<_> = self.rules.keys().filter(|uid| !listed.contains(*uid)).cloned().collect();
+        let known = self.rules.keys().chain(self.rendering.awaited());
+        let gone: BTreeSet<_> = known.filter(|uid| !listed.contains(*uid)).cloned().collect();
         let mut effect = Effect::default();
         for uid in gone {
             effect.merge(self.remove_rule(&uid));
@@ -139,17 +157,19 @@ impl Index {
         }))
     }
 
-    fn plan_of(&self, rule: &Rule) -> RulePlan {
+    pub(super) fn plan_of(&self, rule: &Rule) -> RulePlan {
         plan(rule, self.candidates(rule), &self.scope, |place| self.is_known(place))
     }
 
-    fn register(&mut self, entry: RuleEntry) {
+    /// Returns whether labels that it needs may have been left out.
+    fn register(&mut self, entry: RuleEntry) -> bool {
         let uid = entry.rule.uid.clone();
         for source in all_sources(&entry.plan) {
             self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
         }
-        self.readers.set(&entry.rule);
+        let news = self.readers.set(&entry.rule);
         self.rules.insert(uid, entry);
+        news && self.left_out_labels
     }
 
     fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
@@ -161,13 +181,6 @@ impl Index {
         Some(entry)
     }
 
-    /// Plans a rule anew, if what it says changed.
-    pub(super) fn replan(&mut self, uid: &RuleUid, effect: &mut Effect) {
-        if let Some(entry) = self.rules.get(uid) {
-            effect.merge(self.set_rule(entry.rule.clone()));
-        }
-    }
-
     /// One source is to a rule what `selected` says now.
     pub(super) fn update_plan(
         &mut self,
@@ -177,8 +190,15 @@ impl Index {
         cause: Cause,
         effect: &mut Effect,
     ) {
+        if self.defer_source(uid, source, selected, effect) {
+            return;
+        }
         let Some(entry) = self.rules.get_mut(uid) else { return };
+        entry.unrendered.set_at_once(source);
         if entry.plan.already_says(source, selected) {
+            if !entry.plan.names(source) {
+                remove_from(&mut self.selected_by, source, uid);
+            }
             return;
         }
         let wanted = entry.plan.wants(source);
@@ -211,6 +231,9 @@ impl Index {
         body: Option<&Body>,
         effect: &mut Effect,
     ) -> bool {
+        if let Some(takes) = self.defer_lent(uid, secret, body, effect) {
+            return takes;
+        }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
         if Arc::make_mut(&mut entry.plan).lend(secret, body) {
             entry.deal.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
@@ -231,7 +254,7 @@ fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
     plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys()).chain(plan.lent.keys())
 }
 
-fn remove_from(map: &mut BTreeMap<SourceRef, BTreeSet<RuleUid>>, key: &SourceRef, uid: &RuleUid) {
+pub(super) fn remove_from(map: &mut BTreeMap<SourceRef, BTreeSet<RuleUid>>, key: &SourceRef, uid: &RuleUid) {
     if let Some(set) = map.get_mut(key) {
         set.remove(uid);
         if set.is_empty() {

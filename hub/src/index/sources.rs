@@ -22,6 +22,13 @@ impl Index {
         self.sources.get(source)
     }
 
+    /// How many sources of this kind are known in this namespace, selected or not.
+    pub fn sources_in(&self, resource: &str, namespace: &str) -> usize {
+        let from = SourceRef::new(resource, namespace, "");
+        let is_here = |source: &SourceRef| (&*source.resource, &*source.namespace) == (resource, namespace);
+        self.sources.range(from..).take_while(|(source, _)| is_here(source)).count()
+    }
+
     /// A source is there with these labels. `body` is its content if it was read; absent, what was known of its content
     /// stands (stale content is better than a gap, and the reader comes back with the new one).
     pub fn set_source(&mut self, source: SourceRef, labels: BTreeMap<String, String>, body: Option<Body>) -> Effect {

@@ -55,7 +55,7 @@ fn grant(spec: serde_json::Value) -> RuleGrant {
 fn everything() -> RuleGrant {
     grant(json!({
         "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
-        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
     }))
 }
 
@@ -289,10 +289,11 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     let effect = index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), true));
     assert_eq!(effect.clusters.len(), 2);
     let now = Instant::now();
-    index.judge(&"r1".into(), &|_, _| None, now);
+    let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 11, intents: 11, ..Holding::default() });
+    index.judge(&"r1".into(), &holds, now);
     let (due, uid) = index.next_judgement().unwrap();
     assert!(due > now && !index.may_go(&uid), "that of its namespace may be heard yet");
-    index.judge(&uid, &|_, _| None, due);
+    index.judge(&uid, &holds, due);
     assert!(index.may_go(&uid));
     assert!(matches!(index.claim(&"r1".into(), &"two".into()), Claim::Unwanted(_)));
 }
@@ -546,4 +547,30 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     // Without waves nothing is kept.
     index.set_rule(plain);
     assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.travel == Some(Travel::Plain)));
+}
+
+#[test]
+fn forgotten_rules_beyond_the_limit_are_noticed() {
+    let mut index = Index::new();
+    index.set_cluster("eu".into(), cluster("prod"));
+    let limit = super::FORGOTTEN_LIMIT;
+    let uid = |number: usize| format!("r{number}");
+    for number in 0..limit + 2 {
+        index.set_rule(rule(&uid(number), "a", "x", json!({"all": true}), false));
+    }
+    let version = |index: &Index| index.claims_since(&"eu".into(), 0).1;
+    let before = version(&index);
+    for number in 0..limit {
+        index.remove_rule(&uid(number).as_str().into());
+    }
+    assert!(!index.has_forgotten_since(before), "all of them are told");
+    index.remove_rule(&uid(limit).as_str().into());
+    let since = version(&index);
+    index.remove_rule(&uid(limit + 1).as_str().into());
+    assert!(
+        index.has_forgotten_since(before),
+        "the first are not told any more: a session asks of each rule that it holds"
+    );
+    assert!(!index.has_forgotten_since(since), "who is up to date missed nothing");
+    assert!(!index.has_forgotten_since(0), "a new session asks of each in any case");
 }

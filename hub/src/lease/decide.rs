@@ -1,398 +1,116 @@
-//! Who leads: what a process concludes from the Lease as it has seen it, and what it does next.
-//!
-//! Nothing here knows a clock: `now` is what the process's monotonic clock says.
-mod timing;
-
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+//! The hub's part of the election: the Lease carries who has led (the [`Line`]) and how a person's tools reach its holder.
+//! Who leads and when is decided by [`runnel_proto::lease`]. Pure.
+use std::time::Instant;
 
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::api::coordination::v1::Lease;
 use runnel_proto::identity::Fingerprint;
+use runnel_proto::lease::{self, LeaseName, term};
+pub use runnel_proto::lease::{Holder, Lead, Leader, Step, Timing};
 
 use crate::epoch::{LINE, Line, Standing};
-use crate::index::version_number;
-pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
-
-/// Where other replicas reach the holder of the Lease.
-pub const ADDRESS: &str = "runnel.dev/replica-address";
 /// The hub's id, for who asks it something; see `query.proto`.
 pub const HUB_ID: &str = "runnel.dev/hub";
 /// The fingerprint of the authority by which who asks the hub something knows it.
 pub const AUTHORITY: &str = "runnel.dev/authority";
-/// Epochs whose terms are remembered.
-const EPOCHS: usize = 64;
 
-/// A process that may lead.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The pod, or whatever the process is called.
-    pub name: String,
-    /// Whether no other process has this name at the same time, so that a Lease held under it when this process starts
-    /// is that of a predecessor, which is dead.
-    pub is_unique: bool,
-    /// Random per process.
-    pub random: String,
-    /// Where other replicas reach it.
-    pub address: Option<String>,
-}
-
-impl Holder {
-    /// What stands in the Lease: the name and the random part.
-    pub fn identity(&self) -> String {
-        format!("{}_{}", self.name, self.random)
-    }
-}
-
-/// The right to lead, and until when it holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lead {
-    /// The Lease's uid.
-    pub epoch: String,
-    /// Its `leaseTransitions`.
-    pub term: u64,
-    /// By the monotonic clock. Renewals move it.
-    pub valid_until: Instant,
-}
-
-impl Lead {
-    /// Whether it is the same right, perhaps renewed.
-    pub fn is_same(&self, other: &Self) -> bool {
-        self.epoch == other.epoch && self.term == other.term
-    }
-}
-
-/// Another process that holds the Lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// What stands in the Lease.
-    pub identity: String,
-    /// Where it takes connections from other replicas.
-    pub address: Option<String>,
-}
-
-/// What the process does next.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Nothing before this moment, unless the Lease is seen to change.
-    Wait(Instant),
-    /// Looks at the Lease.
-    Look,
-    /// Makes the Lease.
-    Create(Lease),
-    /// Replaces the Lease, provided that it is as it was seen.
-    Replace(Lease),
-    /// Removes the Lease of this uid, whose terms are used up; the next one begins a new epoch.
-    Remove(String),
-}
-
-/// The Lease as it was last seen.
-enum Seen {
-    /// Not looked at yet.
-    Nothing,
-    /// It is not there, and may be made from this moment on.
-    Absent(Instant),
-    /// It is there, and was first seen so at this moment.
-    There(Box<Lease>, Instant),
-}
-
-/// What a process knows of the election.
+/// What a process knows of the election, and who has led.
 pub struct Candidate {
-    me: Holder,
-    timing: Timing,
-    seen: Seen,
-    lead: Option<Lead>,
-    /// When to try again after what failed, or to renew.
-    not_before: Option<Instant>,
-    /// Whether what was seen may be out of date.
-    stale: bool,
-    /// When the Lease was last looked at, or a watch told of it.
-    heard_at: Option<Instant>,
-    /// Whether a held Lease has been seen since the start: the first one may be a predecessor's.
-    met_holder: bool,
-    /// The highest term that was seen in an epoch: a Lease that was restored begins again with lower ones.
-    terms: BTreeMap<String, u64>,
+    election: lease::Candidate,
+    /// Random per process.
+    random: String,
     /// Who has led, as the Lease last said it.
     line: Line,
-}
-
-fn spec(lease: &Lease) -> LeaseSpec {
-    lease.spec.clone().unwrap_or_default()
-}
-
-fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
-}
-
-fn term(lease: &Lease) -> u64 {
-    lease.spec.as_ref().and_then(|spec| spec.lease_transitions).and_then(|n| u64::try_from(n).ok()).unwrap_or_default()
-}
-
-fn uid(lease: &Lease) -> String {
-    lease.metadata.uid.clone().unwrap_or_default()
 }
 
 impl Candidate {
     /// A process that has seen nothing yet.
     pub fn new(me: Holder, timing: Timing) -> Self {
-        Self {
-            me,
-            timing,
-            seen: Seen::Nothing,
-            lead: None,
-            not_before: None,
-            stale: false,
-            heard_at: None,
-            met_holder: false,
-            terms: BTreeMap::new(),
-            line: Line::default(),
-        }
+        let (random, name) = (me.random.clone(), LeaseName { name: LEASE, component: "hub" });
+        Self { election: lease::Candidate::new(name, me, timing), random, line: Line::default() }
     }
 
     /// The right to lead, while it holds.
     pub fn lead(&self, now: Instant) -> Option<&Lead> {
-        self.lead.as_ref().filter(|lead| now < lead.valid_until)
+        self.election.lead(now)
     }
 
     /// What this process has come to, while it leads.
     pub fn standing(&self, now: Instant) -> Option<Standing> {
         self.lead(now)?;
-        match &self.seen {
-            Seen::There(lease, _) => Standing::of(lease),
-            Seen::Nothing | Seen::Absent(_) => None,
-        }
+        self.election.lease().and_then(Standing::of)
     }
 
-    /// The other process that holds the Lease. Where it was reached at this process' own address it is a predecessor that is
-    /// dead: what is passed on there comes back here, and is cut when this process leads.
+    /// The other process that holds the Lease.
     pub fn leader(&self) -> Option<Leader> {
-        let Seen::There(lease, _) = &self.seen else { return None };
-        let identity = holder(lease).filter(|holder| *holder != self.me.identity())?;
-        let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS)).cloned();
-        let address = address.filter(|address| self.me.address.as_ref() != Some(address));
-        Some(Leader { identity: identity.to_owned(), address })
+        self.election.leader()
     }
 
-    /// A watch told of the Lease. It may be late, so what is not plainly newer only makes the process look.
+    /// A watch told of the Lease.
     pub fn heard(&mut self, lease: Option<Lease>, now: Instant) {
-        let version = |lease: &Lease| version_number(lease.metadata.resource_version.as_deref());
-        let known = match &self.seen {
-            Seen::There(lease, _) => Some(&**lease),
-            Seen::Nothing | Seen::Absent(_) => None,
-        };
-        match (lease, known) {
-            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) == version(known) => {
-                self.heard_at = Some(now);
-            }
-            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) > version(known) => {
-                self.saw(Some(new), now);
-            }
-            (None, None) => {}
-            _ => self.stale = true,
-        }
-        if self.lead.is_none() {
-            self.not_before = None;
+        self.election.heard(lease, now);
+        if let Some(line) = self.election.lease().and_then(Line::of) {
+            self.line = line;
         }
     }
 
     /// The Lease was looked at, which ended at `now`.
     pub fn saw(&mut self, lease: Option<Lease>, now: Instant) {
-        self.stale = false;
-        self.heard_at = Some(now);
-        let Some(lease) = lease else {
-            let may_be_made = match &self.seen {
-                Seen::Absent(at) => *at,
-                // Its holder may not know yet, and lead for a while.
-                Seen::There(before, _) if self.is_anothers(before) => now + self.duration(before),
-                Seen::There(..) | Seen::Nothing => now,
-            };
-            self.seen = Seen::Absent(may_be_made);
-            self.lead = None;
-            return;
-        };
-        let is_older = self.is_older(&lease);
-        self.remember(&lease);
-        // After a restore what this process has told may be unknown, though it leads by the same term.
-        if let Some(lead) = &self.lead
-            && (is_older || !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease)))
+        if let Some(lease) = &lease
+            && (self.election.is_older(lease) || Line::of(lease).is_some())
         {
-            self.lead = None;
+            self.line = Line::of(lease).unwrap_or_default();
         }
-        if is_older || Line::of(&lease).is_some() {
-            self.line = Line::of(&lease).unwrap_or_default();
-        }
-        let since = match &self.seen {
-            Seen::There(before, since) if before.metadata.resource_version == lease.metadata.resource_version => *since,
-            _ => now,
-        };
-        let since = if self.is_predecessors(&lease) { now.checked_sub(LONGEST_LEASE).unwrap_or(now) } else { since };
-        self.met_holder |= holder(&lease).is_some();
-        self.seen = Seen::There(Box::new(lease), since);
+        self.election.saw(lease, now);
     }
 
     /// A write that was sent at `sent` gave this Lease.
     pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
-        let mine = self.is_mine(&lease);
-        let lead = Lead { epoch: uid(&lease), term: term(&lease), valid_until: sent + self.timing.renew };
-        self.remember(&lease);
         self.line = Line::of(&lease).unwrap_or_default();
-        self.stale = false;
-        self.heard_at = Some(now);
-        self.met_holder = true;
-        self.seen = Seen::There(Box::new(lease), now);
-        self.lead = Some(lead).filter(|lead| mine && now < lead.valid_until);
-        self.not_before = Some(sent + self.timing.retry);
+        self.election.wrote(lease, sent, now);
     }
 
     /// A write or a look failed. With `changed`, because the Lease is not as it was seen.
     pub fn failed(&mut self, changed: bool, now: Instant) {
-        self.stale |= changed;
-        self.not_before = Some(if changed { now } else { now + self.timing.retry });
+        self.election.failed(changed, now);
     }
 
     /// The Lease without a holder, if this process holds it: from now on it does not lead.
     pub fn release(&mut self) -> Option<Lease> {
-        self.lead = None;
-        let Seen::There(lease, _) = &self.seen else { return None };
-        if !self.is_mine(lease) {
-            return None;
-        }
-        let mut released = (**lease).clone();
-        let spec = released.spec.get_or_insert_default();
-        spec.holder_identity = None;
-        if let Some(annotations) = &mut released.metadata.annotations {
-            annotations.remove(ADDRESS);
-        }
-        Some(released)
+        self.election.release()
     }
 
     /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
     pub fn next(&mut self, eligible: bool, now: Instant, wall: Timestamp) -> Step {
-        if self.lead.is_some() && self.lead(now).is_none() {
-            self.lead = None;
-        }
-        if let Some(at) = self.not_before.filter(|at| now < *at) {
-            // The right may end before.
-            return Step::Wait(self.lead.as_ref().map_or(at, |lead| at.min(lead.valid_until)));
-        }
-        // A working watch tells of each renewal; where it does not work, looking must do.
-        let look_at = self.heard_at.map_or(now, |at| at + 2 * self.timing.retry);
-        if self.stale || matches!(self.seen, Seen::Nothing) {
-            return Step::Look;
-        }
-        let lease = match &self.seen {
-            Seen::There(lease, _) => Some(&**lease),
-            Seen::Nothing | Seen::Absent(_) => None,
-        };
-        if let (Some(lease), Some(_)) = (lease, &self.lead) {
-            return Step::Replace(self.renewed(lease, wall));
-        }
-        let free_at = match &self.seen {
-            Seen::There(lease, since) if self.is_anothers(lease) => *since + self.duration(lease),
-            Seen::Absent(at) => *at,
-            Seen::There(..) | Seen::Nothing => now,
-        };
-        match lease {
-            _ if now < free_at || !eligible => match now < look_at {
-                true if now < free_at => Step::Wait(free_at.min(look_at)),
-                true => Step::Wait(look_at),
-                false => Step::Look,
-            },
-            None => Step::Create(self.taken(None, wall)),
-            Some(lease) if self.next_term(lease) > i32::MAX as u64 => Step::Remove(uid(lease)),
-            Some(lease) => Step::Replace(self.taken(Some(lease), wall)),
+        let step = self.election.next(eligible, now, wall);
+        let renews = self.election.lead(now).is_some();
+        match step {
+            Step::Replace(lease) if renews => Step::Replace(self.renewed(lease)),
+            Step::Replace(lease) => Step::Replace(self.taken(lease)),
+            Step::Create(lease) => Step::Create(self.taken(lease)),
+            Step::Wait(_) | Step::Look | Step::Remove(_) => step,
         }
     }
 
-    fn is_mine(&self, lease: &Lease) -> bool {
-        holder(lease) == Some(self.me.identity().as_str())
-    }
-
-    /// Whether the Lease was newer when it was last seen: its API server was restored from a backup.
-    fn is_older(&self, lease: &Lease) -> bool {
-        let Seen::There(known, _) = &self.seen else { return false };
-        let version = |lease: &Lease| version_number(lease.metadata.resource_version.as_deref());
-        uid(known) == uid(lease) && version(lease) < version(known)
-    }
-
-    fn is_anothers(&self, lease: &Lease) -> bool {
-        holder(lease).is_some() && !self.is_mine(lease)
-    }
-
-    /// Whether the process of our name that ran before us holds it.
-    fn is_predecessors(&self, lease: &Lease) -> bool {
-        let name = holder(lease).and_then(|holder| holder.rsplit_once('_')).map(|(name, _)| name);
-        self.me.is_unique && !self.met_holder && name == Some(self.me.name.as_str())
-    }
-
-    /// How long the holder of this Lease may lead after it was seen.
-    fn duration(&self, lease: &Lease) -> Duration {
-        let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
-        let said = seconds.and_then(|n| u64::try_from(n).ok()).map(Duration::from_secs);
-        said.filter(|said| (SHORTEST_LEASE..=LONGEST_LEASE).contains(said)).unwrap_or(self.timing.lease)
-    }
-
-    fn remember(&mut self, lease: &Lease) {
-        let (epoch, term) = (uid(lease), term(lease));
-        if self.terms.len() >= EPOCHS {
-            self.terms.retain(|known, _| *known == epoch);
-        }
-        let highest = self.terms.entry(epoch).or_default();
-        *highest = term.max(*highest);
-    }
-
-    fn next_term(&self, lease: &Lease) -> u64 {
-        term(lease).max(self.terms.get(&uid(lease)).copied().unwrap_or_default()) + 1
-    }
-
-    fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
-        let mut lease = lease.clone();
+    fn renewed(&self, lease: Lease) -> Lease {
         // Who made the Lease did not know its uid then. Where somebody took the line away, it comes back.
         let line = Line::of(&lease).unwrap_or_else(|| self.line.clone());
-        if line.newest().is_some() {
-            lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
-        }
-        lease.spec = Some(LeaseSpec {
-            lease_duration_seconds: Some(whole_seconds(self.timing.lease)),
-            renew_time: Some(MicroTime(wall)),
-            ..spec(&lease)
-        });
-        lease
+        if line.newest().is_none() { lease } else { with_line(lease, &line) }
     }
 
-    fn taken(&self, lease: Option<&Lease>, wall: Timestamp) -> Lease {
-        let term = lease.map_or(1, |lease| self.next_term(lease));
-        let mut metadata = lease.map(|lease| lease.metadata.clone()).unwrap_or_else(|| ObjectMeta {
-            name: Some(LEASE.to_owned()),
-            labels: Some(
-                [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", "hub")]
-                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                    .into(),
-            ),
-            ..ObjectMeta::default()
-        });
-        let epoch = metadata.uid.clone().unwrap_or_default();
-        let line = self.line.clone().taken(lease, (&epoch, term), &self.me.random);
-        let annotations = metadata.annotations.get_or_insert_default();
-        annotations.insert(LINE.to_owned(), line.to_string());
-        match &self.me.address {
-            Some(address) => drop(annotations.insert(ADDRESS.to_owned(), address.clone())),
-            None => drop(annotations.remove(ADDRESS)),
-        }
-        let spec = LeaseSpec {
-            holder_identity: Some(self.me.identity()),
-            lease_duration_seconds: Some(whole_seconds(self.timing.lease)),
-            lease_transitions: Some(i32::try_from(term).unwrap_or(i32::MAX)),
-            acquire_time: Some(MicroTime(wall)),
-            renew_time: Some(MicroTime(wall)),
-            ..LeaseSpec::default()
-        };
-        Lease { metadata, spec: Some(spec) }
+    fn taken(&self, lease: Lease) -> Lease {
+        let epoch = lease.metadata.uid.clone().unwrap_or_default();
+        let line = self.line.clone().taken(self.election.lease(), (&epoch, term(&lease)), &self.random);
+        with_line(lease, &line)
     }
+}
+
+fn with_line(mut lease: Lease, line: &Line) -> Lease {
+    lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
+    lease
 }
 
 /// The Lease with what a person's tools need to ask its holder something: the hub's id, and the fingerprint of its
@@ -407,10 +125,92 @@ pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<Fingerprint>
     lease
 }
 
-/// Rounded up, so that nobody takes the Lease too early.
-fn whole_seconds(duration: Duration) -> i32 {
-    i32::try_from(duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).unwrap_or(i32::MAX)
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::time::Duration;
+
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+
+    use super::*;
+
+    const TIMING: Timing =
+        Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
+
+    fn candidate(name: &str) -> Candidate {
+        let me = Holder { name: name.into(), is_unique: true, random: "0".into(), address: None };
+        Candidate::new(me, TIMING)
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn stored(mut lease: Lease, uid: &str, version: u64) -> Lease {
+        lease.metadata.uid = Some(uid.into());
+        lease.metadata.resource_version = Some(version.to_string());
+        lease
+    }
+
+    fn foreign(uid: &str, version: u64, holder: &str, term: i32) -> Lease {
+        let spec = LeaseSpec {
+            holder_identity: Some(holder.into()),
+            lease_transitions: Some(term),
+            lease_duration_seconds: Some(15),
+            ..LeaseSpec::default()
+        };
+        stored(Lease { spec: Some(spec), ..Lease::default() }, uid, version)
+    }
+
+    fn next(candidate: &mut Candidate, now: Instant) -> Step {
+        candidate.next(true, now, Timestamp::UNIX_EPOCH)
+    }
+
+    fn replaced(step: Step) -> Lease {
+        match step {
+            Step::Replace(lease) | Step::Create(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_lives_through_a_restore_takes_the_lead_anew_and_the_line_says_how_far_the_backup_went() {
+        let (start, mut a) = (Instant::now(), candidate("a"));
+        a.saw(Some(foreign("e1", 5, "", 7)), start);
+        let taken = stored(replaced(next(&mut a, start)), "e1", 6);
+        a.wrote(taken.clone(), start, start);
+        let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
+        a.wrote(renewed, start + at(2), start + at(2));
+        assert_eq!(a.standing(start + at(3)).map(|standing| standing.version), Some(9));
+        // What it wrote itself, by its own term, but earlier than what it has seen.
+        a.saw(Some(taken), start + at(3));
+        assert_eq!((a.lead(start + at(3)), a.standing(start + at(3))), (None, None));
+        let again = replaced(next(&mut a, start + at(4)));
+        assert_eq!(term(&again), 9);
+        assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 =/9/0/");
+    }
+
+    #[test]
+    fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
+        let (start, mut a) = (Instant::now(), candidate("a"));
+        a.saw(None, start);
+        let made = stored(replaced(next(&mut a, start)), "e1", 1);
+        a.wrote(made, start, start);
+        a.saw(None, start + at(1));
+        let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
+        a.wrote(made, start + at(3), start + at(3));
+        let renewed = replaced(next(&mut a, start + at(5)));
+        assert_eq!(renewed.metadata.annotations.unwrap()[LINE], format!("e1/1/0/{} e2/1/0/", u64::MAX));
+    }
+
+    #[test]
+    fn a_line_that_somebody_took_away_comes_back_with_the_next_renewal() {
+        let (start, mut a) = (Instant::now(), candidate("a"));
+        a.saw(Some(foreign("e1", 5, "", 7)), start);
+        let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);
+        a.wrote(taken.clone(), start, start);
+        let line = taken.metadata.annotations.take();
+        a.saw(Some(stored(taken, "e1", 7)), start + at(1));
+        let renewed = replaced(next(&mut a, start + at(2)));
+        assert_eq!(renewed.metadata.annotations.unwrap()[LINE], line.unwrap()[LINE]);
+    }
+}

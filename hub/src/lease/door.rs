@@ -1,9 +1,10 @@
 //! Where connections come in. The leader serves them; a replica that stands by splices them, as they are and before any
 //! TLS, to the leader.
 //!
-//! What comes by the replicas' own port is served or closed, never passed on, so connections cannot run in circles.
+//! What comes by the replicas' own port is served or closed, never passed on, so connections cannot run in circles. Only what
+//! begins with the seal of a replica is served: see `passed_on`.
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +12,25 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use runnel_proto::tls::Accept;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Leader;
+use super::passed_on::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
+use crate::metrics::{HubMetrics, PeerLimit};
 use crate::shared::Shared;
 
-/// Connections at a time that are passed on or held; more wait in the kernel's queue.
+/// Connections at a time that are held or handed to the server, of a process that leads; more wait in the kernel's queue.
 const CONNECTIONS: usize = 8192;
+/// Connections on the port for replicas that have not said yet where they come from; one more is closed.
+const ARRIVALS: usize = 1024;
+/// How long a replica may take to say so.
+const ARRIVAL: Duration = Duration::from_secs(3);
+/// Between two lines about connections that are not passed on.
+const COMPLAINTS: Duration = Duration::from_secs(60);
 /// Connections that wait for their TLS handshake.
 const QUEUE: usize = 64;
 /// How long a connection is held while nobody leads; an agent waits no longer.
@@ -36,9 +45,6 @@ const IDLE: Duration = Duration::from_secs(90);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after an accept error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// Where a connection comes from that another replica passed on. That replica's address would stand for everybody's.
-const UNKNOWN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 type Incoming = (TcpStream, SocketAddr);
 
@@ -60,30 +66,56 @@ pub struct Door {
     public: TcpListener,
     replicas: Option<TcpListener>,
     shared: Arc<Shared>,
+    metrics: Arc<HubMetrics>,
     served: mpsc::Sender<Incoming>,
 }
 
 impl Door {
     /// A door with its listener for agents, and the one for other replicas.
-    pub fn new(public: TcpListener, replicas: Option<TcpListener>, shared: Arc<Shared>) -> (Self, Accepted) {
+    pub fn new(
+        public: TcpListener,
+        replicas: Option<TcpListener>,
+        shared: Arc<Shared>,
+        metrics: Arc<HubMetrics>,
+    ) -> (Self, Accepted) {
         let (served, accepted) = mpsc::channel(QUEUE);
-        (Self { public, replicas, shared, served }, Accepted(accepted))
+        (Self { public, replicas, shared, metrics, served }, Accepted(accepted))
     }
 
     /// Takes connections for ever.
     pub async fn run(self) {
-        let mut tasks = JoinSet::new();
+        let (mut tasks, mut arrivals) = (JoinSet::new(), JoinSet::new());
+        let most = tokio::fs::read_to_string("/proc/self/limits").await.ok().and_then(|limits| open_files(&limits));
+        let most = most.map_or(CONNECTIONS, passed_on_limit);
+        let mut complained: Option<Instant> = None;
         loop {
             tokio::select! {
                 Some(_) = tasks.join_next() => {}
-                accepted = self.public.accept(), if tasks.len() < CONNECTIONS => match accepted {
-                    Ok(incoming) => drop(tasks.spawn(admit(incoming, self.shared.clone(), self.served.clone()))),
+                Some(arrived) = arrivals.join_next() => match arrived {
+                    Ok(true) => {}
+                    _ => self.metrics.limited(PeerLimit::Replicas, 1),
+                },
+                accepted = self.public.accept(), if tasks.len() < most || !self.shared.leads() => match accepted {
+                    Ok(incoming) if tasks.len() < most => {
+                        drop(tasks.spawn(admit(incoming, self.shared.clone(), self.served.clone())));
+                    }
+                    // Closed at once, so that who has another address tries that.
+                    Ok(_) => {
+                        self.metrics.limited(PeerLimit::Forwarded, 1);
+                        if complained.is_none_or(|at| at.elapsed() >= COMPLAINTS) {
+                            tracing::warn!(count = most, "no more connections are passed on to the leader: raise the limit of open files, or spread agents over the replicas");
+                            complained = Some(Instant::now());
+                        }
+                    }
                     Err(error) => complain(&error).await,
                 },
                 accepted = accept(self.replicas.as_ref()) => match accepted {
-                    Ok((tcp, _)) if self.shared.leads() => {
-                        let served = self.served.clone();
-                        tasks.spawn(async move { _ = served.send((tcp, UNKNOWN)).await });
+                    Ok((tcp, _)) if self.shared.leads() && arrivals.len() < ARRIVALS => {
+                        arrivals.spawn(arrive(tcp, self.shared.clone(), self.served.clone()));
+                    }
+                    Ok((_, from)) if self.shared.leads() => {
+                        self.metrics.limited(PeerLimit::Replicas, 1);
+                        tracing::debug!(peer = %from, "too many connections on the port for replicas: one is closed");
                     }
                     Ok((_, from)) => tracing::debug!(peer = %from, "a replica passed a connection on to one that does not lead"),
                     Err(error) => complain(&error).await,
@@ -91,6 +123,19 @@ impl Door {
             }
         }
     }
+}
+
+/// Serves what another replica passes on, as from where that says it comes. Returns whether a replica of this hub said so.
+async fn arrive(mut tcp: TcpStream, shared: Arc<Shared>, served: mpsc::Sender<Incoming>) -> bool {
+    let mut preamble = [0; PREAMBLE];
+    let said = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
+    let from = match said {
+        Ok(Ok(_)) => origin(&preamble, &shared.settings.revision_key),
+        _ => None,
+    };
+    let Some(from) = from else { return false };
+    _ = served.send((tcp, from)).await;
+    true
 }
 
 async fn accept(listener: Option<&TcpListener>) -> io::Result<Incoming> {
@@ -122,7 +167,7 @@ async fn admit((tcp, from): Incoming, shared: Arc<Shared>, served: mpsc::Sender<
         }
         if let Some((known, address)) = known.and_then(|known| known.address.clone().map(|address| (known, address))) {
             match timeout(DIAL, TcpStream::connect(&address)).await {
-                Ok(Ok(onward)) => return splice(tcp, onward, &known, &shared).await,
+                Ok(Ok(onward)) => return splice((tcp, from), onward, &known, &shared).await,
                 Ok(Err(error)) => tracing::debug!(%error, address, "cannot reach the replica that leads"),
                 Err(_) => tracing::debug!(address, "the replica that leads does not answer"),
             }
@@ -137,9 +182,12 @@ async fn admit((tcp, from): Incoming, shared: Arc<Shared>, served: mpsc::Sender<
 }
 
 /// Passes bytes both ways until both ends are done, nothing moves, or another replica leads.
-async fn splice(tcp: TcpStream, onward: TcpStream, leader: &Leader, shared: &Shared) {
+async fn splice((tcp, from): Incoming, mut onward: TcpStream, leader: &Leader, shared: &Shared) {
     // A system that refuses this only answers later.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
+    if onward.write_all(&preamble(from, &shared.settings.revision_key)).await.is_err() {
+        return;
+    }
     let moved = AtomicU64::new(0);
     let (mut near, mut far) = (Counted { tcp, moved: &moved }, Counted { tcp: onward, moved: &moved });
     let mut known = shared.leader.subscribe();

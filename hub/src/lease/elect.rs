@@ -27,6 +27,9 @@ const FLUSH: Duration = Duration::from_millis(100);
 const GLANCE: Duration = Duration::from_millis(10);
 /// Tries to give the Lease away; what fails only makes the next leader wait.
 const TRIES: usize = 3;
+/// How long a process that ends may take to give the Lease away, at an API server that is slow: less than the 30 seconds after
+/// which a pod is killed.
+pub const HAND_OVER_LIMIT: Duration = Duration::from_secs(20);
 
 /// This process as it stands in the Lease. Without a name of its own it is called as the host, which others may be too.
 ///
@@ -203,12 +206,16 @@ impl Election {
         if self.candidate.lead(Instant::now()).is_none() {
             return;
         }
+        let over = tokio::time::Instant::now() + HAND_OVER_LIMIT / 2;
         let goodbye = tokio::time::Instant::now() + GOODBYE;
         while !self.shared.sessions.is_empty() && tokio::time::Instant::now() < goodbye {
             tokio::time::sleep(GLANCE).await;
         }
         tokio::time::sleep(FLUSH).await;
         for _ in 0..TRIES {
+            if tokio::time::Instant::now() >= over {
+                break;
+            }
             let Some(released) = self.candidate.release() else { break };
             self.publish();
             let params = PostParams::default();

@@ -2,7 +2,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,27 +10,40 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
+use runnel_proto::identity::PeerCertificate;
 use runnel_proto::tls::{Connection, Peer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tonic::transport::server::Connected;
 
 use super::Lead;
+use super::connections::{MemberConnections, MemberKey};
+use crate::metrics::{HubMetrics, PeerLimit};
 use crate::shared::Shared;
 
 /// How often a connection looks whether its session is still allowed. The second look in a row that finds that it is not
 /// ends it, so the session's own last word has the time between the two.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long a connection of a member may last on which no session is registered. A renewal takes seconds, and a stream that
+/// comes along begins anew.
+const IDLE_LIFE: Duration = Duration::from_secs(60);
+
 type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// By which the sessions on a connection hold it. A stream whose peer gives it no window is not asked for frames, and so
 /// cannot end itself: the connection ends under it then, with all that was handed over and waits for the window.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Leash(Arc<Tie>);
 
-#[derive(Default)]
-struct Tie {
+/// One connection, as its leash sees it.
+pub(super) struct Tie {
+    /// Whose it is; none for a peer without a certificate, which has a short life anyway.
+    member: Option<MemberKey>,
+    /// Sessions on it that are registered.
+    sessions: AtomicUsize,
+    /// When it ends, unless a session is registered by then.
+    idle_until: Mutex<Instant>,
     allowed: Mutex<Option<Allowed>>,
     /// What the last look found.
     refused: AtomicBool,
@@ -39,10 +52,32 @@ struct Tie {
     task: AtomicWaker,
 }
 
+/// A registered session on a connection: while there is one, the connection is not idle.
+pub struct RegisteredSession(Arc<Tie>);
+
+impl Drop for RegisteredSession {
+    fn drop(&mut self) {
+        self.0.extend();
+        self.0.sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Leash {
     /// From now on the connection lasts only while this is so.
     pub fn hold(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
         *self.0.allowed.lock() = Some(Arc::new(allowed));
+    }
+
+    /// A session is registered on the connection, for as long as what this returns lives.
+    #[must_use]
+    pub fn registered(&self) -> RegisteredSession {
+        self.0.sessions.fetch_add(1, Ordering::AcqRel);
+        RegisteredSession(self.0.clone())
+    }
+
+    /// A stream on the connection comes along: it has as long as a new one to register.
+    pub fn extend(&self) {
+        self.0.extend();
     }
 
     /// An error when the connection is over. The task is woken when it is.
@@ -56,25 +91,75 @@ impl Leash {
 }
 
 impl Tie {
-    fn look(&self) {
+    fn new(member: Option<MemberKey>) -> Self {
+        Self {
+            member,
+            sessions: AtomicUsize::new(0),
+            idle_until: Mutex::new(Instant::now() + IDLE_LIFE),
+            allowed: Mutex::default(),
+            refused: AtomicBool::default(),
+            over: AtomicBool::default(),
+            task: AtomicWaker::new(),
+        }
+    }
+
+    /// The key of the member's certificate.
+    pub(super) fn member(&self) -> Option<&MemberKey> {
+        self.member.as_ref()
+    }
+
+    /// Whether no session is registered on it and nobody has ended it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sessions.load(Ordering::Acquire) == 0 && !self.over.load(Ordering::Acquire)
+    }
+
+    /// The connection ends.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.task.wake();
+    }
+
+    fn extend(&self) {
+        *self.idle_until.lock() = Instant::now() + IDLE_LIFE;
+    }
+
+    /// Returns whether the connection ends now because no session was registered on it in time.
+    fn look(&self, now: Instant) -> bool {
+        let is_late = self.member.is_some() && self.is_idle() && *self.idle_until.lock() <= now;
         let allowed = self.allowed.lock().clone();
         let refused = allowed.is_some_and(|allowed| !allowed());
-        if self.refused.swap(refused, Ordering::Relaxed) && refused {
-            self.over.store(true, Ordering::Release);
-            self.task.wake();
+        if (self.refused.swap(refused, Ordering::Relaxed) && refused) || is_late {
+            self.end();
         }
+        is_late
     }
 }
 
 /// The leashes of all connections. One look goes over all of them: connections that were woken for it one by one would
 /// cost more than all that they are sent.
 #[derive(Clone, Default)]
-pub struct Leashes(Arc<Mutex<Vec<Weak<Tie>>>>);
+pub struct Leashes(Arc<Mutex<Table>>, Arc<HubMetrics>);
+
+#[derive(Default)]
+struct Table {
+    all: Vec<Weak<Tie>>,
+    members: MemberConnections,
+}
 
 impl Leashes {
-    fn leash(&self) -> Leash {
-        let leash = Leash::default();
-        self.0.lock().push(Arc::downgrade(&leash.0));
+    /// No leashes yet. What they end is counted here.
+    pub fn counting(metrics: Arc<HubMetrics>) -> Self {
+        Self(Arc::default(), metrics)
+    }
+
+    /// The leash of a new connection. A member with too many of them loses another one for it.
+    fn leash(&self, peer: Option<&PeerCertificate>) -> Leash {
+        let member = peer.and_then(MemberKey::of);
+        let leash = Leash(Arc::new(Tie::new(member)));
+        let mut table = self.0.lock();
+        let ended = table.members.enter(&leash.0);
+        table.all.push(Arc::downgrade(&leash.0));
+        self.1.limited(PeerLimit::Connections, ended);
         leash
     }
 
@@ -88,20 +173,22 @@ impl Leashes {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             look.tick().await;
-            for tie in self.held() {
-                tie.look();
-            }
+            let now = Instant::now();
+            let late = self.held().into_iter().filter(|tie| tie.look(now)).count();
+            self.1.limited(PeerLimit::IdleConnections, late as u64);
         }
     }
 
     fn held(&self) -> Vec<Arc<Tie>> {
         let mut held = Vec::new();
-        self.0.lock().retain(|tie| {
+        let mut table = self.0.lock();
+        table.all.retain(|tie| {
             let tie = tie.upgrade();
             let is_held = tie.is_some();
             held.extend(tie);
             is_held
         });
+        table.members.drop_gone();
         held
     }
 }
@@ -132,7 +219,8 @@ pub fn fenced(
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
         let (shared, lead) = (shared.clone(), shared.current_lead());
-        let leash = leashes.leash();
+        let peer = connection.as_ref().ok().and_then(|connection| connection.peer().certificate.as_deref());
+        let leash = leashes.leash(peer);
         async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, leash })) }
     })
 }
@@ -201,13 +289,15 @@ impl AsyncWrite for Fenced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::connections::{PER_KEY, PER_MEMBER};
+    use runnel_proto::identity::Fingerprint;
     use tokio::time::timeout;
 
     #[tokio::test]
     async fn a_connection_ends_with_the_leave_of_its_session_though_nobody_asks_for_frames() {
         let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
         let leashes = Leashes::default();
-        let leash = leashes.leash();
+        let leash = leashes.leash(None);
         let held = leash.clone();
         let over = std::future::poll_fn(move |context| match held.go_on(context) {
             Ok(()) => Poll::Pending,
@@ -232,5 +322,46 @@ mod tests {
         assert!(began.elapsed() >= look, "no time for a last word");
         drop((leash, over));
         assert!(leashes.held().is_empty(), "a connection that is gone is looked after");
+    }
+
+    fn tie_of(key: u8) -> Arc<Tie> {
+        Arc::new(Tie::new(Some(MemberKey { uid: "uid".into(), key: Fingerprint::of_key(&[key]) })))
+    }
+
+    #[test]
+    fn connection_without_a_session_ends_after_its_time() {
+        let tie = tie_of(0);
+        let (before, after) = (Instant::now() + IDLE_LIFE / 2, Instant::now() + 2 * IDLE_LIFE);
+        assert!(!tie.look(before) && tie.is_idle());
+        let session = Leash(tie.clone()).registered();
+        assert!(!tie.look(after), "it has a session");
+        // The session ended, and the connection stays for a while.
+        drop(session);
+        assert!(!tie.look(before) && tie.look(after) && !tie.is_idle());
+    }
+
+    #[test]
+    fn member_with_many_connections_loses_its_oldest() {
+        let mut members = MemberConnections::default();
+        let registered = tie_of(0);
+        let session = Leash(registered.clone()).registered();
+        assert_eq!(members.enter(&registered), 0);
+        let own = tie_of(1);
+        assert_eq!(members.enter(&own), 0);
+        // Whoever has an old key of the member, or a hundred connections with one.
+        let many: Vec<_> = (0..100).map(|_| tie_of(2)).collect();
+        let ended: u64 = many.iter().map(|tie| members.enter(tie)).sum();
+        let left = many.iter().filter(|tie| tie.is_idle()).count();
+        assert_eq!((left, ended), (PER_KEY, (100 - PER_KEY) as u64));
+        assert!(own.is_idle() && many[99].is_idle() && !registered.over.load(Ordering::Acquire));
+        let others: Vec<_> = (3..60).map(tie_of).collect();
+        for tie in &others {
+            members.enter(tie);
+        }
+        let idle = many.iter().chain(&others).chain([&own]).filter(|tie| tie.is_idle()).count();
+        assert!(idle <= PER_MEMBER && !registered.over.load(Ordering::Acquire), "{idle}");
+        drop((many, others, own, registered, session));
+        members.drop_gone();
+        assert!(members.is_empty());
     }
 }

@@ -15,12 +15,15 @@
 //! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on. Who has led stands in it too,
 //! by which members notice a hub that was restored ([`crate::epoch`]); who leads and sees the Lease's version go back takes
 //! the lead anew.
+mod connections;
 pub mod decide;
 mod door;
 mod elect;
 mod fence;
+mod passed_on;
 
+pub use connections::MemberKey;
 pub use decide::{Holder, LEASE, Lead, Leader, Timing};
 pub use door::{Accepted, Door};
-pub use elect::{Election, holder};
-pub use fence::{Caller, Fenced, Leash, Leashes, fenced};
+pub use elect::{Election, HAND_OVER_LIMIT, holder};
+pub use fence::{Caller, Fenced, Leash, Leashes, RegisteredSession, fenced};

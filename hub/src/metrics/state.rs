@@ -1,6 +1,6 @@
 //! What is read from the hub's state at each scrape: members, rules, copies, removals, certificates.
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -11,6 +11,7 @@ use runnel_proto::tls::ServerTls;
 use super::HubMetrics;
 use crate::authority::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
+use crate::index::RuleEntry;
 use crate::shared::Shared;
 use crate::status::Sent;
 use crate::writer::Book;
@@ -27,6 +28,8 @@ pub struct StateCollector {
     pub authorities: Arc<Authorities>,
     /// What was counted.
     pub metrics: Arc<HubMetrics>,
+    /// How long a member's certificate lives.
+    pub certificate_life: Duration,
 }
 
 impl std::fmt::Debug for StateCollector {
@@ -63,10 +66,18 @@ impl<const LABELS: usize> Samples<LABELS> {
     }
 }
 
+/// Adds up a count of each rule. The index is not kept from others for all rules at a time.
+fn sum_of_rules(shared: &Shared, count: impl Fn(&RuleEntry) -> usize) -> usize {
+    let uids: Vec<_> = shared.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+    uids.iter().map(|uid| shared.index.read().rule(uid).map_or(0, &count)).sum()
+}
+
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.counts(&mut encoder)?;
+        self.index_holds(&mut encoder)?;
         self.certificates().encode(&mut encoder)?;
+        self.certificate_life().encode(&mut encoder)?;
         // One that stands by hears of no agent: it has nothing to say about them.
         if !self.shared.leads() {
             return Ok(());
@@ -110,9 +121,8 @@ impl StateCollector {
                 pending,
             ),
         ];
-        // The ledger is not kept from the sessions for all rules at a time.
-        let differing = index.rules().map(|(_, entry)| Sent::from(entry).differing(&self.shared.ledger.lock())).sum();
         drop(index);
+        let differing = sum_of_rules(&self.shared, |entry| Sent::from(entry).differing(&self.shared.ledger.lock()));
         let differing = (
             "runnel_rule_clusters_differ",
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
@@ -129,6 +139,17 @@ impl StateCollector {
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
         Ok(())
+    }
+
+    /// For how long nobody else could see or change what the hub knows.
+    fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let holds = &self.shared.index_holds;
+        let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
+        let histogram = encoder.encode_descriptor("runnel_index_lock_seconds", help, None, MetricType::Histogram)?;
+        holds.histogram().encode(histogram)?;
+        let help = "The longest that one change has held the lock of the hub's index since the start";
+        let longest = ConstGauge::new(holds.longest().as_secs_f64());
+        longest.encode(encoder.encode_descriptor("runnel_index_lock_longest_seconds", help, None, MetricType::Gauge)?)
     }
 
     /// Whether each cluster that the hub talks to is connected.
@@ -197,6 +218,13 @@ impl StateCollector {
         samples
     }
 
+    fn certificate_life(&self) -> Samples<0> {
+        let help = "How long a member's certificate lives, in seconds";
+        let mut samples = Samples::new("runnel_certificate_life_seconds", help, []);
+        samples.add([], self.certificate_life.as_secs_f64());
+        samples
+    }
+
     fn certificates(&self) -> Samples<2> {
         let help = "When a certificate expires, in seconds since 1970: the hub's authority, what it serves with, and of each member the one of its newest session";
         let name = "runnel_certificate_expiry_timestamp_seconds";
@@ -212,5 +240,47 @@ impl StateCollector {
             }
         }
         samples
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn change_of_the_index_waits_for_one_rule_of_a_scrape() {
+        let shared = Shared::new(crate::shared::Settings::for_tests());
+        for name in ["a", "b", "c"] {
+            let object = serde_json::from_value(serde_json::json!({
+                "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+                "metadata": {"name": name, "namespace": "home", "uid": name, "generation": 1},
+                "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+            }));
+            let rule = crate::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
+            shared.change(|index| index.set_rule(rule));
+        }
+        let (changed, is_changed) = channel();
+        let (calls, other) = (Cell::new(0), shared.clone());
+        let mut change = Some(move || {
+            let _index = other.index.write();
+            changed.send(()).unwrap();
+        });
+        let writer = Cell::new(change.take());
+        let sum = sum_of_rules(&shared, |_| {
+            calls.set(calls.get() + 1);
+            if let Some(change) = writer.take() {
+                std::thread::spawn(change);
+                // Until it waits for this rule, and everybody else for it.
+                while shared.index.try_read().is_some() {
+                    std::thread::yield_now();
+                }
+            } else if calls.get() == 2 {
+                is_changed.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+            }
+            1
+        });
+        assert_eq!((sum, calls.get()), (3, 3));
     }
 }

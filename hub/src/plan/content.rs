@@ -8,7 +8,7 @@ use serde_json::Value;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Annotations and labels that are not copied unless a rule allows it: they steer tools of the hub cluster, or repeat the whole object.
-/// A trailing `*` stands for any rest. Argo CD's `secret-type` is not among them: people distribute it on purpose.
+/// A trailing `*` stands for any rest. Argo CD's `secret-type` is not among them: members deny it, unless their policy allows it.
 const DENIED_METADATA: &[&str] = &[
     LAST_APPLIED,
     "meta.helm.sh/*",

@@ -3,49 +3,38 @@
 //!
 //! Clusters that get the same share one [`RulePlan`], and where they do not, the contents that are equal are one
 //! allocation. An edit of a source costs its own outcome in each cluster, not that of the whole plan.
-use std::cell::OnceCell;
+mod budget;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Weak};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SetDigest, SourceRef};
+use parking_lot::Mutex;
+use runnel_proto::model::{ClusterName, SetDigest, SourceRef};
 
-use super::made::{Made, Outcome};
-use super::shape::{About, Unmade};
-use super::{Body, Lent, Rule, RulePlan, SourceContent};
+use super::made::{Made, Outcome, OutcomeKey};
+use super::render::{Contents, Minter, Renderer};
+use super::{Place, Rule, RulePlan};
+
+/// What clusters shared before, and what they share now.
+type Replaced = (Arc<Made>, Arc<Made>);
 
 /// The labels of a cluster.
 pub type Labels = Arc<BTreeMap<String, String>>;
 
-/// Names contents that the hub has made itself.
-#[derive(Clone)]
-pub struct Minter(RevisionKey);
-
-impl Minter {
-    /// Names them with the hub's key.
-    pub fn new(key: RevisionKey) -> Self {
-        Self(key)
-    }
-
-    fn revision(&self, resource: &str, canonical: &[u8]) -> Revision {
-        self.0.revision(resource, canonical)
-    }
-}
-
-impl Default for Minter {
-    /// With an empty key: revisions that tell contents apart, and keep nothing secret.
-    fn default() -> Self {
-        Self(RevisionKey::new(&[]))
-    }
-}
-
 /// What of one rule is sent where.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Deal {
     to: To,
-    contents: Contents,
+    /// Shared with what this was made of: what was rendered once is not rendered again.
+    contents: Arc<Mutex<Contents>>,
+    /// How many plans have an entry of a source.
+    entries: BTreeMap<SourceRef, u64>,
+    /// Whether it needs more than the rule's budget, so that nothing of it is sent.
+    exceeds: bool,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 enum To {
     /// To all clusters, just what is selected.
     #[default]
@@ -71,7 +60,19 @@ impl Deal {
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
         minter: &Minter,
     ) -> Self {
-        let mut deal = Self::default();
+        Self::default().again(rule, selection, clusters, minter)
+    }
+
+    /// What is sent of this selection to these clusters. Contents that this has, and that are rendered by the same rule, are
+    /// not rendered again.
+    pub fn again(
+        self,
+        rule: &Rule,
+        selection: &RulePlan,
+        clusters: impl Iterator<Item = (ClusterName, Labels)>,
+        minter: &Minter,
+    ) -> Self {
+        let mut deal = Self { contents: self.contents, ..Self::default() };
         let nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let made = Arc::new(nothing);
@@ -82,25 +83,118 @@ impl Deal {
             deal.to = To::Alike(nothing.into());
         }
         for source in selection.selected() {
-            deal.set(rule, selection, source, minter);
+            if !deal.set(rule, selection, source, minter) {
+                return deal;
+            }
         }
         deal.share();
         deal
     }
 
+    /// Whether the copies of a rule have to be rendered: they are not just what it selects.
+    pub fn is_rendered(&self) -> bool {
+        !matches!(self.to, To::AsSelected)
+    }
+
     /// A source has become something else to the rule.
     pub fn update(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
-        self.set(rule, selection, source, minter);
-        self.share();
+        if self.exceeds {
+            return self.begin_again(rule, selection, Vec::new(), minter);
+        }
+        if self.set(rule, selection, source, minter) {
+            self.share();
+        }
     }
 
     /// A Secret from which values are taken has become something else: so may all Secrets beside it.
     pub fn update_lent(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
-        let beside = |source: &&SourceRef| source.resource == secret.resource && source.namespace == secret.namespace;
-        for source in selection.selected().filter(beside) {
-            self.set(rule, selection, source, minter);
+        if self.exceeds {
+            return self.begin_again(rule, selection, Vec::new(), minter);
+        }
+        for source in beside(selection, secret) {
+            self.contents.lock().forget(source);
+            if !self.set(rule, selection, source, minter) {
+                return;
+            }
         }
         self.share();
+    }
+
+    /// The content of a source is not known any more, and until it is nothing of it is sent or removed. Takes no time for
+    /// contents. Where more is wanted than the budget allows, nothing is sent anyway.
+    pub fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
+        if self.exceeds {
+            return;
+        }
+        let body = selection.body(source);
+        let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+        self.each(source, body.as_ref(), |cluster, labels, _| renderer.awaited(cluster, labels));
+        self.share();
+    }
+
+    /// The same of all Secrets beside one from which values are taken.
+    pub fn set_lent_unread(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
+        for source in beside(selection, secret) {
+            self.contents.lock().forget(source);
+            self.set_unread(rule, selection, source, minter);
+        }
+    }
+
+    /// Where the rule looks for sources and the hub does not know now what is there.
+    pub fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
+        match &mut self.to {
+            To::AsSelected => {}
+            To::Alike(made) => made.set_unknown(unknown),
+            To::Each(cuts) => {
+                let mut known: BTreeMap<*const Made, Arc<Made>> = BTreeMap::new();
+                let mut former = Vec::new();
+                for cut in cuts.values_mut() {
+                    let now = known.entry(Arc::as_ptr(&cut.made)).or_insert_with(|| {
+                        let mut now = Made::clone(&cut.made);
+                        now.set_unknown(unknown);
+                        now.into()
+                    });
+                    // Its address stays taken until all are done.
+                    former.push(std::mem::replace(&mut cut.made, now.clone()));
+                }
+            }
+        }
+    }
+
+    /// Whether something is to be rendered for a cluster with these labels.
+    pub fn lacks(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
+        match &self.to {
+            To::AsSelected | To::Alike(_) => false,
+            To::Each(cuts) => cuts.get(cluster).is_none_or(|cut| *cut.labels != *labels),
+        }
+    }
+
+    /// The clusters to which it sends, where what is sent may differ between them.
+    pub fn clusters(&self) -> impl Iterator<Item = &ClusterName> {
+        let cuts = match &self.to {
+            To::AsSelected | To::Alike(_) => None,
+            To::Each(cuts) => Some(cuts.keys()),
+        };
+        cuts.into_iter().flatten()
+    }
+
+    /// Whether it needs more than the rule's budget, so that nothing of it is sent.
+    pub fn exceeds(&self) -> bool {
+        self.exceeds
+    }
+
+    /// Renders everything from the beginning, for the clusters that there are and these.
+    pub fn begin_again(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        more: Vec<(ClusterName, Labels)>,
+        minter: &Minter,
+    ) {
+        let To::Each(cuts) = std::mem::take(&mut self.to) else { return };
+        let mut clusters: BTreeMap<_, _> = cuts.into_iter().map(|(name, cut)| (name, cut.labels)).collect();
+        clusters.extend(more);
+        *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), minter);
     }
 
     /// A cluster has these labels now, or (`None`) gets nothing any more. Returns whether it gets something else.
@@ -118,17 +212,35 @@ impl Deal {
         if former.is_some_and(|former| *former.labels == *labels) {
             return false;
         }
+        let labels: Labels = Arc::new(labels.clone());
+        if self.exceeds {
+            let before = former.map(|former| former.made.clone());
+            self.begin_again(rule, selection, vec![(cluster.clone(), labels)], minter);
+            let now = self.cut(cluster);
+            return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.made)));
+        }
         let mut made = Made::nothing(selection, rule.terms.namespaces.is_some());
         for source in selection.selected() {
             let body = selection.body(source);
-            let maker = Maker::new(rule, source, body.as_ref(), selection, minter);
-            made.set(source, body.as_ref(), maker.outcome(cluster, labels, &mut self.contents));
+            let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+            made.set(source, body.as_ref(), renderer.outcome(cluster, &labels, &mut self.contents.lock()));
         }
         let changed = former.is_none_or(|former| !former.made.says_the_same(&made));
         let made = former.filter(|_| !changed).map_or_else(|| Arc::new(made), |former| former.made.clone());
-        cuts.insert(cluster.clone(), Cut { labels: Arc::new(labels.clone()), made });
-        self.share();
+        cuts.insert(cluster.clone(), Cut { labels, made });
+        if self.fits(minter) {
+            self.share();
+        } else {
+            self.exceed(rule, selection, minter);
+        }
         changed
+    }
+
+    fn cut(&self, cluster: &ClusterName) -> Option<&Cut> {
+        match &self.to {
+            To::AsSelected | To::Alike(_) => None,
+            To::Each(cuts) => cuts.get(cluster),
+        }
     }
 
     /// What is sent to a cluster that the rule chooses, of this selection.
@@ -189,44 +301,79 @@ impl Deal {
         }
     }
 
-    fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
+    /// Returns whether the rule keeps within its budget.
+    fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) -> bool {
         let body = selection.body(source);
-        let maker = Maker::new(rule, source, body.as_ref(), selection, minter);
-        self.contents.forget_dead(source);
+        let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+        if body.is_none() {
+            self.contents.lock().forget(source);
+        }
+        let by_cluster = self.differs_by_cluster();
+        let mut within = true;
+        self.each(source, body.as_ref(), |cluster, labels, contents| {
+            // What goes beyond it is not rendered to the end.
+            if !within {
+                return renderer.awaited(cluster, labels);
+            }
+            let outcome = renderer.outcome(cluster, labels, contents);
+            within = !by_cluster || contents.bytes() <= minter.budget();
+            outcome
+        });
+        if within {
+            if !by_cluster || self.takes() <= minter.budget() || self.fits(minter) {
+                return true;
+            }
+            self.exceed(rule, selection, minter);
+            return false;
+        }
+        // It may count what clusters had that are gone.
+        if self.contents.lock().recount() <= minter.budget() {
+            self.each(source, body.as_ref(), |cluster, labels, contents| renderer.outcome(cluster, labels, contents));
+        }
+        if self.fits(minter) {
+            return true;
+        }
+        self.exceed(rule, selection, minter);
+        false
+    }
+
+    /// Sets what becomes of a source in each cluster.
+    fn each(
+        &mut self,
+        source: &SourceRef,
+        body: Option<&super::Body>,
+        mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<Outcome>,
+    ) {
+        let mut contents = self.contents.lock();
         match &mut self.to {
             To::AsSelected => {}
             To::Alike(made) => {
-                let outcome = maker.outcome(&"".into(), &BTreeMap::new(), &mut self.contents);
-                made.set(source, body.as_ref(), outcome);
+                let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents);
+                made.set(source, body, outcome);
             }
             To::Each(cuts) => {
-                // Clusters that shared a plan and get the same now share it again.
-                let mut made_of: Vec<(Arc<Made>, Option<Outcome>, Arc<Made>)> = Vec::new();
-                let mut by_former: BTreeMap<*const Made, Vec<usize>> = BTreeMap::new();
+                // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
+                // they are told by their addresses.
+                let mut made_of = BTreeMap::<(*const Made, Option<OutcomeKey>), Replaced>::new();
+                let mut alone = 0;
                 for (cluster, cut) in cuts.iter_mut() {
-                    let outcome = maker.outcome(cluster, &cut.labels, &mut self.contents);
+                    let outcome = outcome(cluster, &cut.labels, &mut contents);
                     if let Some(made) = Arc::get_mut(&mut cut.made) {
-                        made.set(source, body.as_ref(), outcome);
+                        made.set(source, body, outcome);
+                        alone += 1;
                         continue;
                     }
-                    let same = |other: &Option<Outcome>| match (other, &outcome) {
-                        (Some(other), Some(outcome)) => other.is(outcome),
-                        (None, None) => true,
-                        _ => false,
-                    };
-                    let known = by_former.entry(Arc::as_ptr(&cut.made)).or_default();
-                    let now = match known.iter().find(|at| same(&made_of[**at].1)) {
-                        Some(at) => made_of[*at].2.clone(),
-                        None => {
-                            let mut now = Made::clone(&cut.made);
-                            now.set(source, body.as_ref(), outcome.clone());
-                            let now = Arc::new(now);
-                            known.push(made_of.len());
-                            made_of.push((cut.made.clone(), outcome, now.clone()));
-                            now
-                        }
-                    };
-                    cut.made = now;
+                    let key = (Arc::as_ptr(&cut.made), outcome.as_ref().map(Outcome::key));
+                    let (_, now) = made_of.entry(key).or_insert_with(|| {
+                        let mut now = Made::clone(&cut.made);
+                        now.set(source, body, outcome);
+                        (cut.made.clone(), now.into())
+                    });
+                    cut.made = now.clone();
+                }
+                match body {
+                    Some(_) => drop(self.entries.insert(source.clone(), alone + made_of.len() as u64)),
+                    None => drop(self.entries.remove(source)),
                 }
             }
         }
@@ -235,100 +382,24 @@ impl Deal {
     /// Clusters that get the same share it, however it came about.
     fn share(&mut self) {
         let To::Each(cuts) = &mut self.to else { return };
-        let mut known: BTreeMap<[u8; 16], Vec<Arc<Made>>> = BTreeMap::new();
+        let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<Made>>> = BTreeMap::new();
         for cut in cuts.values_mut() {
-            let same_digest = known.entry(SetDigest::to_bytes(cut.made.plan.digest)).or_default();
-            let twin = same_digest.iter().find(|made| Arc::ptr_eq(made, &cut.made) || made.says_the_same(&cut.made));
+            let plan = &cut.made.plan;
+            let mut rest = DefaultHasher::new();
+            (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);
+            plan.withheld.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
+            let alike = known.entry((SetDigest::to_bytes(plan.digest), rest.finish())).or_default();
+            let twin = alike.iter().find(|made| Arc::ptr_eq(made, &cut.made) || made.says_the_same(&cut.made));
             match twin {
                 Some(twin) => cut.made = twin.clone(),
-                None => same_digest.push(cut.made.clone()),
+                None => alike.push(cut.made.clone()),
             }
         }
     }
 }
 
-/// The contents that were made, for as long as some plan has them: equal ones are one.
-#[derive(Default)]
-struct Contents(BTreeMap<(SourceRef, Revision), Weak<SourceContent>>);
-
-impl Contents {
-    fn made(&mut self, source: &SourceRef, content: &Content, minter: &Minter) -> Arc<SourceContent> {
-        let canonical = content.to_bytes();
-        let revision = minter.revision(&source.resource, &canonical);
-        let known = self.0.entry((source.clone(), revision)).or_default();
-        known.upgrade().unwrap_or_else(|| {
-            let made = Arc::new(SourceContent::of(revision, content, canonical));
-            *known = Arc::downgrade(&made);
-            made
-        })
-    }
-
-    fn forget_dead(&mut self, source: &SourceRef) {
-        let own = self.0.range((source.clone(), Revision([0; 16]))..=(source.clone(), Revision([u8::MAX; 16])));
-        let dead: Vec<_> = own.filter(|(_, made)| made.strong_count() == 0).map(|(key, _)| key.clone()).collect();
-        for key in dead {
-            self.0.remove(&key);
-        }
-    }
-}
-
-/// Makes the outcomes of one source.
-struct Maker<'a> {
-    rule: &'a Rule,
-    source: &'a SourceRef,
-    body: Option<&'a Body>,
-    lent: Lent<'a>,
-    minter: &'a Minter,
-    /// The content and what is not copied unless it is allowed, decoded once for all clusters.
-    decoded: OnceCell<Option<(Content, Content)>>,
-}
-
-impl<'a> Maker<'a> {
-    fn new(
-        rule: &'a Rule,
-        source: &'a SourceRef,
-        body: Option<&'a Body>,
-        selection: &'a RulePlan,
-        minter: &'a Minter,
-    ) -> Self {
-        Self { rule, source, body, lent: Lent::of(selection), minter, decoded: OnceCell::new() }
-    }
-
-    fn outcome(
-        &self,
-        cluster: &ClusterName,
-        labels: &BTreeMap<String, String>,
-        contents: &mut Contents,
-    ) -> Option<Outcome> {
-        let content = match self.body? {
-            Body::Refused(_) => return None,
-            Body::Unread | Body::Unreadable => None,
-            Body::Read(content) | Body::Stale(content) => Some(content),
-        };
-        let about = About { source: self.source, cluster, labels };
-        let name = match self.rule.shape.name(about) {
-            Ok(name) => name,
-            Err(why) => return Some(Outcome::Withheld(None, why)),
-        };
-        let Some(content) = content else { return Some(Outcome::Copy(name, None)) };
-        if self.rule.shape.leaves_content() {
-            return Some(self.copy(name, content.clone()));
-        }
-        let decoded = self.decoded.get_or_init(|| {
-            let denied =
-                content.denied.as_ref().map_or_else(|| Some(Content::default()), |denied| denied.decode().ok());
-            Some((content.payload.decode().ok()?, denied?))
-        });
-        // What this hub has encoded it decodes.
-        let Some((plain, denied)) = decoded else { return Some(Outcome::Copy(name, None)) };
-        Some(match self.rule.shape.content(plain.clone(), denied, about, &self.lent) {
-            Ok(shaped) if shaped == *plain => self.copy(name, content.clone()),
-            Ok(shaped) => self.copy(name, contents.made(self.source, &shaped, self.minter)),
-            Err(Unmade::Awaited) => Outcome::Copy(name, None),
-            Err(Unmade::Withheld(why)) => Outcome::Withheld(Some(name), why),
-        })
-    }
-    fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> Outcome {
-        Outcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
-    }
+/// The Secrets beside one from which values may go into their copies.
+fn beside<'a>(selection: &'a RulePlan, secret: &'a SourceRef) -> impl Iterator<Item = &'a SourceRef> {
+    let beside = |source: &&SourceRef| source.resource == secret.resource && source.namespace == secret.namespace;
+    selection.selected().filter(beside)
 }

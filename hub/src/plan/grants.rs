@@ -33,6 +33,9 @@ impl RuleGrant {
                 namespaces: spec.namespaces.choice(),
                 overwrite: spec.policies.overwrite,
                 create_namespaces: spec.policies.create_namespaces,
+                adopt: spec.policies.adopt,
+                max_copies: spec.max_copies.and_then(|limit| u64::try_from(limit).ok()),
+                max_bytes: spec.max_bytes.and_then(|limit| u64::try_from(limit).ok()),
             },
         }
     }
@@ -44,7 +47,7 @@ impl RuleGrant {
 
     /// Whether it is for the rules of a namespace. Without `labels` they are not known; then only its name counts.
     fn is_for(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
-        self.rules.as_ref().is_none_or(|choice| choice.takes(namespace, labels, runnel_namespace))
+        self.rules.as_ref().is_none_or(|choice| choice.takes_home(namespace, labels, runnel_namespace))
     }
 }
 
@@ -182,8 +185,8 @@ fn lot<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> Lot {
     if counting.is_empty() {
         return Lot::NotGranted;
     }
-    let whole = |grant: &&Grant| grant.namespaces.is_none() && grant.overwrite && grant.create_namespaces;
-    if sent.iter().all(|resource| counting.iter().copied().filter(whole).any(|grant| grant.is_of_kind(resource))) {
+    let whole = || counting.iter().filter(|grant| grant.is_whole());
+    if sent.iter().all(|resource| whole().any(|grant| grant.is_of_kind(resource))) {
         return Lot::Terms(rule.terms.clone());
     }
     let grants = counting.into_iter().cloned().collect();

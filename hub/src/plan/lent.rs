@@ -61,6 +61,12 @@ impl RulePlan {
         news
     }
 
+    /// The Secrets from which values are taken that are something else than in a former plan.
+    pub fn lent_since(&self, former: &RulePlan) -> Vec<SourceRef> {
+        let both = self.lent.keys().chain(former.lent.keys().filter(|secret| !self.lent.contains_key(*secret)));
+        both.filter(|secret| !lends_the_same(self.lent.get(secret), former.lent.get(secret))).cloned().collect()
+    }
+
     /// Whether two know the same of what is lent.
     pub(super) fn is_lent_the_same(&self, other: &RulePlan) -> bool {
         let same = |(secret, body)| lends_the_same(other.lent.get(secret), Some(body));

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Body, RulePlan, Sheaf, SourceContent};
+use super::{Body, Place, RulePlan, Sheaf, SourceContent};
 
 /// Why a selected source is not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
     /// Another source of the rule wants the same copy.
     Ambiguous,
@@ -21,10 +21,12 @@ pub enum Why {
     Value,
     /// Any API server would refuse the object.
     Object,
+    /// The copies of the rule take more than a rule may have.
+    Budget,
 }
 
 /// That a selected source is not sent. What stands of it stays as it is.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Withheld {
     /// Why.
     pub why: Why,
@@ -49,15 +51,22 @@ impl Outcome {
         }
     }
 
-    /// Whether two are the same.
-    pub(super) fn is(&self, other: &Outcome) -> bool {
-        let revision = |content: &Option<Arc<SourceContent>>| content.as_ref().map(|content| content.revision);
-        match (self, other) {
-            (Outcome::Copy(name, one), Outcome::Copy(other, two)) => name == other && revision(one) == revision(two),
-            (Outcome::Withheld(name, one), Outcome::Withheld(other, two)) => name == other && one == two,
-            _ => false,
+    /// What tells it from others.
+    pub(super) fn key(&self) -> OutcomeKey {
+        match self {
+            Outcome::Copy(name, content) => {
+                OutcomeKey::Copy(name.clone(), content.as_ref().map(|content| content.revision.0))
+            }
+            Outcome::Withheld(name, why) => OutcomeKey::Withheld(name.clone(), why.clone()),
         }
     }
+}
+
+/// What tells outcomes apart.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum OutcomeKey {
+    Copy(Arc<str>, Option<[u8; 16]>),
+    Withheld(Option<Arc<str>>, Withheld),
 }
 
 /// What is sent to clusters for which it is the same, and what it was made of.
@@ -82,6 +91,11 @@ impl Made {
     /// Whether two are the same, whatever comes next.
     pub(super) fn says_the_same(&self, other: &Made) -> bool {
         self.plan.says_the_same(&other.plan) && self.wanted == other.wanted
+    }
+
+    /// Where the rule looks for sources and the hub does not know now what is there.
+    pub(super) fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
+        Arc::make_mut(&mut self.plan).unknown.clone_from(unknown);
     }
 
     /// Takes in what a source is and becomes.

@@ -17,6 +17,7 @@ mod grants;
 mod lent;
 mod made;
 mod place;
+mod render;
 mod rule;
 mod shape;
 mod share;
@@ -30,13 +31,14 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
-pub use deal::{Deal, Minter};
+pub use deal::{Deal, Labels};
 pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use lent::{LENT_KIND, Lent};
 pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
+pub use render::{Minter, RENDER_BUDGET};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on, proof_on};
@@ -248,8 +250,25 @@ impl RulePlan {
         }
     }
 
+    /// Whether the plan names a source, for whatever reason.
+    pub fn names(&self, source: &SourceRef) -> bool {
+        self.wants(source) || self.refused.contains_key(source) || self.lent.contains_key(source)
+    }
+
+    /// Whether the content of a source is still being read for the first time.
+    pub fn awaits(&self, source: &SourceRef) -> bool {
+        self.unread.contains(source) || matches!(self.lent.get(source), Some(Body::Unread))
+    }
+
+    /// The selected sources that are something else than in a former plan, those that are gone included.
+    pub fn changed_since(&self, former: &RulePlan) -> Vec<SourceRef> {
+        let both: BTreeSet<&SourceRef> = self.selected().chain(former.selected()).collect();
+        let changed = both.into_iter().filter(|source| !former.already_says(source, self.body(source).as_ref()));
+        changed.cloned().collect()
+    }
+
     /// What is known of the content of a selected source.
-    fn body(&self, source: &SourceRef) -> Option<Body> {
+    pub fn body(&self, source: &SourceRef) -> Option<Body> {
         match self.intents.get(source) {
             Some(content) if self.unreadable.contains(source) => Some(Body::Stale(content.clone())),
             Some(content) => Some(Body::Read(content.clone())),

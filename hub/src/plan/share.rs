@@ -104,6 +104,11 @@ impl Share {
         self.plan.intents.get(source).filter(|_| self.sends(source))
     }
 
+    /// The name of an intent as the hub has it already, if there is one from this source.
+    pub fn known_name(&self, source: &SourceRef) -> Option<&SourceRef> {
+        self.plan.intents.key(source)
+    }
+
     /// Whether all of the plan is sent to the cluster.
     pub fn sends_all(&self) -> bool {
         self.plan.digests.keys().all(|kind| self.terms.grants_kind(kind))

@@ -38,6 +38,12 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> Sheaf<K, V, SHEET> {
         at.ok().and_then(|at| Some(&self.sheets.get(sheet)?.get(at)?.1))
     }
 
+    /// The key that is equal to this one, as it is stored.
+    pub fn key(&self, key: &K) -> Option<&K> {
+        let (sheet, at) = self.find(key);
+        at.ok().and_then(|at| Some(&self.sheets.get(sheet)?.get(at)?.0))
+    }
+
     /// The value of a key, to be changed.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let (sheet, at) = self.find(key);

@@ -215,10 +215,13 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         } else {
             fine += 1;
         }
-        if condition(object, "PossibleKeyTheft").holds() {
-            let cure =
-                format!("set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again");
-            checks.push(Check::fail(format!("{name}: {}", condition(object, "PossibleKeyTheft").message), cure));
+        for theft in ["PossibleKeyTheft", "KeyShared"] {
+            if condition(object, theft).holds() {
+                let cure = format!(
+                    "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
+                );
+                checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), cure));
+            }
         }
         for doubt in ["RestoredFromBackup", "Duplicate", "Rejoined"] {
             if condition(object, doubt).holds() {

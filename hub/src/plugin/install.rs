@@ -10,7 +10,7 @@ use super::helm::{self, HUB, Helm};
 use super::progress::Progress;
 use super::seen::{condition, text};
 use super::values::{self, Install};
-use super::{IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use super::{IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
 use crate::crd;
 
 /// Definitions are served soon after they are made.
@@ -41,7 +41,7 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Install) -> anyho
     progress.end();
     let notes = installed?;
     served(&hub).await?;
-    eprintln!("Installed {} in {}.", hub.place, limit::words(took));
+    note(&format!("Installed {} in {}.", hub.place, limit::words(took)));
     say(&format!("{notes}\n"))
 }
 
@@ -84,7 +84,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
             (Err(error), _) | (_, Err(error))
                 if begin.elapsed() > SERVED || error.to_string().contains("forbidden") =>
             {
-                eprintln!("warning: {error:#}");
+                note(&format!("warning: {error:#}"));
                 return Ok(());
             }
             _ => tokio::time::sleep(BETWEEN).await,

@@ -45,6 +45,7 @@ use serde_json::Value;
 
 use access::Cluster;
 use args::{Cli, Command, Output, Shell};
+use wrap::printable;
 
 /// Something failed in a way that has an exit code of its own.
 #[derive(Debug, thiserror::Error)]
@@ -146,10 +147,15 @@ fn script(shell: Shell) -> String {
 /// Prints to standard output; a reader that has gone away is no error.
 fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Prints a line for people to standard error.
+pub fn note(text: &str) {
+    eprintln!("{}", printable(text));
 }
 
 /// Prints objects for machines; `None` for a table.

@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::note;
+use super::wrap::on_one_line;
+
 const TICK: Duration = Duration::from_millis(120);
 
 /// A wait that is shown on standard error.
@@ -36,9 +39,9 @@ impl Progress {
             return;
         }
         self.last = text.to_owned();
-        self.bar.set_message(text.to_owned());
+        self.bar.set_message(on_one_line(text));
         if !self.shown {
-            eprintln!("{text}");
+            note(text);
         }
     }
 

@@ -11,7 +11,8 @@ use super::ask::{self, Held, Question};
 use super::limit;
 use super::look::rule_path;
 use super::seen::{condition, full_name, number, text};
-use super::{FAILED, IN_VAIN, Session, ended, say, status, usage};
+use super::wrap::printable;
+use super::{FAILED, IN_VAIN, Session, ended, note, say, status, usage};
 use crate::crd::RELEASE;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -42,7 +43,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
         }
         Ok(None) => return Err(ended(FAILED, format!("nothing of rule {} is held any more", full_name(&rule)))),
         Err(why) => {
-            eprintln!("warning: the hub could not be asked for all of it ({why}); this is what the status says");
+            note(&format!("warning: the hub could not be asked for all of it ({why}); this is what the status says"));
             let names: BTreeSet<_> = held.iter().map(|(name, _)| *name).collect();
             for name in names {
                 let message = condition(&rule, name).message.split(". To ").next().unwrap_or_default();
@@ -242,7 +243,7 @@ fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(usage("there is nobody to ask: --yes releases what is shown"));
     }
-    eprint!("{question} [y/N] ");
+    eprint!("{} [y/N] ", printable(question));
     std::io::stderr().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;

@@ -23,6 +23,7 @@ impl std::fmt::Display for Right {
 
 const RUNNEL: &str = crate::crd::GROUP;
 const RBAC: &str = "rbac.authorization.k8s.io";
+const ADMISSION: &str = "admissionregistration.k8s.io";
 
 fn rights(list: &[(&'static str, &'static str, &'static str)], namespace: &str) -> Vec<Right> {
     let right = |(verb, group, resource): &(&'static str, &'static str, &'static str)| Right {
@@ -48,7 +49,13 @@ fn chart(namespace: &str) -> Vec<Right> {
         namespace,
     );
     needed.extend(rights(
-        &[("get", "", "namespaces"), ("create", RBAC, "clusterroles"), ("create", RBAC, "clusterrolebindings")],
+        &[
+            ("get", "", "namespaces"),
+            ("create", RBAC, "clusterroles"),
+            ("create", RBAC, "clusterrolebindings"),
+            ("create", ADMISSION, "validatingadmissionpolicies"),
+            ("create", ADMISSION, "validatingadmissionpolicybindings"),
+        ],
         "",
     ));
     needed

@@ -8,7 +8,7 @@ use super::ask::Question;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{Session, ask, detail, ended, for_machines, rules, say, seen, usage};
+use super::{Session, ask, detail, ended, for_machines, note, rules, say, seen, usage};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Result<()> {
@@ -41,7 +41,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
     if found.is_empty() {
         let place = if all { "this cluster".to_owned() } else { format!("namespace {namespace}") };
         let hint = if all { "" } else { " (-A shows all namespaces)" };
-        eprintln!("No rules in {place}{hint}.");
+        note(&format!("No rules in {place}{hint}."));
     } else {
         say(&rules::rules(&found, all, options.output == Some(Output::Wide), now).text(colours()))?;
     }
@@ -124,7 +124,7 @@ pub(super) async fn members(session: &Session<'_>, options: &Members) -> anyhow:
         return say(&text);
     }
     if found.is_empty() {
-        eprintln!("{}", rules::members_in_short(&found));
+        note(&rules::members_in_short(&found));
         return Ok(());
     }
     say(&rules::members(&found, options.output == Some(Output::Wide), Timestamp::now()).text(colours()))

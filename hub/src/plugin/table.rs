@@ -3,6 +3,8 @@ use std::fmt::Write;
 
 use jiff::Timestamp;
 
+use super::wrap::on_one_line;
+
 /// Between two columns, as kubectl has it.
 const GAP: usize = 3;
 
@@ -52,13 +54,13 @@ pub struct Cell {
 impl Cell {
     /// A cell that means something.
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
-        Self { text: text.into(), tone }
+        Self { text: on_one_line(&text.into()), tone }
     }
 }
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self { text: text.into(), tone: Tone::Plain }
+        Self { text: on_one_line(&text.into()), tone: Tone::Plain }
     }
 }
 

@@ -9,7 +9,7 @@ use super::helm::{HUB, Helm};
 use super::progress::Progress;
 use super::seen::{condition, full_name, list, text};
 use super::unjoin::remove;
-use super::{FAILED, IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use super::{FAILED, IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
 use crate::crd::{self, FINALIZER, RELEASE};
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -49,7 +49,8 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Uninstall) -> any
     for member in &members {
         let name = text(member, "/metadata/name");
         for pending in list(member, "/status/pendingRemovals") {
-            eprintln!("warning: the copies of rule {} stay in {name}, which was not connected", text(pending, "/rule"));
+            let rule = text(pending, "/rule");
+            note(&format!("warning: the copies of rule {rule} stay in {name}, which was not connected"));
         }
         remove(&hub, name, timeout).await?;
     }
@@ -154,9 +155,9 @@ impl Removing<'_> {
     async fn release(&self, rule: &Value) -> anyhow::Result<()> {
         let (path, name) = (look::rule_path(rule), full_name(rule));
         let Some(now) = self.hub.get("read the rule", &path).await? else { return Ok(()) };
-        eprintln!(
+        note(&format!(
             "warning: rule {name} is released by force: its copies stay in every cluster that has not removed them"
-        );
+        ));
         let others: Vec<&Value> = list(&now, "/metadata/finalizers").iter().filter(|one| **one != FINALIZER).collect();
         let version = text(&now, "/metadata/resourceVersion");
         let patch = json!({"metadata": {"finalizers": others, "resourceVersion": version}});

@@ -11,7 +11,7 @@ use super::join::{forget_agent, hub, member};
 use super::progress::Progress;
 use super::seen::{condition, full_name, list, number, text};
 use super::table::age;
-use super::{FAILED, IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use super::{FAILED, IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
@@ -90,10 +90,10 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
     match outcome {
         Ok(message) => Ok(Some(message)),
         Err(_) if force => {
-            eprintln!(
+            note(&format!(
                 "warning: {name} has not seen to its copies within {}; it is removed by force",
                 limit::words(timeout)
-            );
+            ));
             Ok(None)
         }
         Err((message, connected)) => {

@@ -1,6 +1,8 @@
 //! Sentences, broken into lines.
 use std::fmt::Write;
 
+use runnel_proto::model::{plain_lines, plain_text};
+
 /// Writes `text` with `first` before its first line and `rest` before the others, no line wider than `width` characters but
 /// for a word that is. What would end a line or speaks to a terminal becomes a blank.
 pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width: usize) {
@@ -21,10 +23,30 @@ pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width:
     let _ = writeln!(out, "{}", line.trim_end());
 }
 
-/// Without what would end a line or speaks to a terminal.
+/// Without what would end a line, steers a terminal or hides from the reader.
 pub fn on_one_line(text: &str) -> String {
-    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    text.chars().map(|c| if breaks(c) { ' ' } else { c }).collect()
+    plain_text(text, usize::MAX)
+}
+
+/// Everything that is printed passes here: it keeps lines, tabs and the colours of tables, and nothing else that steers a
+/// terminal or hides from the reader.
+pub fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    let mut parts = text.split(ESCAPE);
+    printable.push_str(&lines(parts.next().unwrap_or_default()));
+    for part in parts {
+        printable.push(if COLOURS.iter().any(|colour| part.starts_with(colour)) { ESCAPE } else { ' ' });
+        printable.push_str(&lines(part));
+    }
+    printable
+}
+
+const ESCAPE: char = '\u{1b}';
+/// What of an escape sequence follows the escape, of those in [`super::table`].
+const COLOURS: [&str; 4] = ["[0m", "[31m", "[32m", "[33m"];
+
+fn lines(text: &str) -> String {
+    text.split('\t').map(plain_lines).collect::<Vec<_>>().join("\t")
 }
 
 #[cfg(test)]
@@ -36,6 +58,14 @@ mod tests {
         let mut out = String::new();
         wrapped(&mut out, ("# ", "#   "), "one two three four\u{1b}[2J\nfive", 11);
         assert_eq!(out, "# one two\n#   three\n#   four\n#   [2J\n#   five\n");
+    }
+
+    #[test]
+    fn printed_text_keeps_lines_and_colours_alone() {
+        let coloured = "NAME\tREADY\na\t\u{1b}[31mFalse\u{1b}[0m\n";
+        assert_eq!(printable(coloured), coloured);
+        let hostile = "a\u{1b}]52;c;eA==\u{7}\r\u{1b}[2K\u{1b}[1;31mb\u{202e}c\u{200b}\u{9b}2J\n";
+        assert_eq!(printable(hostile), "a ]52;c;eA==   [2K [1;31mbc 2J\n");
     }
 
     #[test]

@@ -149,7 +149,8 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
 /// What of the namespace speaks against it, without its labels, which only the agent knows.
 fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     let Some(choice) = &terms.namespaces else { return None };
-    let open = choice.selector.is_some() && !copy.namespace.starts_with("kube-") && &*copy.namespace != runnel;
+    let closed = runnel_proto::model::is_closed_namespace(&copy.namespace);
+    let open = choice.selector.is_some() && !closed && &*copy.namespace != runnel;
     let excluded = runnel_proto::model::matches_any(&choice.exclude, &copy.namespace);
     let chosen = choice.takes(&copy.namespace, None, runnel) || (open && !excluded);
     (!chosen).then(|| ("NamespaceNotChosen", "spec.namespaces does not choose this namespace".to_owned()))

@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use runnel_proto::SUPPOSE_SINCE;
 use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleUid, SourceRef};
 use runnel_proto::wire;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
 use crate::index::Holding;
-use crate::plan::{Body, Place, is_never_a_source};
+use crate::plan::{Body, Place, Rule, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{Ask, Asking, Question, Row, Said, Scene, SourceRow, Standing};
@@ -30,7 +31,12 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long one look at the hub's own API server may take.
 const LOOK: Duration = Duration::from_secs(5);
 /// Objects that are listed in one place, and sources that are read, for one question.
-const OBJECTS: u32 = 5000;
+const OBJECTS: usize = 5000;
+/// Objects on one page of such a list.
+const OBJECTS_AT_A_TIME: u32 = 50;
+static PAGES: Semaphore = Semaphore::const_new(1);
+/// The most bytes of contents, compressed, that are read for one question; what is beyond them is not known.
+const READ_BYTES: usize = 64 * 1024 * 1024;
 const READS: usize = 2000;
 /// Reads, and agents that are asked, at a time.
 const READS_AT_A_TIME: usize = 8;
@@ -120,7 +126,8 @@ impl Questions {
     async fn list_and_read(&self, mut scene: Scene, by: Deadline) -> Result<Scene, Status> {
         let mut listed = Vec::new();
         for place in scene.unlisted() {
-            let found = timeout_at(by, self.listed(&place)).await;
+            let Some(rule) = scene.rule() else { break };
+            let found = timeout_at(by, self.listed(&place, rule)).await;
             listed.push((place, found.unwrap_or(Err("the question took too long"))));
         }
         let list = move || {
@@ -136,7 +143,14 @@ impl Questions {
         let unread: Vec<_> = scene.unread().iter().take(READS).cloned().collect();
         let read = async |source: SourceRef| (self.read(&source).await, source);
         let reads = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME);
-        let bodies: Vec<_> = reads.take_until(sleep_until(by)).collect().await;
+        let mut bytes = 0usize;
+        let fits = move |(body, _): &(Body, SourceRef)| {
+            if let Body::Read(content) | Body::Stale(content) = body {
+                bytes = bytes.saturating_add(content.payload.bytes().len());
+            }
+            std::future::ready(bytes <= READ_BYTES)
+        };
+        let bodies: Vec<_> = reads.take_while(fits).take_until(sleep_until(by)).collect().await;
         let take_in = move || {
             for (body, source) in bodies {
                 scene.read(&source, body);
@@ -146,28 +160,39 @@ impl Questions {
         aside(take_in).await
     }
 
-    async fn listed(&self, place: &Place) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
+    async fn listed(
+        &self,
+        place: &Place,
+        rule: &Rule,
+    ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
         let kind = Kind::by_resource(place.resource).ok_or("the hub does not know this kind")?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind)),
             None => Api::all_with(self.reviewer.client(), &api_resource(kind)),
         };
-        let params = ListParams::default().limit(OBJECTS);
-        let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
-        let list = list.map_err(|_| "the API server did not answer in time")?;
-        let list = list.map_err(|_| "the API server did not let the hub list them")?;
-        // A part of what there is would make the rest look as if it were gone.
-        if list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty()) {
-            return Err("there are too many of them");
+        let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
+        let (mut sources, mut seen) = (Vec::new(), 0);
+        loop {
+            // Each object may be some megabytes: one page of all questions at a time.
+            let _turn = PAGES.acquire().await.map_err(|_| "the hub ends")?;
+            let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
+            let list = list.map_err(|_| "the API server did not answer in time")?;
+            let list = list.map_err(|_| "the API server did not let the hub list them")?;
+            seen += list.items.len();
+            sources.extend(list.items.into_iter().filter_map(|object| {
+                let (name, metadata) = (object.name_any(), object.metadata);
+                let labels = metadata.labels.unwrap_or_default();
+                let is_source = metadata.deletion_timestamp.is_none() && !is_never_a_source(kind, &name, &labels);
+                let reference = SourceRef::new(kind.resource, &metadata.namespace?, &name);
+                (is_source && rule.needs(&reference, &labels)).then_some((reference, labels))
+            }));
+            match list.metadata.continue_.filter(|more| !more.is_empty()) {
+                None => return Ok(sources),
+                // A part of what there is would make the rest look as if it were gone.
+                Some(_) if seen >= OBJECTS => return Err("there are too many of them"),
+                more => params.continue_token = more,
+            }
         }
-        let sources = list.items.into_iter().filter_map(|object| {
-            let labels = object.labels().clone();
-            let is_source =
-                object.metadata.deletion_timestamp.is_none() && !is_never_a_source(kind, &object.name_any(), &labels);
-            Some((SourceRef::new(kind.resource, &object.namespace()?, &object.name_any()), labels))
-                .filter(|_| is_source)
-        });
-        Ok(sources.collect())
     }
 
     async fn read(&self, source: &SourceRef) -> Body {

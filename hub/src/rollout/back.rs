@@ -38,6 +38,7 @@ pub(super) fn step(
     let mut progress = before.clone();
     let under_way = gate.map(|gate| gate.under_way(seen.target, true)).unwrap_or_default();
     let mut reached: Reached = look(before, &under_way, seen, now.instant);
+    progress.failing = at_least(reached.failed, before.failing, seen);
     if !rollout.paused {
         reached.let_in(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
     }

@@ -23,7 +23,9 @@ pub struct Progress {
     pub reached: u64,
     /// Those that have the target applied.
     pub applied: u64,
-    /// Those that were reached and fail; while it is stopped, the most that ever did.
+    /// Those that were reached and fail now.
+    pub failing: u64,
+    /// The most that failed at one time since it stopped or began to go back; before, those that fail now. It decides.
     pub failed: u64,
     /// When it began.
     pub started_at: Timestamp,
@@ -66,6 +68,7 @@ impl Progress {
             clusters: 0,
             reached: 0,
             applied: 0,
+            failing: 0,
             failed: 0,
             started_at: now,
             wave_at: None,

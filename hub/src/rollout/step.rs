@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use runnel_proto::model::{ClusterName, Travel};
 
 use super::{AWAY_LIMIT, Gate, Phase, Progress, QUIET_FOR, Reach, Rollout, STUCK_LIMIT, Turn};
@@ -78,6 +78,7 @@ pub fn step(
     }
     let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
     let mut reached = look(&progress, &under_way, seen, now.instant);
+    progress.failing = at_least(reached.failed, progress.failing, seen);
     progress.failed = match progress.phase {
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
         _ => at_least(reached.failed, progress.failed, seen),
@@ -96,6 +97,8 @@ pub fn step(
         reached.let_in(room, now.instant);
     }
     let settled = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
+    // The clock was set back: nothing soaks until it has come so far again.
+    progress.applied_at = progress.applied_at.map(|at| if is_ahead(at, now.wall) { now.wall } else { at });
     if settled && progress.cursor.is_some() {
         progress.applied_at.get_or_insert(now.wall);
     }
@@ -258,6 +261,11 @@ pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64
 }
 
 /// How long ago this was; a clock that was set back says: just now.
+/// Whether a moment that was written down lies ahead; a status rounds it up to whole seconds.
+fn is_ahead(at: Timestamp, now: Timestamp) -> bool {
+    at.duration_since(now) > SignedDuration::from_secs(1)
+}
+
 fn since(at: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(at)).unwrap_or_default()
 }

@@ -24,6 +24,8 @@ struct World {
     at_work: BTreeSet<ClusterName>,
     start: Instant,
     seconds: u64,
+    /// By how much the wall clock was set back.
+    set_back: i64,
 }
 
 fn rollout() -> Rollout {
@@ -56,11 +58,13 @@ impl World {
             at_work: BTreeSet::new(),
             start: Instant::now(),
             seconds: 0,
+            set_back: 0,
         }
     }
 
     fn now(&self) -> Now {
-        let wall = Timestamp::from_second(1_800_000_000 + i64::try_from(self.seconds).unwrap()).unwrap();
+        let seconds = i64::try_from(self.seconds).unwrap() - self.set_back;
+        let wall = Timestamp::from_second(1_800_000_000 + seconds).unwrap();
         Now { instant: self.start + Duration::from_secs(self.seconds), wall }
     }
 
@@ -174,6 +178,19 @@ fn a_wave_soaks_from_when_it_is_applied_also_across_a_restart() {
 }
 
 #[test]
+fn clock_set_back_lets_a_wave_soak_once_more_and_go_on() {
+    let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
+    world.step();
+    world.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(world.step(), Phase::Soaking);
+    world.set_back = 7200;
+    assert_eq!(world.after(299), Phase::Soaking);
+    assert_eq!(world.after(299), Phase::Soaking);
+    assert_eq!(world.after(1), Phase::Progressing);
+    assert_eq!(world.let_in(), ["c1", "c2", "c3"]);
+}
+
+#[test]
 fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
     let mut world = World::new(3, Rollout { soak: Duration::from_secs(300), ..rollout() });
     world.step();
@@ -198,8 +215,12 @@ fn over_the_budget_it_stops_and_stays_so_until_a_person_says_otherwise() {
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(world.told().failed, 2);
         // Also when what failed does so no longer, or nobody can say.
+        world.is("c3", Health::Applied);
+        assert_eq!(world.step(), Phase::Stopped);
+        assert_eq!((world.told().failing, world.told().failed), (1, 2), "one has recovered");
         world.all_are(&["c1", "c3", "c4"], Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
+        assert_eq!((world.told().failing, world.told().failed), (0, 2));
         world.restart();
         world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
         assert_eq!(world.after(1000), Phase::Stopped);

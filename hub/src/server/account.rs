@@ -5,13 +5,15 @@ use std::time::Instant;
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
 use runnel_proto::PROTOCOL_MAX;
-use runnel_proto::model::{ClusterName, Refusal, RuleState, RuleUid};
+use runnel_proto::model::{ClusterName, LostWatch, RuleState, RuleUid};
 use tonic::Status;
 
 use super::admission;
 use super::session::Running;
 use crate::brake::Matter;
 use crate::index::Effect;
+use crate::metrics::PeerLimit;
+use crate::session::RULES_LIMIT;
 use crate::status::{Sent, SessionFacts};
 
 /// The longest version or uid that is taken from an agent, as the API takes it.
@@ -21,15 +23,6 @@ fn short(mut text: String) -> String {
     let end = (0..=TEXT_LIMIT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
     text.truncate(end);
     text
-}
-
-/// Failures are kept of rules that the hub knows: nobody looks at others, of which an agent can make up as many as it
-/// likes.
-fn without_unknown_failures(mut states: Vec<RuleState>, is_known: impl Fn(&RuleUid) -> bool) -> Vec<RuleState> {
-    for state in states.iter_mut().filter(|state| !state.failures.is_empty() && !is_known(&state.uid)) {
-        state.failures = Vec::new();
-    }
-    states
 }
 
 impl Running {
@@ -48,14 +41,26 @@ impl Running {
         if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
             return self.cut(&refusal);
         }
+        // The confirmation of a doubt may have come since the agent's Hello was judged: nobody else looks again.
+        if self.is_confirmed() {
+            return self.come_again();
+        }
         let held = std::mem::take(&mut self.held);
-        tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");
+        let (left_out, shortened) = held.beyond();
+        self.metrics.limited(PeerLimit::Hello, left_out as u64);
+        self.metrics.limited(PeerLimit::Details, shortened as u64);
+        self.bounds.registered();
+        let held = held.into_states();
+        if self.may_log() {
+            tracing::info!(%cluster, agent = hello.agent_version, rules = held.len(), "agent connected");
+        }
         let facts = SessionFacts {
             agent_version: short(hello.agent_version),
             kubernetes_version: short(hello.kubernetes_version),
             cluster_uid: short(hello.cluster_uid),
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
             key: self.identity.certificate.key.to_string(),
+            boot_id: short(hello.boot_id),
             certificate_expires: Timestamp::try_from(self.identity.certificate.not_after).unwrap_or(Timestamp::MAX),
         };
         {
@@ -63,19 +68,63 @@ impl Running {
             session.speak(hello.protocol_max.min(PROTOCOL_MAX));
             session.hold(self.hold());
             session.hello(held.clone());
+            session.leave_out_rules(left_out);
             session.hello_done();
         }
         let rules: Vec<_> = held.iter().map(|state| state.uid.clone()).collect();
         let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
-        self.shared.ledger.lock().connected(&cluster, self.live.number, facts, held);
+        let key = facts.key.clone();
+        let shares = {
+            let mut ledger = self.shared.ledger.lock();
+            let shares = ledger.displaces(&cluster, &facts, Instant::now());
+            ledger.connected(&cluster, self.live.number, facts, held);
+            shares
+        };
+        if shares {
+            tracing::error!(%cluster, %key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
+        }
         self.note_hold();
-        self.shared.change(|index| index.holds_only(&cluster, &with_copies));
+        if left_out == 0 {
+            self.shared.change(|index| index.holds_only(&cluster, &with_copies));
+        }
         self.shared.mark_rules_of(&cluster);
         // What agents ask for is judged by what waits now, and said only then.
         self.judge_asked(&cluster, &rules);
         self.update();
         self.claim_held();
+    }
+
+    /// The agent has said again what it holds of some rules.
+    pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
+        let cluster = &self.identity.cluster;
+        let uids: Vec<_> = states.iter().filter(|state| !state.gone).map(|state| state.uid.clone()).collect();
+        if self.may_log() {
+            tracing::info!(%cluster, rules = uids.len(), "copies came to light in a cluster: its agent is asked about them");
+        }
+        let left_out = self.live.session.lock().resync(states.clone());
+        self.metrics.limited(PeerLimit::Hello, left_out as u64);
+        let index = self.shared.index.read();
+        if index.talks_to(cluster, self.identity.uid()) {
+            let claims: Vec<_> = uids.iter().map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
+            drop(index);
+            self.live.session.lock().update(claims);
+        } else {
+            drop(index);
+        }
+        self.reported(states);
+        self.ask_brake();
+    }
+
+    /// The agent has lost watches of its cluster, or has them back.
+    pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
+        let cluster = &self.identity.cluster;
+        let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
+        if self.shared.ledger.lock().lost_watches(cluster, self.live.number, watches) {
+            tracing::warn!(%cluster, resource = ?resources, "the watches that an agent has lost in its cluster have changed");
+            self.shared.dirty_members.add([cluster.clone()]);
+            self.shared.mark_rules_of(cluster);
+        }
     }
 
     /// Becomes the session of its cluster, unless a later one is there.
@@ -91,7 +140,7 @@ impl Running {
     }
 
     /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
-    fn claim_held(&self) {
+    pub(super) fn claim_held(&self) {
         let index = self.shared.index.read();
         let cluster = &self.identity.cluster;
         if !index.talks_to(cluster, self.identity.uid()) {
@@ -102,12 +151,26 @@ impl Running {
         let unknown = held.iter().filter(|uid| index.rule(uid).is_none());
         let claims: Vec<_> = unknown.map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
         session.update(claims);
-        let pending = index.cluster(cluster).into_iter().flat_map(|known| known.pending.keys());
+        // What was left out may be what an order speaks of.
+        let is_whole = session.left_out_rules() == 0;
+        let pending = index.cluster(cluster).filter(|_| is_whole).into_iter().flat_map(|known| known.pending.keys());
         let done: Vec<_> =
             pending.filter(|uid| !held.contains(uid)).map(|uid| (cluster.clone(), uid.clone())).collect();
         drop(session);
         drop(index);
         self.settle(done);
+    }
+
+    /// Rules that were not sent because the agent would hold too many: those that have room now are sent, and the statuses of
+    /// the others tell.
+    pub(super) fn say_beyond(&mut self) {
+        let with_room = self.live.session.lock().beyond_with_room();
+        self.say_again(with_room);
+        let Some(beyond) = self.live.session.lock().take_beyond_change() else { return };
+        let cluster = &self.identity.cluster;
+        tracing::warn!(%cluster, rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
+        let changed = self.shared.ledger.lock().set_beyond(cluster, self.live.number, beyond);
+        self.mark_statuses(changed);
     }
 
     fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
@@ -117,17 +180,14 @@ impl Running {
         }
     }
 
-    pub(super) fn modest(&self, states: Vec<RuleState>) -> Vec<RuleState> {
-        let index = self.shared.index.read();
-        without_unknown_failures(states, |uid| index.rule(uid).is_some())
-    }
-
     pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
         let cluster = self.identity.cluster.clone();
         let (mut changed, mut again, mut lapsed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for state in self.modest(rules) {
+        for mut state in rules {
             let uid = state.uid.clone();
-            if state.gone && self.live.session.lock().gone(&uid) {
+            if state.gone && self.live.session.lock().gone(&uid, state.last_batch) {
+                // Also where nothing was ever reported of it: the rule may wait for just this.
+                changed.push(uid.clone());
                 let ordered = self.shared.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
                 if ordered {
                     self.settle(vec![(cluster.clone(), uid.clone())]);
@@ -146,8 +206,12 @@ impl Running {
             if !counts {
                 continue;
             }
+            // Nobody looks at failures of rules that the hub does not know.
+            if unknown {
+                state.failures = Vec::new();
+            }
             let news = self.shared.ledger.lock().report(&cluster, self.live.number, state);
-            if news && self.differs(&uid) {
+            if news && self.differs(&uid) && self.may_log() {
                 tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
             }
             if news {
@@ -165,7 +229,10 @@ impl Running {
         self.judge_asked(&cluster, &changed);
         self.judge_again(&again);
         self.say_again(lapsed);
-        self.shared.dirty_rules.add(changed);
+        self.say_beyond();
+        self.metrics.limited(PeerLimit::Details, self.shared.ledger.lock().take_shortened(&cluster));
+        self.mark_statuses(changed);
+        self.come_again_for_left_out();
     }
 
     /// What was named and lapsed is named again, where it still may go.
@@ -180,12 +247,13 @@ impl Running {
     }
 
     /// What waits for the hub's word is judged when it is another set than it was.
-    fn judge_asked(&self, cluster: &ClusterName, rules: &[RuleUid]) {
+    pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
             let (index, ledger) = (self.shared.index.read(), self.shared.ledger.lock());
             let said = |uid: &RuleUid| ledger.holding(uid, cluster).unwrap_or_default();
             rules.iter().filter(|uid| index.asks_anew(uid, cluster, said(uid))).cloned().collect()
         };
+        let judge = self.judged_now(judge);
         if !judge.is_empty() {
             self.shared.change(|_| Effect { judge, ..Effect::default() });
         }
@@ -243,34 +311,5 @@ impl Running {
         if let Some(took) = took.and_then(|took| took.rule) {
             self.metrics.rule_delivered(&state.uid, took);
         }
-    }
-
-    pub(super) fn refused(&self, refused: &[Refusal]) {
-        for refusal in refused {
-            let Refusal { rule, source, reason, message: why, .. } = refusal;
-            let cluster = &self.identity.cluster;
-            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use runnel_proto::model::{Failure, Reason, SourceRef};
-
-    #[test]
-    fn failures_are_kept_of_known_rules_only() {
-        let state = |uid: &str| RuleState {
-            intents: 1,
-            failures: vec![Failure {
-                reason: Reason::Forbidden,
-                copy: SourceRef::new("configmaps", "team", "app"),
-                message: "forbidden".to_owned(),
-            }],
-            ..RuleState::new(uid.into())
-        };
-        let kept = without_unknown_failures(vec![state("known"), state("invented")], |uid| *uid == "known".into());
-        assert_eq!(kept.iter().map(|state| state.failures.len()).collect::<Vec<_>>(), [1, 0]);
     }
 }

@@ -4,13 +4,14 @@ use std::time::Instant;
 use bytes::Bytes;
 use kube::ResourceExt;
 use runnel_proto::model::{ClusterName, HubFrame, RuleDelta};
-use runnel_proto::{REASON_METADATA, WITNESS_METADATA};
-use tonic::metadata::{MetadataMap, MetadataValue};
+use runnel_proto::{AUTHORITIES_SINCE, WITNESS_METADATA};
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 use super::session::Running;
 use super::{Identity, Server};
 use crate::epoch::{CONFIRMED, Doubt, Facts, To, Witness, judge};
+use crate::join::with_reason;
 use crate::session::Hold;
 use crate::shared::Shared;
 use crate::writer::Book;
@@ -50,9 +51,7 @@ fn note(shared: &Shared, cluster: &ClusterName, doubt: &Doubt) {
 
 /// As one whom only a person can help: it looks for a new join string now and then.
 fn refusal(message: String) -> Status {
-    let mut status = Status::new(Code::FailedPrecondition, message);
-    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static("key-unknown"));
-    status
+    with_reason(Status::new(Code::FailedPrecondition, message), "key-unknown")
 }
 
 impl Server {
@@ -177,6 +176,22 @@ impl Running {
     /// Whether an administrator has confirmed meanwhile: the agent is to come again.
     pub(super) fn is_confirmed(&self) -> bool {
         self.doubt.as_ref().is_some_and(|doubt| is_confirmed(&self.book, &self.identity.cluster, doubt))
+    }
+
+    /// The agent opens another stream at once, which is judged anew.
+    pub(super) fn come_again(&mut self) {
+        self.end(Status::ok(""));
+        self.out.push_back(HubFrame::Drain(0));
+    }
+
+    /// Tells the agent the hub's authorities, unless it is in doubt.
+    pub(super) fn say_authorities(&mut self) {
+        let all = self.authorities.borrow_and_update().clone();
+        let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
+        // Of a hub that is one of two the agent takes no other authorities.
+        if knows && !all.is_empty() && self.hold() != Hold::Everything {
+            self.out.push_back(HubFrame::Authorities(all));
+        }
     }
 
     /// What the agent is to remember with this frame.

@@ -5,15 +5,20 @@
 //! it is cut the moment that stops being so.
 mod account;
 mod epoch;
+mod inbound;
+mod peers;
 mod session;
 mod stream;
 
 pub use stream::Calls;
 
+use inbound::Bounds;
+use peers::{Call, Peers};
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::Stream;
 use jiff::Timestamp;
@@ -27,10 +32,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::crd::MemberCluster;
-use crate::join::decide::{Refusal, admit};
+use crate::join::decide::{Refusal, admit, admit_renewal};
 use crate::join::tokens::is_named;
 use crate::join::{Caller, Registrar, refused};
 use crate::lease;
+use crate::lease::MemberKey;
 use crate::metrics::HubMetrics;
 use crate::shared::Shared;
 use crate::watch::take_in_member;
@@ -51,6 +57,7 @@ pub struct Server {
     client: Client,
     shutdown: CancellationToken,
     numbers: AtomicU64,
+    peers: Arc<Peers>,
 }
 
 /// Who opened a session, as the verified certificate says.
@@ -68,6 +75,11 @@ impl Identity {
             SpiffeId::Hub { .. } => "",
         }
     }
+
+    /// Whom limits are counted for.
+    fn caller(&self) -> MemberKey {
+        MemberKey { uid: self.uid().into(), key: self.certificate.key }
+    }
 }
 
 impl Server {
@@ -80,7 +92,8 @@ impl Server {
         client: Client,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { shared, book, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1) }
+        let peers = Arc::new(Peers::new(metrics.clone(), registrar.certificate_life()));
+        Self { shared, book, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
     }
 
     /// The service for a tonic router.
@@ -123,6 +136,12 @@ impl Server {
         if admission(&self.shared, &self.book, identity).is_ok() {
             return Ok(());
         }
+        let caller = identity.caller();
+        if let Some(status) =
+            self.peers.refused_before(Call::Session(identity.certificate.not_after), &caller, Instant::now())
+        {
+            return Err(status);
+        }
         let members: Api<MemberCluster> = Api::all(self.client.clone());
         let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
         match look {
@@ -132,12 +151,35 @@ impl Server {
             _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
         }
         let Err(refusal) = admission(&self.shared, &self.book, identity) else { return Ok(()) };
-        tracing::warn!(cluster = %identity.cluster, why = %refusal, "a member was refused");
+        let status = refused(&refusal);
+        self.peers.refuse(Call::Session(identity.certificate.not_after), &caller, &status, Instant::now());
+        if let Some(skipped) = self.peers.line(&caller.uid, Instant::now()) {
+            tracing::warn!(cluster = %identity.cluster, why = %refusal, skipped, "a member was refused");
+        }
         // Only the leader writes.
         if self.shared.leads() {
             self.registrar.retired_key_seen(&refusal, &identity.certificate).await;
         }
-        Err(refused(&refusal))
+        Err(status)
+    }
+
+    /// Whether the certificate may be renewed now, for one whom the hub knows. A refusal of any other costs a look at the API
+    /// server, and is repeated without one.
+    fn may_renew(&self, identity: &Identity, caller: &MemberKey) -> Result<(), Status> {
+        let now = Instant::now();
+        if let Some(status) = self.peers.refused_before(Call::Renew(identity.certificate.not_after), caller, now) {
+            return Err(status);
+        }
+        let (hub_id, limit) = (&self.shared.settings.hub_id, self.shared.settings.expired_renewal_limit);
+        let is_known = self.book.with_member(&identity.cluster, |member| {
+            admit_renewal(member, hub_id, &identity.certificate, limit, Timestamp::now()).is_ok()
+        });
+        if is_known && !self.peers.may_renew(caller, now) {
+            let text =
+                format!("the certificate of cluster {} was renewed just now: try again in a minute", identity.cluster);
+            return Err(Status::resource_exhausted(text));
+        }
+        Ok(())
     }
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
@@ -177,10 +219,15 @@ impl Runnel for Server {
         let identity = self.identify(&request)?;
         let witness = epoch::shown(&self.shared, request.metadata());
         self.shared.current_lead().ok_or_else(not_leading)?;
+        let caller = identity.caller();
+        self.may_renew(&identity, &caller)?;
         // The registrar reads the member itself, from the API server.
         let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
         // A certificate that is too old to be renewed shows in the member's status.
         self.shared.dirty_members.add([identity.cluster.clone()]);
+        if let Err(status) = &renewed {
+            self.peers.refuse(Call::Renew(identity.certificate.not_after), &caller, status, Instant::now());
+        }
         renewed.map(Response::new).map_err(|status| match status.metadata().contains_key(REASON_METADATA) {
             true => self.refused_or_forgotten(&identity, witness.as_ref(), status),
             false => status,
@@ -200,9 +247,13 @@ impl Runnel for Server {
             return Err(self.refused_or_forgotten(&identity, witness.as_ref(), status));
         }
         let lead = self.shared.current_lead().ok_or_else(not_leading)?;
-        if let Some(caller) = request.extensions().get::<lease::Caller>() {
-            self.hold(&caller.leash, identity.clone());
+        let caller = request.extensions().get::<lease::Caller>();
+        let leash = caller.map(|caller| caller.leash.clone());
+        let meter = caller.map(|caller| caller.peer.meter.clone()).unwrap_or_default();
+        if let Some(leash) = &leash {
+            self.hold(leash, identity.clone());
         }
+        let stream = self.peers.stream(identity.caller());
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let running = session::Running::new(
             self.shared.clone(),
@@ -210,8 +261,8 @@ impl Runnel for Server {
             self.metrics.clone(),
             identity,
             (lead, number, witness),
-            request.into_inner(),
-            self.shutdown.clone(),
+            Bounds::new(self.peers.clone(), Some(stream), leash),
+            (request.into_inner(), meter, self.shutdown.clone()),
         );
         Ok(Response::new(Box::pin(running.frames())))
     }

@@ -7,25 +7,26 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
-use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, SnapshotBegin};
-use runnel_proto::{AUTHORITIES_SINCE, PROTOCOL_MAX, PROTOCOL_MIN, REASON_METADATA, convert, wire};
+use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
+use runnel_proto::tls::Meter;
+use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use tonic::metadata::MetadataValue;
 use tonic::{Status, Streaming};
 
+use super::inbound::Bounds;
 use super::{Identity, admission, not_leading};
 use crate::epoch::{Doubt, To, Witness};
 use crate::index::Effect;
 use crate::join::decide::Refusal;
-use crate::join::refused;
+use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
-use crate::session::{Hold, RULES_LIMIT, Session};
+use crate::session::{HelloStates, Hold, Session};
 use crate::shared::{Inquiries, LiveSession, Shared, until};
 use crate::writer::Book;
 
-/// How long an agent may take to say what it holds.
+/// How long an agent may take for each frame by which it says what it holds; these are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
 /// How long a stream that was handed over waits, mute, for the one that replaces it.
 const HANDOVER_LIMIT: Duration = Duration::from_secs(30);
@@ -43,12 +44,15 @@ pub(super) struct Running {
     lead: Lead,
     lead_changes: watch::Receiver<Option<Lead>>,
     /// The hub's authorities, which the agent hears when they change.
-    authorities: watch::Receiver<Vec<Bytes>>,
+    pub(super) authorities: watch::Receiver<Vec<Bytes>>,
     inbound: Streaming<wire::AgentFrame>,
+    /// What moves on the connection.
+    meter: Arc<Meter>,
     shutdown: CancellationToken,
     pub(super) hello: Option<Hello>,
-    pub(super) held: Vec<RuleState>,
+    pub(super) held: HelloStates,
     pub(super) registered: bool,
+    pub(super) bounds: Bounds,
     /// What the agent remembers of the hub.
     pub(super) witness: Option<Witness>,
     /// Whom the agent is to remember that it was told to.
@@ -59,9 +63,7 @@ pub(super) struct Running {
     pub(super) kept_back: bool,
     /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.
     pub(super) gives_witness: bool,
-    /// The index version up to which claims were taken in.
-    version: u64,
-    out: VecDeque<HubFrame>,
+    pub(super) out: VecDeque<HubFrame>,
     /// When time alone ends the session: the agent says what it holds by then, or, once it has, its certificate ends. It
     /// is set once, as a session waits several times for each frame that it sends.
     limit: Pin<Box<tokio::time::Sleep>>,
@@ -81,8 +83,8 @@ impl Running {
         metrics: Arc<HubMetrics>,
         identity: Identity,
         (lead, number, witness): (Lead, u64, Option<Witness>),
-        inbound: Streaming<wire::AgentFrame>,
-        shutdown: CancellationToken,
+        bounds: Bounds,
+        (inbound, meter, shutdown): (Streaming<wire::AgentFrame>, Arc<Meter>, CancellationToken),
     ) -> Self {
         let live = LiveSession {
             number,
@@ -103,16 +105,17 @@ impl Running {
             lead,
             lead_changes,
             inbound,
+            meter,
             shutdown,
             hello: None,
-            held: Vec::new(),
+            held: HelloStates::default(),
             registered: false,
+            bounds,
             witness,
             to: To::new("", ""),
             doubt: None,
             kept_back: false,
             gives_witness: false,
-            version: 0,
             out: VecDeque::new(),
             limit: Box::pin(tokio::time::sleep(limit)),
             ending: None,
@@ -166,8 +169,13 @@ impl Running {
             () = self.live.wake.notified() => self.woken(),
             _ = self.lead_changes.changed() => {}
             _ = self.authorities.changed(), if self.hello.is_some() && self.handed_over.is_none() => self.say_authorities(),
+            () = self.meter.owes(), if self.hello.is_some() && self.handed_over.is_none() => {
+                self.out.push_back(HubFrame::Alive);
+            }
             () = &mut self.limit => self.time_is_up(),
             () = until(self.handed_over) => self.ending = Some(Status::ok("")),
+            () = self.bounds.displaced() => self.displaced(),
+            () = until(self.bounds.late_at) => self.catch_up_late(),
             () = self.shutdown.cancelled(), if !self.draining => {
                 self.draining = true;
                 let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
@@ -177,7 +185,8 @@ impl Running {
                 }
                 self.ending = Some(Status::ok(""));
             }
-            frame = self.inbound.next(), if !self.deaf => match frame {
+            () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
+            frame = self.inbound.next(), if !self.deaf && self.bounds.read_at.is_none() => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
                 Some(Err(status)) => {
                     tracing::debug!(cluster = %self.identity.cluster, why = status.message(), "the stream broke");
@@ -194,6 +203,11 @@ impl Running {
     /// The agent has said what it holds: from now on the session lasts as long as its certificate.
     pub(super) fn lasts(&mut self) {
         self.limit.as_mut().reset(tokio::time::Instant::now() + life_left(&self.identity));
+    }
+
+    /// The agent has said more of what it holds: a slow link takes longer for all of it.
+    pub(super) fn extend_hello(&mut self) {
+        self.limit.as_mut().reset(tokio::time::Instant::now() + HELLO_LIMIT.min(life_left(&self.identity)));
     }
 
     fn time_is_up(&mut self) {
@@ -230,6 +244,11 @@ impl Running {
         leads
     }
 
+    /// A frame that leaves before the stream ends.
+    pub(super) fn out_of_band(&mut self, frame: HubFrame) {
+        self.out.push_back(frame);
+    }
+
     pub(super) fn end(&mut self, status: Status) {
         self.out.clear();
         self.ending = Some(status);
@@ -237,7 +256,9 @@ impl Running {
 
     /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
     pub(super) fn cut(&mut self, refusal: &Refusal) {
-        tracing::warn!(cluster = %self.identity.cluster, why = %refusal, "a session is cut");
+        if self.may_log() {
+            tracing::warn!(cluster = %self.identity.cluster, why = %refusal, "a session is cut");
+        }
         self.end(refused(refusal));
         if refusal.is_revocation() {
             self.out.push_back(HubFrame::Revoked(refusal.code().to_owned()));
@@ -248,13 +269,11 @@ impl Running {
     fn woken(&mut self) {
         let newest = self.shared.sessions.get(&self.identity.cluster).map(|live| live.number);
         if newest.is_some_and(|newest| newest > self.live.number) {
-            self.end(Status::aborted("another session of this cluster took over"));
+            self.end(with_reason(Status::aborted("another session of this cluster took over"), "replaced"));
         } else if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
             self.cut(&refusal);
         } else if self.is_confirmed() {
-            self.out.clear();
-            self.out.push_back(HubFrame::Drain(0));
-            self.ending = Some(Status::ok(""));
+            self.come_again();
         } else {
             self.update();
         }
@@ -266,15 +285,30 @@ impl Running {
         if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
             return;
         }
-        let (claims, version) = index.claims_since(&self.identity.cluster, self.version);
-        self.version = version;
+        let before = self.live.session.lock().version();
+        let has_forgotten = index.has_forgotten_since(before);
+        let (claims, version) = index.claims_since(&self.identity.cluster, before);
+        let is_deleted = |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.deleting);
+        let deleted: Vec<_> = claims.iter().map(|(uid, _)| uid).filter(|uid| is_deleted(uid)).cloned().collect();
         drop(index);
-        self.live.session.lock().update(claims);
+        let mut session = self.live.session.lock();
+        session.catch_up(claims, version);
+        // Nobody else says that this cluster has nothing of a rule that waits to be released.
+        let free: Vec<_> = deleted.into_iter().filter(|uid| session.is_free_of(uid, version)).collect();
+        drop(session);
+        if !free.is_empty() {
+            self.shared.dirty_rules.add(free);
+        }
+        self.say_beyond();
         self.ask_brake();
+        if has_forgotten {
+            // What was forgotten long ago is not among them.
+            self.claim_held();
+        }
     }
 
     /// Has judged what the agent holds and nobody wants. Whatever may go is said with the next update.
-    fn ask_brake(&self) {
+    pub(super) fn ask_brake(&self) {
         let strays = self.live.session.lock().take_strays();
         if strays.is_empty() {
             return;
@@ -313,51 +347,15 @@ impl Running {
         }
     }
 
-    fn take_in(&mut self, frame: wire::AgentFrame) {
-        let frame = match convert::agent_frame(frame) {
-            Ok(frame) => frame,
-            Err(error) => return self.end(Status::invalid_argument(error.to_string())),
-        };
-        match (frame, self.hello.is_some(), self.registered) {
-            (AgentFrame::Hello(hello), false, _) => self.greet(hello),
-            (AgentFrame::HeldRules(rules, last), true, false) => {
-                self.held.extend(self.modest(rules));
-                if self.held.len() > RULES_LIMIT {
-                    self.end(Status::resource_exhausted(format!("the agent holds more than {RULES_LIMIT} rules")));
-                } else if last {
-                    self.register();
-                }
-            }
-            (AgentFrame::Detail(uid, intents, last), _, true) => {
-                let taken = self.live.session.lock().detail(&uid, intents, last);
-                if let Err(too_much) = taken {
-                    tracing::warn!(cluster = %self.identity.cluster, "a session is ended: {too_much}");
-                    self.end(Status::resource_exhausted(too_much.to_string()));
-                }
-                self.ask_brake();
-            }
-            (AgentFrame::Ack(nonce, refused), _, true) => {
-                self.live.session.lock().ack(nonce);
-                self.refused(&refused);
-            }
-            (AgentFrame::Report(rules), _, true) => self.reported(rules),
-            (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
-            (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
-            (AgentFrame::Supposed(answer), _, true) => self.live.inquiries.supposed(answer),
-            (AgentFrame::Handover, _, true) => self.hand_over(),
-            _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
-        }
-    }
-
     /// What is in `out` goes first; then nothing but the word that nothing follows.
-    fn hand_over(&mut self) {
+    pub(super) fn hand_over(&mut self) {
         if self.handed_over.is_none() && self.ending.is_none() {
             self.handed_over = Some(Instant::now() + HANDOVER_LIMIT);
             self.out.push_back(HubFrame::HandedOver);
         }
     }
 
-    fn greet(&mut self, hello: Hello) {
+    pub(super) fn greet(&mut self, hello: Hello) {
         if hello.protocol_max < PROTOCOL_MIN || hello.protocol_min > PROTOCOL_MAX {
             let message = format!(
                 "the agent speaks protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the older one",
@@ -379,26 +377,11 @@ impl Running {
         self.hello = Some(hello);
         self.say_authorities();
     }
-
-    fn say_authorities(&mut self) {
-        let all = self.authorities.borrow_and_update().clone();
-        let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
-        // Of a hub that is one of two the agent takes no other authorities.
-        if knows && !all.is_empty() && self.hold() != Hold::Everything {
-            self.out.push_back(HubFrame::Authorities(all));
-        }
-    }
 }
 
 /// For how long a session's certificate is still good.
 fn life_left(identity: &Identity) -> Duration {
     identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default()
-}
-
-fn expired() -> Status {
-    let mut status = Status::unauthenticated("the certificate of this session has expired: connect with the new one");
-    status.metadata_mut().insert(REASON_METADATA, MetadataValue::from_static("expired"));
-    status
 }
 
 impl Drop for Running {
@@ -411,7 +394,9 @@ impl Drop for Running {
         let cluster = &self.identity.cluster;
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
         if self.shared.sessions.remove_if(cluster, own).is_some() {
-            tracing::info!(%cluster, "session ended");
+            if self.may_log() {
+                tracing::info!(%cluster, "session ended");
+            }
             self.metrics.rules_delivered(self.shared.deliveries.lock().lost(cluster));
             self.shared.ledger.lock().disconnected(cluster, self.live.number, Instant::now());
             self.shared.dirty_members.add([cluster.clone()]);

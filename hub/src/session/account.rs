@@ -1,11 +1,15 @@
 //! How a session comes to know what the agent holds of a rule: by an account that equals the share, or by asking.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{HeldIntent, RuleUid};
+use runnel_proto::model::{HeldIntent, RuleState, RuleUid};
 
 use super::held::{Held, Items};
-use super::{Session, TooMuch};
+use super::{RULES_LIMIT, Session};
+use crate::index::Claim;
 use crate::plan::Share;
+
+/// Pairs that are asked for at a time.
+const PAIRS_AT_A_TIME: usize = 100_000;
 
 impl Session {
     /// Whether the hub knows, source by source, what the agent holds of a rule. If not, an account that equals the share
@@ -30,30 +34,118 @@ impl Session {
         false
     }
 
-    /// The rules whose pairs the agent must be asked for now.
-    pub fn take_questions(&mut self) -> Vec<RuleUid> {
-        std::mem::take(&mut self.ask).into_iter().collect()
+    /// The agent says again what it holds of these rules: copies came to light that nothing on this stream ordered. It is
+    /// asked for the pairs, whatever was known of them. Returns how many rules are beyond what a session keeps.
+    pub fn resync(&mut self, states: Vec<RuleState>) -> usize {
+        let mut left_out = 0;
+        for state in states.into_iter().filter(|state| !state.gone) {
+            let has_room = self.rules.len() < RULES_LIMIT;
+            let Some(held) = self.rules.get_mut(&state.uid) else {
+                match has_room {
+                    true => self.hello(vec![state]),
+                    false => left_out += 1,
+                }
+                continue;
+            };
+            held.former = true;
+            // What it was asked for is still to come, and speaks of all.
+            if !matches!(held.items, Items::Asked(_)) {
+                held.items = Items::Uncertain;
+            }
+        }
+        self.leave_out_rules(self.left_out_rules().max(left_out));
+        left_out
     }
 
-    /// The agent's pairs of one rule, for which it was asked.
-    ///
-    /// # Errors
-    /// [`TooMuch`], when it says more than the session keeps: the session must end, as the rest would be lost.
-    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) -> Result<(), TooMuch> {
+    /// The rules whose pairs the agent must be asked for now: so many that their accounts are small together, and the others
+    /// when those have come in.
+    pub fn take_questions(&mut self) -> Vec<RuleUid> {
+        if self.ask.is_empty() {
+            return Vec::new();
+        }
+        let Self { rules, asked, .. } = self;
+        asked.retain(|uid, _| matches!(rules.get(uid), Some(Held { items: Items::Asked(_), .. })));
+        let mut pairs: usize = asked.values().sum();
+        let mut questions = Vec::new();
+        while let Some(uid) = self.ask.first().cloned() {
+            let expected = self.share_of(&uid).map_or(0, |share| share.plan.intents.len());
+            if pairs > 0 && pairs + expected > PAIRS_AT_A_TIME {
+                break;
+            }
+            pairs += expected;
+            self.ask.remove(&uid);
+            self.asked.insert(uid.clone(), expected);
+            questions.push(uid);
+        }
+        questions
+    }
+
+    /// What the hub wants of a rule, as far as pairs are compared with it.
+    fn share_of(&self, uid: &RuleUid) -> Option<&Share> {
+        match self.rules.get(uid)?.claim.as_ref()? {
+            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share) => Some(share),
+            _ => None,
+        }
+    }
+
+    /// The agent's pairs of one rule, for which it was asked. Pairs that the hub has itself cost nothing to keep, so that an
+    /// agent is heard whatever the hub has sent to it. Of the others those are left out that are more than the budget allows:
+    /// they are asked for again when what was taken in has been removed.
+    pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
         if !matches!(self.rules.get(uid), Some(Held { items: Items::Asked(_), .. })) {
-            return Ok(());
+            return;
         }
-        self.afford(intents.iter().map(|intent| &intent.source))?;
-        let Some(held) = self.rules.get_mut(uid) else { return Ok(()) };
-        let Items::Asked(pairs) = &mut held.items else { return Ok(()) };
-        pairs.extend(intents.into_iter().map(|intent| (intent.source, intent.revision)));
+        let share = self.share_of(uid).cloned();
+        for HeldIntent { source, revision } in intents {
+            let known = share.as_ref().and_then(|share| share.known_name(&source)).cloned();
+            if known.is_none() && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err()) {
+                self.left_out.insert(uid.clone(), false);
+                continue;
+            }
+            if let Some(Held { items: Items::Asked(pairs), .. }) = self.rules.get_mut(uid) {
+                pairs.insert(known.unwrap_or(source), revision);
+            }
+        }
         if !last {
-            return Ok(());
+            return;
         }
-        held.items = Items::Pairs(std::mem::take(pairs));
+        self.asked.remove(uid);
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if let Items::Asked(pairs) = &mut held.items {
+            held.items = Items::Pairs(std::mem::take(pairs));
+        }
         if let Some(claim) = held.claim.clone() {
             self.reconcile(uid, claim);
         }
-        Ok(())
+    }
+
+    /// Pairs of this rule are removed now: what was left out of its account may have room after that.
+    pub(super) fn note_removed_pairs(&mut self, uid: &RuleUid) {
+        if let Some(has_removed) = self.left_out.get_mut(uid) {
+            *has_removed = true;
+        }
+    }
+
+    /// Whether accounts are asked for again soon.
+    pub(super) fn has_left_out_pairs(&self) -> bool {
+        self.left_out.values().any(|has_removed| *has_removed)
+    }
+
+    /// The agent has taken in all that it was sent: accounts of which something was left out, and something removed since, are
+    /// asked for again.
+    pub(super) fn ask_for_left_out(&mut self) {
+        if !self.has_left_out_pairs() {
+            return;
+        }
+        let is_sent = |uid: &RuleUid, has_removed: bool| has_removed && !self.unsent.has(uid);
+        let again: Vec<_> =
+            self.left_out.iter().filter(|(uid, removed)| is_sent(uid, **removed)).map(|(uid, _)| uid.clone()).collect();
+        for uid in again {
+            self.left_out.remove(&uid);
+            if let Some(held) = self.rules.get_mut(&uid) {
+                held.items = Items::Asked(BTreeMap::new());
+                self.ask.insert(uid);
+            }
+        }
     }
 }

@@ -15,9 +15,8 @@ const LIMIT: usize = 64 * 1024 * 1024;
 const OVERHEAD: usize = 240;
 
 /// The agent says more about what it holds than a session keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the agent says more about what it holds than the hub keeps ({} MiB): distribute less to this cluster", LIMIT >> 20)]
-pub struct TooMuch;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooMuch;
 
 /// What is kept, counted too high: what has been settled since the last count is still in it.
 #[derive(Default)]
@@ -91,11 +90,18 @@ impl Session {
         Ok(())
     }
 
-    /// What is kept now.
+    /// What is kept now, besides what the hub has itself.
     pub(super) fn kept(&self) -> usize {
         let said = self.rules.values().map(|held| match &held.items {
             Items::Asked(pairs) | Items::Pairs(pairs) | Items::Share { beyond: pairs, .. } => {
-                pairs.keys().map(weight).sum()
+                let share = match &held.claim {
+                    Some(
+                        Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share),
+                    ) => Some(share),
+                    _ => None,
+                };
+                let is_known = |source: &SourceRef| share.is_some_and(|share| share.known_name(source).is_some());
+                pairs.keys().filter(|source| !is_known(source)).map(weight).sum()
             }
             Items::Uncertain | Items::Digest { .. } => 0,
         });

@@ -36,6 +36,8 @@ pub(super) struct Held {
     pub(super) travel: Travel,
     /// What it was told.
     pub(super) told_travel: Travel,
+    /// The last batch that named the rule.
+    pub(super) named: u64,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
     pub(super) told_unclaimed: bool,

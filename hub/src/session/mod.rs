@@ -15,9 +15,11 @@
 //! - Memory: a session that is up to date refers to the shared plans and holds nothing per source; one that has a whole rule
 //!   to send shares what waits with the plan. What it keeps of what the agent says has one bound for all of it.
 mod account;
+mod beyond;
 mod budget;
 mod heading;
 mod held;
+mod hello;
 mod hold;
 mod rest;
 #[cfg(test)]
@@ -37,9 +39,10 @@ use runnel_proto::{KEEPS_SINCE, PROTOCOL_MAX};
 
 use crate::index::Claim;
 use crate::plan::{Share, SourceContent};
+use beyond::Beyond;
 use budget::Budget;
-pub use budget::TooMuch;
 use held::{Held, Items};
+pub use hello::{HelloStates, state_bytes};
 pub use hold::Hold;
 use unsent::Unsent;
 use weight::weight;
@@ -52,7 +55,7 @@ const BATCH_BYTES: usize = 32 * 1024;
 /// A batch is closed when it has this many items.
 const BATCH_ITEMS: usize = 1000;
 
-/// The most rules that an agent may say it holds.
+/// The most rules that are sent to one agent, and that a session keeps of what it says it holds.
 pub const RULES_LIMIT: usize = 20_000;
 
 /// What is to be said about a rule itself.
@@ -99,12 +102,22 @@ pub struct Session {
     wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     /// Rules whose pairs are needed and have not been asked for.
     ask: BTreeSet<RuleUid>,
+    /// Rules whose pairs were asked for, and how many are expected.
+    asked: BTreeMap<RuleUid, usize>,
+    /// Rules of whose pairs some were left out, and whether any were removed since.
+    left_out: BTreeMap<RuleUid, bool>,
+    /// Rules that are not sent, as the agent would hold too many.
+    beyond: Beyond,
+    /// Rules that the agent holds and said in vain.
+    left_out_rules: usize,
     /// What the agent holds, is not wanted, and nobody has judged yet; no sources: the whole rule.
     strays: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     unacked: BTreeSet<u64>,
     /// The protocol that is spoken.
     protocol: Spoken,
     nonce: u64,
+    /// The version of the index up to which claims were taken in.
+    version: u64,
     /// What is kept of what the agent said.
     budget: Budget,
     hello_done: bool,
@@ -152,16 +165,32 @@ impl Session {
         }
     }
 
+    /// Takes in all that the hub says about rules since [`Session::version`], up to this version of the index.
+    pub fn catch_up(&mut self, claims: impl IntoIterator<Item = (RuleUid, Claim)>, version: u64) {
+        self.update(claims);
+        self.version = version;
+    }
+
+    /// The version of the index up to which claims were taken in.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// The agent has taken in a batch.
     pub fn ack(&mut self, nonce: u64) {
         let was_sent = self.unacked.remove(&nonce);
         self.knows_end |= was_sent && self.snapshot_ended.is_some_and(|last| nonce > last);
+        if self.unacked.is_empty() {
+            self.ask_for_left_out();
+        }
     }
 
-    /// The agent has nothing left of a rule. Returns whether that answers an order to remove it. While an order waits to
-    /// be sent, what comes in answers an earlier one, and the agent may hold copies again.
-    pub fn gone(&mut self, uid: &RuleUid) -> bool {
-        let ordered = self.rules.get(uid).is_some_and(|held| held.removing.is_some());
+    /// The agent has nothing left of a rule, as of the batch that it took in last. Returns whether that answers the order to
+    /// remove it. While an order waits to be sent, or a later batch named the rule, it answers an earlier one, and the agent
+    /// may hold copies again.
+    pub fn gone(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
+        let held = self.rules.get(uid);
+        let ordered = held.is_some_and(|held| held.removing.is_some() && held.named <= last_batch);
         let answers = ordered && !self.removals.contains_key(uid);
         if answers {
             self.rules.remove(uid);
@@ -174,9 +203,11 @@ impl Session {
         self.rules.contains_key(uid)
     }
 
-    /// Whether the agent has nothing of a rule and no order about it is under way.
-    pub fn is_free_of(&self, uid: &RuleUid) -> bool {
-        self.hello_done && !self.rules.contains_key(uid)
+    /// Whether the agent has nothing of a rule, no order about it is under way, and the session has taken in what the hub
+    /// says of it as of this version of the index: until then it may still send what was wanted before. Nobody can tell while
+    /// the agent holds rules of which the session does not know.
+    pub fn is_free_of(&self, uid: &RuleUid, version: u64) -> bool {
+        self.hello_done && self.left_out_rules == 0 && self.version >= version && !self.rules.contains_key(uid)
     }
 
     /// What the agent holds, is not wanted, and was not judged: whether it may go is for the brake to say. No sources:
@@ -202,13 +233,18 @@ impl Session {
         }
         self.nonce += 1;
         self.unacked.insert(self.nonce);
+        for uid in deltas.keys() {
+            if let Some(held) = self.rules.get_mut(uid) {
+                held.named = self.nonce;
+            }
+        }
         Some(Batch { nonce: self.nonce, rules: deltas.into_values().collect() })
     }
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
         let said = self.unsent.is_empty() && self.has_said_headings() && self.removals.is_empty();
-        let said = said && self.hold != Hold::Everything;
+        let said = said && self.hold != Hold::Everything && !self.has_left_out_pairs();
         if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
         }
@@ -262,6 +298,7 @@ impl Session {
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
         for (uid, source, deletion_policy) in self.unsent.take_tombstones(BATCH_ITEMS) {
+            self.note_removed_pairs(&uid);
             delta_of(deltas, &uid).tombstones.push(Tombstone { source, deletion_policy });
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
@@ -289,6 +326,9 @@ impl Session {
             other => other,
         };
         let claim = self.withheld(uid, claim);
+        if !matches!(claim, Claim::Wanted(_)) {
+            self.forget_beyond(uid);
+        }
         match &claim {
             Claim::Wanted(share) => self.wanted(uid, share),
             Claim::Held(share) if self.rules.contains_key(uid) => {
@@ -324,6 +364,9 @@ impl Session {
     }
 
     fn wanted(&mut self, uid: &RuleUid, share: &Share) {
+        if !self.has_room_for(uid) {
+            return;
+        }
         self.say_terms(uid, share);
         self.say_travel(uid, share.travel.as_ref());
         if share.terms.suspend {
@@ -367,25 +410,6 @@ impl Session {
             self.unsent.remove(uid, source, policy);
         }
         self.serve_wants(uid);
-    }
-
-    fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
-        let Some(held) = self.rules.get_mut(uid) else { return };
-        if held.removing == Some(policy) {
-            return;
-        }
-        held.removing = Some(policy);
-        held.told_unclaimed = false;
-        (held.permit, held.let_go) = (None, None);
-        // Until the order is sent, the agent holds what it held.
-        held.items = Items::Uncertain;
-        held.terms = None;
-        held.rests = held.told_rests;
-        held.travel.clone_from(&held.told_travel);
-        self.ask.remove(uid);
-        self.headings.remove(uid);
-        self.unsent.drop_of(uid);
-        self.removals.insert(uid.clone(), policy);
     }
 }
 

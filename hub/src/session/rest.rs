@@ -2,7 +2,7 @@
 //! not know. And how what was not sent yet is taken back.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{AskedDigest, RuleUid};
+use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
 use super::held::Items;
 use super::{Heading, Session};
@@ -56,6 +56,26 @@ impl Session {
         for source in gone {
             self.unsent.remove(uid, source, share.terms.deletion_policy);
         }
+    }
+
+    /// All of a rule is to go.
+    pub(super) fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
+        let Some(held) = self.rules.get_mut(uid) else { return };
+        if held.removing == Some(policy) {
+            return;
+        }
+        held.removing = Some(policy);
+        held.told_unclaimed = false;
+        (held.permit, held.let_go) = (None, None);
+        // Until the order is sent, the agent holds what it held.
+        held.items = Items::Uncertain;
+        held.terms = None;
+        held.rests = held.told_rests;
+        held.travel.clone_from(&held.told_travel);
+        self.ask.remove(uid);
+        self.headings.remove(uid);
+        self.unsent.drop_of(uid);
+        self.removals.insert(uid.clone(), policy);
     }
 
     pub(super) fn unclaimed(&mut self, uid: &RuleUid) {

@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 use serde_json::json;
 
-use super::{Hold, Session};
+use super::{Hold, RULES_LIMIT, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Claim;
@@ -25,7 +25,8 @@ struct Agent {
     rests: BTreeMap<RuleUid, bool>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
-    gone: Vec<RuleUid>,
+    /// Rules of which nothing is left, each with the batch that told so.
+    gone: Vec<(RuleUid, u64)>,
 }
 
 impl Agent {
@@ -64,7 +65,7 @@ impl Agent {
                 self.terms.remove(&delta.uid);
                 self.rests.remove(&delta.uid);
                 self.travel.remove(&delta.uid);
-                self.gone.push(delta.uid.clone());
+                self.gone.push((delta.uid.clone(), batch.nonce));
             }
         }
     }
@@ -95,7 +96,7 @@ impl Agent {
             for uid in &questions {
                 let pairs = self.rules.get(uid).into_iter().flatten();
                 let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
-                session.detail(uid, pairs.collect(), true).unwrap();
+                session.detail(uid, pairs.collect(), true);
             }
             let Some(batch) = session.next_batch() else {
                 if questions.is_empty() {
@@ -105,8 +106,8 @@ impl Agent {
             };
             self.take(&batch);
             session.ack(batch.nonce);
-            for uid in std::mem::take(&mut self.gone) {
-                session.gone(&uid);
+            for (uid, batch) in std::mem::take(&mut self.gone) {
+                session.gone(&uid, batch);
             }
         }
     }
@@ -218,12 +219,42 @@ fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
     send(&mut session, &mut agent);
     session.update(unwanted());
     agent.removed.clear();
-    assert!(!session.gone(&uid) && !session.is_free_of(&uid), "the agent holds copies again");
+    assert!(!session.gone(&uid, 3) && !session.is_free_of(&uid, 0), "the agent holds copies again");
     // The hub forgets the rule before the order has left: it does not leave any more.
     session.update([("r".into(), Claim::Unclaimed)]);
     agent.gone.clear();
     agent.drain(&mut session);
     assert!(agent.removed.is_empty() && agent.unclaimed.contains(&uid));
+}
+
+#[test]
+fn answer_to_the_first_of_two_removals_is_not_taken_for_the_second() {
+    let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
+    let mut session = agent.connect();
+    for claim in [wanted("r", &[(1, content(1))]).1, Claim::Unwanted(DeletionPolicy::Delete)].iter().cycle().take(4) {
+        session.update([("r".into(), claim.clone())]);
+        let batch = session.next_batch().unwrap();
+        agent.take(&batch);
+    }
+    let answers = std::mem::take(&mut agent.gone);
+    assert_eq!(answers, [(uid.clone(), 2), (uid.clone(), 4)]);
+    assert!(!session.gone(&uid, 2) && !session.is_free_of(&uid, 0), "the second order is under way");
+    assert!(session.gone(&uid, 4) && session.is_free_of(&uid, 0));
+}
+
+#[test]
+fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
+    let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
+    let mut session = agent.connect();
+    // The claims of version 1 are on their way to the session while the rule is deleted in version 2.
+    assert!(session.is_free_of(&uid, 0) && !session.is_free_of(&uid, 2));
+    session.catch_up([wanted("r", &[(1, content(1))])], 1);
+    agent.drain(&mut session);
+    assert!(!session.is_free_of(&uid, 2));
+    session.catch_up([("r".into(), Claim::Unwanted(DeletionPolicy::Delete))], 2);
+    assert!(!session.is_free_of(&uid, 2));
+    agent.drain(&mut session);
+    assert!(session.is_free_of(&uid, 2) && !session.is_free_of(&uid, 3));
 }
 
 #[test]
@@ -439,19 +470,118 @@ fn all_that_an_agent_says_together_has_one_bound_which_frees_what_is_settled() {
         let held = invented(from, 1000).into_iter();
         held.map(|source| HeldIntent { source, revision: Revision([1; 16]) }).collect::<Vec<_>>()
     };
-    let mut said = uids[50..].iter().map(|uid| session.detail(&uid.as_str().into(), pairs(0), false));
-    assert!(said.any(|said| said.is_err()));
-    drop(said);
+    for uid in &uids[50..] {
+        session.detail(&uid.as_str().into(), pairs(0), false);
+    }
     assert!(session.kept() > limit / 2 && session.kept() <= limit, "{}", session.kept());
     // The hub speaks: what waits for nothing goes, and there is room again.
     session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Claim::Unclaimed)));
-    assert_eq!(session.detail(&"r99".into(), pairs(0), false), Ok(()));
+    let before = session.kept();
+    session.detail(&"r51".into(), pairs(5000), false);
+    assert!(session.kept() > before);
     // The same again takes no more room.
     let kept = session.kept();
     for _ in 0..100 {
-        assert_eq!(session.detail(&"r99".into(), pairs(0), false), Ok(()));
+        session.detail(&"r51".into(), pairs(5000), false);
     }
     assert_eq!(session.kept(), kept);
+}
+
+#[test]
+fn account_of_what_the_hub_has_itself_costs_nothing() {
+    let mut session = Session::default();
+    session.hello(vec![RuleState { intents: 1, ..Agent::default().state(&"r".into()) }]);
+    session.hello_done();
+    let items: Vec<_> = (0..200).map(|number| (number, content(1))).collect();
+    session.update([wanted("r", &items)]);
+    assert_eq!(session.take_questions().len(), 1);
+    let pair = |source: SourceRef| HeldIntent { source, revision: Revision([9; 16]) };
+    session.detail(&"r".into(), (0..200).map(|number| pair(source(number))).collect(), false);
+    assert_eq!(session.kept(), 0);
+    session.detail(&"r".into(), vec![pair(SourceRef::new("secrets", "else", "foreign"))], true);
+    assert!(session.kept() == 0 || session.kept() < 1000);
+}
+
+#[test]
+fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
+    // More long names than the budget holds, none of which is wanted, and one that is.
+    let long = "n".repeat(240);
+    let name = |number: usize| SourceRef::new("configmaps", &long, &format!("{long}{number:010}"));
+    let mut foreign: BTreeMap<SourceRef, Revision> =
+        (0..100_000).map(|number| (name(number), Revision([1; 16]))).collect();
+    let all = foreign.len();
+    foreign.insert(source(1), Revision([1; 16]));
+    let mut session = Session::default();
+    session.hello(vec![RuleState { intents: 100_001, ..Agent::default().state(&"r".into()) }]);
+    session.hello_done();
+    let judged = Judged::passing((0..all).map(|number| Item::Source(name(number))));
+    let share = Share { judged, ..share_of("r", false, &[(1, content(1))]) };
+    session.update([("r".into(), Claim::Wanted(share))]);
+    let (mut rounds, mut ended) = (0, false);
+    while !ended {
+        rounds += 1;
+        assert!(rounds < 10_000, "{} of {all} are left", foreign.len());
+        for uid in session.take_questions() {
+            let pairs: Vec<_> = foreign.iter().map(|(s, r)| HeldIntent { source: s.clone(), revision: *r }).collect();
+            let last = pairs.len().div_ceil(5000) - 1;
+            for (number, part) in pairs.chunks(5000).enumerate() {
+                session.detail(&uid, part.to_vec(), number == last);
+                assert!(session.kept() <= 64 * 1024 * 1024);
+            }
+        }
+        while let Some(batch) = session.next_batch() {
+            for delta in &batch.rules {
+                for gone in &delta.tombstones {
+                    foreign.remove(&gone.source);
+                }
+            }
+            session.ack(batch.nonce);
+        }
+        ended = session.take_snapshot_end().is_some();
+    }
+    assert_eq!(foreign.keys().collect::<Vec<_>>(), [&source(1)]);
+}
+
+#[test]
+fn rules_beyond_the_limit_wait_until_others_are_gone() {
+    let mut session = Session::default();
+    session.hello_done();
+    let claims: Vec<_> = (0..RULES_LIMIT + 3).map(|number| wanted(&format!("r{number:05}"), &[])).collect();
+    session.update(claims.clone());
+    let last = |uids: &[usize]| -> BTreeSet<RuleUid> { uids.iter().map(|n| format!("r{n:05}").into()).collect() };
+    assert_eq!(session.held_rules().count(), RULES_LIMIT);
+    assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2])));
+    assert_eq!(session.take_beyond_change(), None);
+    assert!(session.beyond_with_room().is_empty());
+    // One that waits is deleted, and one that was sent: until the agent has removed it, it takes room.
+    let deleted = [(claims[RULES_LIMIT].0.clone(), Claim::Unclaimed), unwanted("r00007")];
+    session.update(deleted);
+    while let Some(batch) = session.next_batch() {
+        session.ack(batch.nonce);
+    }
+    assert!(session.beyond_with_room().is_empty() && session.held_rules().count() == RULES_LIMIT);
+    assert!(is_gone(&mut session, "r00007"));
+    assert_eq!(session.beyond_with_room(), [format!("r{:05}", RULES_LIMIT + 1).into()]);
+    session.update([claims[RULES_LIMIT + 1].clone()]);
+    assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT + 2])));
+    assert_eq!(session.held_rules().count(), RULES_LIMIT);
+}
+
+#[test]
+fn rules_that_were_left_out_make_nothing_free() {
+    let mut session = Session::default();
+    session.hello_done();
+    assert!(session.is_free_of(&"r".into(), 0));
+    session.leave_out_rules(1);
+    assert!(!session.is_free_of(&"r".into(), 0));
+}
+
+fn unwanted(uid: &str) -> (RuleUid, Claim) {
+    (uid.into(), Claim::Unwanted(DeletionPolicy::Delete))
+}
+
+fn is_gone(session: &mut Session, uid: &str) -> bool {
+    session.gone(&uid.into(), u64::MAX)
 }
 
 #[test]
@@ -466,9 +596,9 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
     let questions = again.take_questions();
     assert_eq!(questions.len(), 2);
     let pair = |source, text| HeldIntent { source, revision: Revision([text; 16]) };
-    again.detail(&"old".into(), vec![pair(source(1), 1)], true).unwrap();
+    again.detail(&"old".into(), vec![pair(source(1), 1)], true);
     assert!(again.next_batch().is_none(), "the taker's account is not in");
-    again.detail(&"new".into(), vec![pair(source(2), 2)], true).unwrap();
+    again.detail(&"new".into(), vec![pair(source(2), 2)], true);
     let batch = again.next_batch().unwrap();
     assert_eq!(batch.rules.iter().map(|delta| (delta.upserts.len(), delta.tombstones.len())).max(), Some((1, 0)));
     assert!(batch.rules.iter().any(|delta| delta.tombstones.len() == 1));
@@ -659,23 +789,30 @@ fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_th
 
 #[test]
 fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
-    let mut session = Agent::default().connect();
-    for number in 0..200 {
-        let uid = format!("r{number}");
-        let share = share_of(&uid, false, &[]);
-        let names = (0..128).map(|n| Pattern::new(format!("{n:0250}"))).collect();
-        let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
-        let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&share.terms) });
-        session.update([(uid.as_str().into(), Claim::Wanted(Share { terms, ..share }))]);
+    // Many small ones share a batch; a large one may go beyond the bound by itself.
+    for (rules, names, least) in [(200, 8, 10), (40, 200, 1)] {
+        let mut session = Agent::default().connect();
+        for number in 0..rules {
+            let uid = format!("r{number}");
+            let share = share_of(&uid, false, &[]);
+            let names = (0..names).map(|n| Pattern::new(format!("{n:0250}"))).collect();
+            let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
+            let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&share.terms) });
+            session.update([(uid.as_str().into(), Claim::Wanted(Share { terms, ..share }))]);
+        }
+        let (mut seen, mut batches) = (0, 0);
+        while let Some(batch) = session.next_batch() {
+            let wire = runnel_proto::convert::hub_frame_to_wire(&HubFrame::Batch(batch.clone()));
+            let size = prost::Message::encoded_len(&wire);
+            let heading = names * 256 + 512;
+            assert!(size <= super::BATCH_BYTES + heading, "{size} bytes with headings of {heading}");
+            assert!(batch.rules.len() >= least || seen + batch.rules.len() == rules, "{} rules", batch.rules.len());
+            (seen, batches) = (seen + batch.rules.len(), batches + 1);
+            session.ack(batch.nonce);
+        }
+        assert_eq!(seen, rules);
+        assert!(batches > 2, "all in {batches} batches");
     }
-    let mut seen = 0;
-    while let Some(batch) = session.next_batch() {
-        let wire = runnel_proto::convert::hub_frame_to_wire(&HubFrame::Batch(batch.clone()));
-        assert!(prost::Message::encoded_len(&wire) < runnel_proto::FRAME_LIMIT);
-        seen += batch.rules.len();
-        session.ack(batch.nonce);
-    }
-    assert_eq!(seen, 200);
 }
 
 #[derive(Clone, Debug)]
@@ -730,7 +867,7 @@ fn answer(agent: &Agent, session: &mut Session) {
     for uid in session.take_questions() {
         let pairs = agent.rules.get(&uid).into_iter().flatten();
         let pairs = pairs.map(|(source, revision)| HeldIntent { source: source.clone(), revision: *revision });
-        session.detail(&uid, pairs.collect(), true).unwrap();
+        session.detail(&uid, pairs.collect(), true);
     }
 }
 
@@ -1083,8 +1220,8 @@ proptest! {
                 },
                 Step::Answer => {
                     answer(&agent, &mut session);
-                    for uid in std::mem::take(&mut agent.gone) {
-                        session.gone(&uid);
+                    for (uid, batch) in std::mem::take(&mut agent.gone) {
+                        session.gone(&uid, batch);
                     }
                 }
                 Step::Reconnect => {
@@ -1132,4 +1269,42 @@ proptest! {
         }
         prop_assert_eq!(end.unwrap().digest, digest);
     }
+}
+
+#[test]
+fn found_copies_of_more_rules_than_a_session_keeps_are_left_out() {
+    let mut session = Session::default();
+    session.hello_done();
+    let state = |number: usize| RuleState { intents: 1, ..RuleState::new(format!("r{number:05}").into()) };
+    assert_eq!(session.resync((0..RULES_LIMIT).map(state).collect()), 0);
+    for _ in 0..3 {
+        assert_eq!(session.resync((RULES_LIMIT - 1..RULES_LIMIT + 2).map(state).collect()), 2);
+    }
+    assert_eq!((session.held_rules().count(), session.left_out_rules()), (RULES_LIMIT, 2));
+}
+
+#[test]
+fn found_copies_are_removed_or_sent_again_after_a_resync() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    let plan = || wanted("r", &[(1, content(1)), (2, content(2))]);
+    session.update([plan()]);
+    agent.drain(&mut session);
+    agent.upserts = 0;
+    // One of a source that is wanted in another state, one of a source that is not, and one of a rule that nobody knows.
+    let unknown = Revision([0; 16]);
+    agent.rules.entry("r".into()).or_default().extend([(source(2), unknown), (source(3), unknown)]);
+    agent.rules.entry("q".into()).or_default().insert(source(1), unknown);
+    session.resync(["r", "q"].map(|uid| agent.state(&uid.into())).into());
+    session.update([plan(), ("q".into(), Claim::Unclaimed)]);
+    agent.drain(&mut session);
+    assert_eq!(agent.removed, [("r".into(), source(3))]);
+    assert_eq!((agent.upserts, agent.rules[&"r".into()][&source(2)]), (1, Revision([2; 16])));
+    assert!(agent.unclaimed.contains(&"q".into()));
+    // Of a rule that is to go, all goes.
+    agent.rules.entry("q".into()).or_default().insert(source(4), unknown);
+    session.resync(vec![agent.state(&"q".into())]);
+    session.update([("q".into(), Claim::Unwanted(DeletionPolicy::Delete))]);
+    agent.drain(&mut session);
+    assert!(!agent.rules.contains_key(&"q".into()));
 }

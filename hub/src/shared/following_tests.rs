@@ -46,6 +46,7 @@ fn connects(shared: &Shared, name: &str, protocol: u32) {
         cluster_uid: name.to_owned(),
         protocol,
         key: String::new(),
+        boot_id: String::new(),
         certificate_expires: Timestamp::MAX,
     };
     shared.ledger.lock().connected(&cluster, 1, facts, vec![]);

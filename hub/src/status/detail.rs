@@ -47,7 +47,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             reason: standing.reason,
             message: standing.message,
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
-            newest: account.is_some_and(|account| is_newest(view, cluster, account)),
+            newest: account.is_some_and(|account| is_newest(view, ledger, cluster, account)),
             proved: account.map_or(Proved::Untold, |account| proved(view, ledger, cluster, account)),
         }
     };

@@ -263,6 +263,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
         let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
+            0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
             0 if worst.reason == Reason::Differs => "copies are not as they should be".to_owned(),
             0 => "copies cannot be removed".to_owned(),
             more => format!("{} failed", counted(more, "copy", "copies")),
@@ -330,6 +331,16 @@ fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
     let Some((first, _)) = silent.first() else {
         return Verdict::new(ConditionStatus::False, Reason::Progressing, "no cluster has connected yet");
     };
+    let blind: Vec<_> = silent.iter().filter(|(_, standing)| standing.reason == Reason::MemberAPIUnavailable).collect();
+    if let Some((cluster, worst)) = blind.first().filter(|_| blind.len() == silent.len()) {
+        let message = match blind.len() {
+            1 => format!("nothing is known of the copies in {cluster}: {}", worst.message),
+            more => {
+                format!("nothing is known of the copies in {more} clusters, among them {cluster}: {}", worst.message)
+            }
+        };
+        return Verdict::new(ConditionStatus::Unknown, Reason::MemberAPIUnavailable, message);
+    }
     let message = match silent.len() {
         1 => format!("cluster {first} is not connected"),
         more => format!("{more} clusters are not connected, among them {first}"),

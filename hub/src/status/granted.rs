@@ -18,7 +18,12 @@ struct Missing<'a> {
     kinds: BTreeMap<&'static str, BTreeSet<&'a ClusterName>>,
     namespaces: BTreeMap<String, BTreeSet<&'a ClusterName>>,
     overwrite: BTreeSet<&'a ClusterName>,
+    adoption: BTreeSet<&'a ClusterName>,
     creation: BTreeSet<&'a ClusterName>,
+    /// More copies than are granted to the rules of a namespace in one cluster, by that number.
+    copies: BTreeMap<u64, BTreeSet<&'a ClusterName>>,
+    /// How many sources the rule selects.
+    sources: usize,
     /// Only some of the namespaces that a glob or label may choose are granted.
     limited: bool,
 }
@@ -92,6 +97,16 @@ fn look_at<'a>(
     if terms.conflict_policy == ConflictPolicy::Overwrite && grants.iter().any(|grant| !grant.overwrite) {
         missing.overwrite.extend(clusters);
     }
+    let limits: Option<Vec<_>> = grants.iter().map(|grant| grant.max_copies).collect();
+    let limit = limits.and_then(|limits| limits.into_iter().max());
+    // Each source becomes a copy at least, where its namespace exists; the agents count what there is.
+    missing.sources = view.plan.intents.len();
+    if let Some(limit) = limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| missing.sources > limit)) {
+        missing.copies.entry(limit).or_default().extend(clusters);
+    }
+    if terms.conflict_policy == ConflictPolicy::AdoptIfEqual && grants.iter().any(|grant| !grant.adopt) {
+        missing.adoption.extend(clusters);
+    }
     let broad = terms.namespaces.as_ref();
     let broad = broad.is_some_and(|choice| choice.selector.is_some() || choice.names.iter().any(|n| !n.is_literal()));
     missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
@@ -131,6 +146,14 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
     }
     if !missing.overwrite.is_empty() {
         parts.push(format!("conflictPolicy Overwrite {}, where Fail is used instead", within(&missing.overwrite)));
+    }
+    if !missing.adoption.is_empty() {
+        let place = within(&missing.adoption);
+        parts.push(format!("conflictPolicy AdoptIfEqual {place}, where Fail is used instead"));
+    }
+    for (limit, clusters) in &missing.copies {
+        let (sources, place) = (missing.sources, within(clusters));
+        parts.push(format!("more than {limit} copies (maxCopies) {place}: the rule selects {sources} sources"));
     }
     if !missing.creation.is_empty() {
         parts.push(format!("createNamespaces {}, where missing namespaces stay missing", within(&missing.creation)));

@@ -1,15 +1,17 @@
 //! What the agents last said.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    Asked, ClusterName, Counts, Failure, GivenUp, Proof, ProofKey, RuleName, RuleState, RuleUid, SetDigest,
-    TermsDigest, Travel,
+    Asked, ClusterName, Counts, Failure, GivenUp, LostWatch, NAMESPACES, Proof, ProofKey, RuleName, RuleState, RuleUid,
+    SetDigest, TermsDigest, Travel,
 };
 
 use super::SILENCE;
+use super::key_sharing::KeySharing;
 use crate::index::Holding;
+use crate::session::state_bytes;
 
 /// An agent's last word about one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(super) struct Account {
     pub(super) left: u32,
     /// What it shows of its copies.
     pub(super) proof: Option<Proof>,
+    /// About how much all this takes.
+    pub(super) bytes: usize,
 }
 
 /// What a session says about its member.
@@ -47,6 +51,8 @@ pub struct SessionFacts {
     pub protocol: u32,
     /// The fingerprint of the key that it is held with.
     pub key: String,
+    /// Tells the agent's process from others.
+    pub boot_id: String,
     /// When the certificate of the session expires.
     pub certificate_expires: Timestamp,
 }
@@ -57,19 +63,32 @@ struct Presence {
     /// Which session speaks for the cluster; what an older one still says is void.
     number: u64,
     lost_at: Option<Instant>,
-    /// Whether its silence has been told.
-    silence_told: bool,
     accounts: BTreeMap<RuleUid, Account>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
     /// Something is not said to it before an administrator confirms.
     unconfirmed: bool,
+    /// Rules that are not sent to it, as it would hold too many.
+    beyond: BTreeSet<RuleUid>,
+    /// About how much its accounts take.
+    bytes: usize,
+    /// Reports whose failures were not kept, since the last time that somebody asked.
+    shortened: u64,
+    /// The watches of its API that its agent has lost.
+    lost_watches: Vec<LostWatch>,
+    /// Whether somebody else uses its key.
+    key_sharing: KeySharing,
 }
+
+/// How many bytes the accounts of one cluster take; beyond that failures are not kept, and the counts alone tell of them.
+const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
 
 /// What the agents last said, by cluster.
 #[derive(Default)]
 pub struct Ledger {
     clusters: BTreeMap<ClusterName, Presence>,
+    /// The clusters whose session has ended, as long as their silence has not been told.
+    lost: BTreeSet<ClusterName>,
     /// What the rules of clusters that leave retain there.
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
     /// Under which agents prove what stands in their clusters.
@@ -110,9 +129,12 @@ impl Ledger {
         presence.number = number;
         let before = std::mem::take(&mut presence.accounts);
         presence.names.clear();
+        presence.beyond.clear();
+        presence.bytes = 0;
         presence.lost_at = None;
-        presence.silence_told = false;
         presence.unconfirmed = false;
+        self.lost.remove(cluster);
+        presence.lost_watches.clear();
         for state in states {
             let (uid, digests) = (state.uid.clone(), (state.intents_digest, state.terms_digest));
             self.report(cluster, number, state);
@@ -127,35 +149,107 @@ impl Ledger {
         }
     }
 
+    /// A session is about to count as connected. Where another one lives, of another process with the same key, its place is
+    /// taken. Returns whether it is seen by this that two processes use the key.
+    pub fn displaces(&mut self, cluster: &ClusterName, facts: &SessionFacts, now: Instant) -> bool {
+        let Some(presence) = self.clusters.get_mut(cluster) else { return false };
+        let Some(old) = presence.session.as_ref() else { return false };
+        // With a new key of the agent the former one is refused, or tells of itself.
+        if old.key != facts.key {
+            presence.key_sharing = KeySharing::default();
+            return false;
+        }
+        if presence.lost_at.is_some() {
+            return false;
+        }
+        let before = presence.key_sharing.is_seen(now);
+        presence.key_sharing.displaced(&old.boot_id, &facts.boot_id, now);
+        !before && presence.key_sharing.is_seen(now)
+    }
+
+    /// Whether two agents were seen lately to use the key of a cluster by turns.
+    pub fn is_key_shared(&self, cluster: &ClusterName, now: Instant) -> bool {
+        self.clusters.get(cluster).is_some_and(|presence| presence.key_sharing.is_seen(now))
+    }
+
+    /// An agent says which watches of its cluster's API it has lost. Returns whether that is news.
+    pub fn lost_watches(&mut self, cluster: &ClusterName, number: u64, watches: Vec<LostWatch>) -> bool {
+        let presence = self.clusters.get_mut(cluster).filter(|presence| presence.number == number);
+        presence.is_some_and(|presence| std::mem::replace(&mut presence.lost_watches, watches.clone()) != watches)
+    }
+
+    /// The lost watch that speaks for a cluster, if what its agent says of these kinds may not be so any more.
+    pub fn lost_watch<'a>(
+        &self,
+        cluster: &ClusterName,
+        mut resources: impl Iterator<Item = &'a str>,
+    ) -> Option<LostWatch> {
+        let lost = &self.clusters.get(cluster)?.lost_watches;
+        let namespaces = lost.iter().find(|watch| watch.resource == NAMESPACES);
+        let of_kind = || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
+        namespaces.or_else(of_kind).copied()
+    }
+
     /// An agent's session ended.
     pub fn disconnected(&mut self, cluster: &ClusterName, number: u64, now: Instant) {
         if let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) {
             presence.lost_at.get_or_insert(now);
+            self.lost.insert(cluster.clone());
         }
     }
 
     /// The clusters that have become silent since the last call.
     pub fn take_silenced(&mut self, now: Instant) -> Vec<ClusterName> {
-        let mut silent = Vec::new();
-        for (cluster, presence) in &mut self.clusters {
-            let over = presence.lost_at.is_some_and(|lost| now.saturating_duration_since(lost) >= SILENCE);
-            if over && !presence.silence_told {
-                presence.silence_told = true;
-                silent.push(cluster.clone());
-            }
-        }
+        let clusters = &self.clusters;
+        let lost_at = |cluster: &ClusterName| clusters.get(cluster).and_then(|presence| presence.lost_at);
+        let over = |lost| now.saturating_duration_since(lost) >= SILENCE;
+        let silent: Vec<_> = self.lost.iter().filter(|cluster| lost_at(cluster).is_some_and(over)).cloned().collect();
+        self.lost.retain(|cluster| !silent.contains(cluster));
         silent
     }
 
+    /// These rules are not sent to a cluster, as it would hold too many. Returns those for which that is news.
+    pub fn set_beyond(&mut self, cluster: &ClusterName, number: u64, beyond: BTreeSet<RuleUid>) -> Vec<RuleUid> {
+        let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) else {
+            return Vec::new();
+        };
+        let changed = presence.beyond.symmetric_difference(&beyond).cloned().collect();
+        presence.beyond = beyond;
+        changed
+    }
+
+    /// Whether a rule is not sent to a cluster, as it would hold too many.
+    pub fn is_beyond(&self, cluster: &ClusterName, rule: &RuleUid) -> bool {
+        self.clusters.get(cluster).is_some_and(|presence| presence.beyond.contains(rule))
+    }
+
+    /// How many rules are not sent to a cluster, as it would hold too many.
+    pub fn rules_beyond(&self, cluster: &ClusterName) -> usize {
+        self.clusters.get(cluster).map_or(0, |presence| presence.beyond.len())
+    }
+
+    /// How many reports of a cluster lost their failures since the last call.
+    pub fn take_shortened(&mut self, cluster: &ClusterName) -> u64 {
+        self.clusters.get_mut(cluster).map_or(0, |presence| std::mem::take(&mut presence.shortened))
+    }
+
     /// An agent reports on a rule. Returns whether that is news.
-    pub fn report(&mut self, cluster: &ClusterName, number: u64, state: RuleState) -> bool {
+    pub fn report(&mut self, cluster: &ClusterName, number: u64, mut state: RuleState) -> bool {
         let Some(presence) = self.clusters.get_mut(cluster).filter(|presence| presence.number == number) else {
             return false;
         };
+        let before_bytes = presence.accounts.get(&state.uid).map_or(0, |account| account.bytes);
+        presence.bytes = presence.bytes.saturating_sub(before_bytes);
         if state.gone {
             presence.names.remove(&state.uid);
             return presence.accounts.remove(&state.uid).is_some();
         }
+        if presence.bytes + state_bytes(&state) > ACCOUNT_BYTES && !state.failures.is_empty() {
+            state.failures = Vec::new();
+            presence.shortened += 1;
+        }
+        let bytes = state_bytes(&state);
+        presence.bytes += bytes;
         presence.names.insert(state.uid.clone(), state.rule);
         let before = presence.accounts.get(&state.uid).and_then(|account| account.takeovers);
         let account = Account {
@@ -170,6 +264,7 @@ impl Ledger {
             travel: state.travel,
             left: state.left,
             proof: state.proof,
+            bytes,
         };
         presence.accounts.insert(state.uid, account.clone()) != Some(account)
     }
@@ -177,6 +272,7 @@ impl Ledger {
     /// A cluster is revoked or deleted: nothing of it is known any more.
     pub fn forget(&mut self, cluster: &ClusterName) {
         self.clusters.remove(cluster);
+        self.lost.remove(cluster);
         self.retained.remove(cluster);
     }
 
@@ -282,6 +378,7 @@ mod tests {
             cluster_uid: "c".into(),
             protocol: 3,
             key: String::new(),
+            boot_id: String::new(),
             certificate_expires: Timestamp::MAX,
         }
     }
@@ -310,6 +407,31 @@ mod tests {
     fn going(ledger: &Ledger) -> u32 {
         let holding = ledger.holding(&"r".into(), &"a".into()).unwrap();
         holding.given_up.map_or(0, |given_up| given_up.objects)
+    }
+
+    #[test]
+    fn key_is_shared_where_sessions_live_and_not_after_they_ended() {
+        let (cluster, now) = (ClusterName::from("a"), Instant::now());
+        let of = |boot: &str, key: &str| SessionFacts { boot_id: boot.into(), key: key.into(), ..facts() };
+        let mut ledger = Ledger::default();
+        let mut number = 0;
+        let mut connects = |ledger: &mut Ledger, facts: SessionFacts| {
+            number += 1;
+            let news = ledger.displaces(&cluster, &facts, now);
+            ledger.connected(&cluster, number, facts, vec![]);
+            news
+        };
+        // Two replicas: each session has ended before the other begins.
+        for (number, boot) in (1..).zip(["a", "b", "a", "b"]) {
+            assert!(!connects(&mut ledger, of(boot, "k")));
+            ledger.disconnected(&cluster, number, now);
+        }
+        assert!(!ledger.is_key_shared(&cluster, now));
+        let news = ["a", "b", "a", "b"].map(|boot| connects(&mut ledger, of(boot, "k")));
+        assert_eq!(news, [false, false, true, false]);
+        assert!(ledger.is_key_shared(&cluster, now));
+        connects(&mut ledger, of("a", "k2"));
+        assert!(!ledger.is_key_shared(&cluster, now), "the agent has another key now");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What a member's status should say.
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, RuleName};
+use runnel_proto::model::{ClusterName, LostWatch, RuleName};
 
+use super::standing::without_watch;
 use super::{Now, SessionFacts};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
@@ -11,6 +12,11 @@ use crate::epoch::Doubt;
 
 /// Names of unclaimed rules that one message lists.
 const NAMES_SHOWN: usize = 5;
+
+/// What the condition `KeyShared` says.
+const KEY_SHARED: &str = "two agents use this cluster's key by turns, and each ends the session of the other: somebody may have a \
+                          copy of the key. Set spec.accepted to false, find out who, and let the cluster join anew with \
+                          `runnel-hub token create`: then only the new key is valid";
 
 /// What the hub knows about a member.
 pub struct MemberView<'a> {
@@ -24,11 +30,11 @@ pub struct MemberView<'a> {
     pub leaving: bool,
     /// The session that counts as connected.
     pub session: Option<&'a SessionFacts>,
-    /// Rules that the member holds copies of.
+    /// Rules that the member holds copies of, and that this hub knows.
     pub held: usize,
     /// While it leaves: the rules whose copies stay, and how many.
     pub retained: &'a [(RuleName, u32)],
-    /// Of these, the ones that this hub does not know.
+    /// Rules that it holds copies of, and that this hub does not know: these copies stay, also when the cluster leaves.
     pub unclaimed: Vec<&'a RuleName>,
     /// Whether the hub has not been up for long enough to take silence for an answer.
     pub awaited: bool,
@@ -36,6 +42,10 @@ pub struct MemberView<'a> {
     pub renewable_until: Option<Timestamp>,
     /// What speaks against letting it follow this hub, or who else comes in its name; with the member's name.
     pub doubt: Option<(&'a ClusterName, &'a Doubt)>,
+    /// The watch that speaks for those that its agent has lost in the member's API.
+    pub lost_watch: Option<LostWatch>,
+    /// Whether two agents use its key by turns.
+    pub key_shared: bool,
     /// The status that is there.
     pub previous: &'a MemberClusterStatus,
 }
@@ -61,16 +71,23 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     set(ConditionType::Accepted, accepted(view));
     // While a hub that just started waits for its agents, what it said before stands.
     let never_said = condition(&view.previous.conditions, ConditionType::Connected).is_none();
-    if view.session.is_some() || !view.awaited || never_said {
+    if view.session.is_some() || !view.accepted || !view.awaited || never_said {
         set(ConditionType::Connected, connected(view, now.wall));
     }
     if view.cordoned {
         let message = "spec.cordoned is true: the cluster keeps what it has and gets nothing new".to_owned();
         set(ConditionType::Cordoned, (ConditionStatus::True, Reason::Cordoned, message));
     }
+    if let Some(watch) = view.lost_watch {
+        let message = format!("nothing is known of its copies: {}", without_watch(watch));
+        set(ConditionType::APIAvailable, (ConditionStatus::False, Reason::MemberAPIUnavailable, message));
+    }
     let (theft, left) = (stolen(view), left(view));
     if let Some(message) = &theft {
         set(ConditionType::PossibleKeyTheft, (ConditionStatus::True, Reason::RetiredKeySeen, message.clone()));
+    }
+    if view.key_shared {
+        set(ConditionType::KeyShared, (ConditionStatus::True, Reason::ConcurrentSessions, KEY_SHARED.to_owned()));
     }
     let leaves = left.is_some();
     if let Some(told) = left {
@@ -97,6 +114,13 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
             None => {}
         }
     }
+    // Who does not come says nothing new.
+    if !view.key_shared && view.session.is_some() {
+        remove_condition(&mut status.conditions, ConditionType::KeyShared);
+    }
+    if view.lost_watch.is_none() {
+        remove_condition(&mut status.conditions, ConditionType::APIAvailable);
+    }
     if !view.cordoned {
         remove_condition(&mut status.conditions, ConditionType::Cordoned);
     }
@@ -120,13 +144,17 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         return (ConditionStatus::True, Reason::Accepted, "rules may choose this cluster".to_owned());
     }
     if has_left(view) {
-        let message = "nothing of Runnel is left in this cluster: this MemberCluster can be deleted".to_owned();
-        return (ConditionStatus::False, Reason::Left, message);
+        let message = match view.unclaimed.is_empty() {
+            true => "nothing of Runnel is left in this cluster: this MemberCluster can be deleted",
+            false => "only copies of unknown rules are left in this cluster: this MemberCluster can be deleted",
+        };
+        return (ConditionStatus::False, Reason::Left, message.to_owned());
     }
     (ConditionStatus::False, Reason::Leaving, "the cluster leaves, and its copies are being seen to".to_owned())
 }
 
-/// Whether nothing of Runnel is left. What was once true stays so: the agent of a cluster that has left goes.
+/// Whether nothing is left that this hub removes. Copies of rules that it does not know stay, and hold nothing up. What was
+/// once true stays so: the agent of a cluster that has left goes.
 fn has_left(view: &MemberView<'_>) -> bool {
     match view.session {
         Some(_) => view.held == 0,
@@ -145,7 +173,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         return None;
     }
     if has_left(view) {
-        let message = said_left(view).map_or_else(|| farewell(view.retained), str::to_owned);
+        let message = said_left(view).map_or_else(|| farewell(view.retained, view.unclaimed.len()), str::to_owned);
         return Some((ConditionStatus::True, Reason::Left, message));
     }
     Some(match view.session {
@@ -155,7 +183,13 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
             (ConditionStatus::False, Reason::NotAccepted, message.to_owned())
         }
         Some(_) => {
-            let message = format!("copies of {} rules are being seen to", view.held);
+            let mut message = format!("copies of {} rules are being seen to", view.held);
+            if let Some((_, doubt)) = view.doubt {
+                let condition = doubt.condition().0;
+                message.push_str(&format!(
+                    "; those of before stay until an administrator confirms: see the condition {condition:?}"
+                ));
+            }
             (ConditionStatus::False, Reason::Leaving, message)
         }
         None => {
@@ -167,7 +201,13 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
 }
 
 /// What is left behind in a cluster that has left.
-fn farewell(retained: &[(RuleName, u32)]) -> String {
+fn farewell(retained: &[(RuleName, u32)], unclaimed: usize) -> String {
+    if retained.is_empty() && unclaimed > 0 {
+        return format!(
+            "copies of {unclaimed} rules that this hub does not know stay in this cluster (see the condition Unclaimed), and \
+             no others: this MemberCluster can be deleted"
+        );
+    }
     if retained.is_empty() {
         return "no copies are left in this cluster: this MemberCluster can be deleted".to_owned();
     }
@@ -183,6 +223,10 @@ fn farewell(retained: &[(RuleName, u32)]) -> String {
 }
 
 fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, String) {
+    if !view.accepted {
+        let message = "spec.accepted is false: the hub refuses this cluster's agent until it is true again".to_owned();
+        return (ConditionStatus::False, Reason::NotAccepted, message);
+    }
     if view.session.is_some() {
         return (ConditionStatus::True, Reason::SessionOpen, "the agent is connected".to_owned());
     }
@@ -255,7 +299,21 @@ mod tests {
             awaited: false,
             renewable_until: None,
             doubt: None,
+            lost_watch: None,
+            key_shared: false,
             previous,
+        }
+    }
+
+    fn facts() -> SessionFacts {
+        SessionFacts {
+            agent_version: "1".into(),
+            kubernetes_version: "1".into(),
+            cluster_uid: "u".into(),
+            certificate_expires: Timestamp::MAX,
+            key: "k".into(),
+            boot_id: "b".into(),
+            protocol: 3,
         }
     }
 
@@ -270,15 +328,38 @@ mod tests {
     }
 
     #[test]
+    fn revoked_cluster_shows_the_revocation_as_connected_false() {
+        let known = MemberClusterStatus { cluster_uid: Some("u".to_owned()), ..MemberClusterStatus::default() };
+        for awaited in [false, true] {
+            let revoked = MemberView { accepted: false, leaving: false, awaited, ..view(&known, None, 0) };
+            let status = told(&revoked);
+            for kind in [ConditionType::Accepted, ConditionType::Connected] {
+                let said = condition(&status.conditions, kind).unwrap();
+                assert_eq!((said.status.as_str(), said.reason.as_str()), ("False", "NotAccepted"), "{kind:?}");
+                assert!(said.message.contains("spec.accepted"), "{}", said.message);
+            }
+        }
+    }
+
+    #[test]
+    fn shared_key_is_a_condition_until_a_session_without() {
+        let facts = facts();
+        let none = MemberClusterStatus::default();
+        let shared = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
+        let said = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
+        let first = said(&shared).unwrap();
+        assert_eq!((first.status.as_str(), first.reason.as_str()), ("True", "ConcurrentSessions"));
+        assert!(first.message.contains("spec.accepted"), "{}", first.message);
+        // It is cut off, as the message says.
+        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&shared, None, 0) });
+        assert_eq!(said(&cut), Some(first));
+        let calm = told(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
+        assert_eq!(said(&calm), None);
+    }
+
+    #[test]
     fn a_cluster_that_leaves_says_how_far_it_is_and_what_it_left_behind() {
-        let facts = SessionFacts {
-            agent_version: "1".into(),
-            kubernetes_version: "1".into(),
-            cluster_uid: "u".into(),
-            certificate_expires: Timestamp::MAX,
-            key: "k".into(),
-            protocol: 3,
-        };
+        let facts = facts();
         let none = MemberClusterStatus::default();
         let rule = |namespace: &str, name: &str| RuleName {
             kind: String::new(),
@@ -296,6 +377,13 @@ mod tests {
             message.starts_with("4 copies were left behind") && message.contains("(3 of a/b, 1 of c)"),
             "{message}"
         );
+        // Copies of rules that nobody knows hold nothing up.
+        let orphan = rule("x", "y");
+        let orphaned = told(&MemberView { unclaimed: vec![&orphan], ..view(&busy, Some(&facts), 0) });
+        let (holds, reason, message) = left(&orphaned);
+        assert_eq!((holds, reason), ("True", "Left"));
+        assert!(message.starts_with("copies of 1 rules that this hub does not know stay"), "{message}");
+        assert!(condition(&orphaned.conditions, ConditionType::Unclaimed).is_some());
         // It stays true when the agent is uninstalled, and after a restart of the hub.
         let after = told(&view(&gone, None, 0));
         assert_eq!(left(&after), left(&gone));

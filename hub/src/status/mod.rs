@@ -8,6 +8,7 @@ mod detail;
 mod fold;
 mod granted;
 mod held;
+mod key_sharing;
 mod ledger;
 mod member;
 mod notices;

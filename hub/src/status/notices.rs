@@ -80,7 +80,8 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
 
 fn unreachable(status: &RuleStatus) -> BTreeSet<&str> {
     let lost = |cluster: &&crate::crd::ClusterStatus| {
-        cluster.state == ClusterState::Unreachable && cluster.reason != Reason::NeverConnected.as_str()
+        let connected = [Reason::NeverConnected, Reason::MemberAPIUnavailable].map(Reason::as_str);
+        cluster.state == ClusterState::Unreachable && !connected.contains(&cluster.reason.as_str())
     };
     let silent = status.clusters.iter().filter(lost);
     silent.map(|cluster| cluster.name.as_str()).collect()

@@ -5,17 +5,30 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Paces the writes of one status: a change that settles quickly costs one write, one that does not is shown after a
-/// second, and no status is written more often than once a second.
+/// second, and no status is written more often than once a second. The finalizer of a deleted rule waits for no beat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     dirty_since: Option<Instant>,
     last_write: Option<Instant>,
+    /// Something changed since the rule was last tried to be released.
+    unreleased: bool,
 }
 
 impl Pace {
     /// Something changed.
     pub fn mark(&mut self, now: Instant) {
         self.dirty_since.get_or_insert(now);
+        self.unreleased = true;
+    }
+
+    /// When to try to release a deleted rule: at each change, whenever its status was written.
+    pub fn release_due(&self) -> Option<Instant> {
+        self.dirty_since.filter(|_| self.unreleased)
+    }
+
+    /// The rule could not be released; its status is still to be looked at. The next change is another try.
+    pub fn tried_release(&mut self) {
+        self.unreleased = false;
     }
 
     /// When to look at the status, if anything changed; only then is it asked whether the change has settled.
@@ -45,7 +58,7 @@ impl Pace {
         if written {
             self.last_write = Some(now);
         }
-        self.dirty_since = None;
+        (self.dirty_since, self.unreleased) = (None, false);
     }
 }
 
@@ -64,6 +77,26 @@ mod tests {
         assert_eq!(pace.due(|| true), None);
         pace.mark(start + BEAT / 4);
         assert_eq!(pace.due(|| true), Some(start + BEAT));
+    }
+
+    #[test]
+    fn deleted_rule_is_released_without_the_pace_of_its_status() {
+        let start = Instant::now();
+        let at = |part: u32| start + BEAT / 10 * part;
+        let mut pace = Pace::default();
+        assert_eq!(pace.release_due(), None);
+        pace.mark(start);
+        pace.done(start, true);
+        pace.mark(at(1));
+        assert_eq!((pace.release_due(), pace.due(|| false)), (Some(at(1)), Some(at(11))));
+        pace.tried_release();
+        assert_eq!((pace.release_due(), pace.due(|| false)), (None, Some(at(11))), "one try for each change");
+        // An agent answers.
+        pace.mark(at(2));
+        assert!(pace.release_due().is_some_and(|due| due <= at(2)));
+        assert_eq!(pace.due(|| false), Some(at(11)), "its status is written once a second all the same");
+        pace.done(at(11), true);
+        assert_eq!((pace.release_due(), pace.due(|| true)), (None, None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 use std::time::Instant;
 
 use runnel_proto::KEEPS_SINCE;
-use runnel_proto::model::{self, ClusterName, Failure};
+use runnel_proto::model::{self, ClusterName, Failure, LostWatch};
 
 use super::ledger::Account;
 use super::withheld::from_cluster;
@@ -11,6 +11,7 @@ use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
 use crate::plan::{Deal, Goes, RulePlan, digest_on, proof_on};
+use crate::session::RULES_LIMIT;
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
 const DIFFERS: &str =
@@ -64,8 +65,11 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     if is_awaited(view, ledger, cluster, now) {
         return ClusterState::Progressing;
     }
-    if ledger.session(cluster, now).is_none() {
+    if ledger.session(cluster, now).is_none() || lost_watch(view, ledger, cluster).is_some() {
         return ClusterState::Unreachable;
+    }
+    if ledger.is_beyond(cluster, &view.rule.uid) {
+        return ClusterState::Failed;
     }
     let Some(account) = ledger.account(cluster, &view.rule.uid) else {
         return match () {
@@ -106,12 +110,36 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
     }
 }
 
+/// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
+fn lost_watch(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName) -> Option<LostWatch> {
+    ledger.lost_watch(cluster, view.rule.resources())
+}
+
+/// What a lost watch means, and what to do.
+pub(super) fn without_watch(watch: LostWatch) -> String {
+    let resource = watch.resource;
+    let cause = match watch.status {
+        0 => "the member's API server does not answer its agent".to_owned(),
+        401 => "the member's API server does not accept the credentials of its agent (401)".to_owned(),
+        403 => {
+            format!("the agent lacks the right to list and watch {resource} (403); grant it the rights of its chart")
+        }
+        status => {
+            format!("the member's API server answers {status} to a watch of {resource}; see its log")
+        }
+    };
+    format!("{cause}; the counts are what the agent last saw")
+}
+
 pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> Standing {
     let account = ledger.account(cluster, &view.rule.uid);
     let state = state(view, ledger, cluster, now);
     let before = view.previous.clusters.iter().find(|known| known.name == cluster.as_str());
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
+        ClusterState::Failed if ledger.is_beyond(cluster, &view.rule.uid) => {
+            (Reason::RuleLimit, beyond(ledger, cluster))
+        }
         ClusterState::Failed if counts.failed == 0 && is_too_old(view, ledger, cluster, now) => {
             let message = "the agent is too old for what this rule says, or is granted; upgrade it";
             (model::Reason::Unsupported.into(), message.to_owned())
@@ -121,6 +149,12 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         }
         ClusterState::Failed | ClusterState::Drifted => {
             worst(account).or_else(|| from_cluster(view, cluster)).unwrap_or_else(failed)
+        }
+        ClusterState::Unreachable
+            if ledger.session(cluster, now).is_some()
+                && let Some(watch) = lost_watch(view, ledger, cluster) =>
+        {
+            (Reason::MemberAPIUnavailable, without_watch(watch))
         }
         ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
         ClusterState::Waiting if view.awaits(cluster) => {
@@ -154,7 +188,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
-    let fresh = ledger.session(cluster, now).is_some();
+    let fresh = ledger.session(cluster, now).is_some() && reason != Reason::MemberAPIUnavailable;
     let standing = Standing {
         state,
         copies: counts.copies.into(),
@@ -197,9 +231,19 @@ fn silent(was_connected: bool) -> (Reason, String) {
     }
 }
 
+/// The words of an agent, which any member's may be: so that nobody takes them for the hub's.
 fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
     let worst = account?.failures.first()?;
-    Some((worst.reason.into(), format!("{}: {}", worst.copy, worst.message)))
+    Some((worst.reason.into(), format!("{}: its agent reports: {}", worst.copy, worst.message)))
+}
+
+/// Why a rule is not sent to a cluster that holds as many as it takes.
+fn beyond(ledger: &Ledger, cluster: &ClusterName) -> String {
+    format!(
+        "the rule is not sent: the cluster holds {RULES_LIMIT} rules, the most for one cluster, and {} more choose it. Delete \
+         rules, or have them choose fewer clusters",
+        ledger.rules_beyond(cluster)
+    )
 }
 
 /// The copies that failed. What waits to be overwritten and is not held is on its way.
@@ -241,12 +285,13 @@ fn is_unconfirmed(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, accou
 
 /// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
 /// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
-pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
+pub(super) fn is_newest(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> bool {
     let plan = view.sent(cluster);
     let Some(terms) = view.goes.clusters.get(cluster) else { return false };
     let same = account.intents_digest == digest_on(plan, terms);
     let counts = account.counts;
     let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !account.travel.reverts();
+    let applied = applied && lost_watch(view, ledger, cluster).is_none();
     is_comparable(view, cluster) && plan.unread.is_empty() && same && applied
 }
 

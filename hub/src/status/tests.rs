@@ -57,6 +57,7 @@ fn facts() -> SessionFacts {
         kubernetes_version: "v1.36.3".into(),
         cluster_uid: "u".into(),
         key: String::new(),
+        boot_id: String::new(),
         protocol: runnel_proto::PROTOCOL_MAX,
         certificate_expires: Timestamp::UNIX_EPOCH,
     }

@@ -16,6 +16,7 @@ fn reason(why: Why) -> Reason {
         Why::Variable => Reason::VariableMissing,
         Why::Value => Reason::ValueMissing,
         Why::Object => Reason::InvalidCopy,
+        Why::Budget => Reason::RenderBudgetExceeded,
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use runnel_proto::identity::{is_address, is_cluster_name};
 
+use crate::config::any_duration;
 use crate::names::is_name_part;
 
 /// The command line of `runnel-hub token create`, as it was typed.
@@ -77,7 +78,8 @@ impl TokenRequest {
 }
 
 fn ttl(text: &str) -> Result<SignedDuration, RequestError> {
-    let ttl: SignedDuration = text.trim().parse().map_err(|_| RequestError::Ttl(text.to_owned()))?;
+    let read = any_duration(text.trim()).ok().and_then(|ttl| SignedDuration::try_from(ttl).ok());
+    let ttl = read.ok_or_else(|| RequestError::Ttl(text.to_owned()))?;
     let range = SignedDuration::from_mins(1)..=SignedDuration::from_hours(24);
     if range.contains(&ttl) { Ok(ttl) } else { Err(RequestError::TtlRange(text.to_owned())) }
 }
@@ -133,11 +135,11 @@ mod tests {
         }
         let twice = TokenRequest { labels: vec!["a=1".into(), "a=2".into()], ..request() };
         assert_eq!(twice.check(), Err(RequestError::LabelTwice("a".into())));
-        for ttl in ["", "soon", "1x"] {
+        for ttl in ["", "soon", "1x", "-1h"] {
             let error = TokenRequest { ttl: ttl.into(), ..request() }.check().unwrap_err();
             assert_eq!(error, RequestError::Ttl(ttl.to_owned()));
         }
-        for ttl in ["0s", "59s", "25h", "-1h"] {
+        for ttl in ["0s", "59s", "25h", "2d"] {
             let error = TokenRequest { ttl: ttl.into(), ..request() }.check().unwrap_err();
             assert_eq!(error, RequestError::TtlRange(ttl.to_owned()));
         }

@@ -9,7 +9,7 @@ use kube::api::PartialObjectMeta;
 use kube::{Api, Client, CustomResourceExt};
 
 use super::grants::Into;
-use super::{Anew, events_of};
+use super::{Anew, Own, events_of, mapped};
 use crate::index::Index;
 use crate::shared::Shared;
 
@@ -19,10 +19,13 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, shared: Arc<
         resource: K::crd_name(),
         one: Index::set_definition,
         all: Index::set_definitions,
+        known: |_, _| None,
         without: "Few rules that are deleted with their definition count as deleted on purpose",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-    let events = Anew::new(shared.rounds.subscribe(), move || events_of(api.clone(), K::crd_name()).boxed());
+    let events = Anew::new(shared.rounds.subscribe(), move || {
+        events_of(api.clone(), K::crd_name()).map(|event| mapped(event, Own::from)).boxed()
+    });
     let is_dying =
         |definition: PartialObjectMeta<CustomResourceDefinition>| definition.metadata.deletion_timestamp.is_some();
     into.follow(events, &shared, is_dying).await;

@@ -3,21 +3,23 @@
 //! While one of them is refused, nothing that needs a grant is sent or removed; all else goes on.
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PartialObjectMeta;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use super::{Anew, Heard, events, own_events, refusal};
+use super::defined::{Defined, look};
+use super::patience::Patience;
+use super::{Anew, Heard, Own, events, failure, mapped, own_events, refusal};
 use crate::crd::DistributionGrant;
 use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
 use crate::rounds::Watched;
-use crate::shared::Shared;
+use crate::shared::{Shared, until};
 use crate::writer::make_first_grant;
 
 /// How long to wait before what was refused is tried again.
@@ -31,6 +33,8 @@ pub(super) struct Into<T> {
     pub one: fn(&mut Index, &str, Option<T>) -> Effect,
     /// These are all there are; `None`: they cannot be read.
     pub all: fn(&mut Index, Option<BTreeMap<String, T>>) -> Effect,
+    /// What is known of one, where a build cannot read what it is now.
+    pub known: fn(&Index, &str) -> Option<T>,
     /// What it is like while they cannot be read.
     pub without: &'static str,
 }
@@ -39,22 +43,32 @@ const WITHOUT: &str = "What needs a grant is neither sent nor removed";
 
 /// Watches the grants for ever. With `first`, a hub that has no grant begins with one for everything.
 pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
-    let into = Into { resource: "distributiongrants", one: Index::set_grant, all: Index::set_grants, without: WITHOUT };
+    let into = Into {
+        resource: "distributiongrants",
+        one: Index::set_grant,
+        all: Index::set_grants,
+        known: |index, name| index.grant(name).cloned(),
+        without: WITHOUT,
+    };
     while first && let Err(why) = make_first_grant(&client, &shared.settings.namespace).await {
         tracing::error!(why, "cannot make the grant for everything; trying again");
         into.unknown(&shared, *shared.rounds.subscribe().asked.borrow());
         wait(&mut shared.rounds.subscribe().asked).await;
     }
-    let events = Anew::new(shared.rounds.subscribe(), move || own_events::<DistributionGrant>(client.clone()).boxed());
+    let looked = client.clone();
+    let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
+    let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
+    let events = Anew::new(shared.rounds.subscribe(), grants);
     into.follow(events, &shared, |grant| RuleGrant::read(&grant)).await;
 }
 
 /// Watches the labels of the hub's namespaces for ever.
 pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
     let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
-    let into = Into { resource: "namespaces", one, all, without: WITHOUT };
+    let into = Into { resource: "namespaces", one, all, known: |_, _| None, without: WITHOUT };
     let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
-    let events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let events =
+        Anew::new(shared.rounds.subscribe(), move || events(api.clone()).map(|event| mapped(event, Own::from)).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
         dying: namespace.metadata.deletion_timestamp.is_some(),
@@ -82,58 +96,108 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     /// Takes in what a watch shows, for ever.
-    pub(super) async fn follow<K: Resource>(&self, mut events: Anew<K>, shared: &Shared, read: impl Fn(K) -> T) {
-        let mut seen = BTreeMap::new();
+    pub(super) async fn follow<K: Resource>(&self, mut events: Anew<Own<K>>, shared: &Shared, read: impl Fn(K) -> T) {
+        let mut seen = Some(BTreeMap::new());
+        let mut patience = Patience::new(Instant::now());
         loop {
-            let Some(event) = events.next().await else {
-                seen.clear();
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = until(patience.ends()) => {
+                    let (resource, why) = (self.resource, patience.why());
+                    tracing::error!(resource, "cannot list {resource}: {why}. {}", self.without);
+                    patience.settle();
+                    self.unknown(shared, events.round);
+                    continue;
+                }
+            };
+            let Some(event) = event else {
+                seen = Some(BTreeMap::new());
+                patience.begin(Instant::now());
                 continue;
             };
-            if self.take_in(event, &mut seen, shared, events.round, &read) {
+            if self.take_in(event, (&mut seen, &mut patience), shared, events.round, &read) {
                 wait(&mut events.rounds.asked).await;
+                let round = events.round;
                 events.again();
-                seen.clear();
+                seen = Some(BTreeMap::new());
+                if events.round != round {
+                    patience.begin(Instant::now());
+                }
             }
+        }
+    }
+
+    /// What an object says; of one that this build cannot read, what was known of it.
+    fn read<K: Resource>(&self, object: Own<K>, shared: &Shared, read: &impl Fn(K) -> T) -> Option<T> {
+        match object {
+            Own::Read(object) => Some(read(*object)),
+            Own::Unreadable(meta) => (self.known)(&shared.index.read(), meta.name.as_deref().unwrap_or_default()),
         }
     }
 
     /// Returns whether it was refused.
     fn take_in<K: Resource>(
         &self,
-        event: Heard<K>,
-        seen: &mut BTreeMap<String, T>,
+        event: Heard<Own<K>>,
+        (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut Patience),
         shared: &Shared,
         round: u64,
         read: &impl Fn(K) -> T,
     ) -> bool {
+        if !matches!(event, Ok(Event::Init) | Err(_)) {
+            patience.progress(Instant::now());
+        }
         match event {
-            Ok(Event::Init) => seen.clear(),
-            Ok(Event::InitApply(object)) => drop(seen.insert(object.name_any(), read(object))),
+            Ok(Event::Init) => *seen = Some(BTreeMap::new()),
+            Ok(Event::InitApply(object)) => {
+                let name = object.name();
+                // Of one that nobody has read it cannot be told what it allows: nor of all of them, then.
+                *seen = self.read(object, shared, read).and_then(|one| {
+                    let mut all = seen.take()?;
+                    all.insert(name, one);
+                    Some(all)
+                });
+            }
             Ok(Event::InitDone) => {
-                let all = std::mem::take(seen);
-                shared.change(|index| (self.all)(index, Some(all)));
+                let all = seen.replace(BTreeMap::new());
+                patience.settle();
+                shared.change(|index| (self.all)(index, all));
                 self.done(shared, round);
             }
             Ok(Event::Apply(object)) => {
-                let name = object.name_any();
-                shared.change(|index| (self.one)(index, &name, Some(read(object))));
+                let name = object.name();
+                if let Some(one) = self.read(object, shared, read) {
+                    shared.change(|index| (self.one)(index, &name, Some(one)));
+                }
             }
-            Ok(Event::Delete(object)) => shared.change(|index| (self.one)(index, &object.name_any(), None)),
-            Err(error) => return self.complain(&error, shared, round),
+            Ok(Event::Delete(object)) => shared.change(|index| (self.one)(index, &object.name(), None)),
+            Err(error) => return self.complain(&error, patience, shared, round),
         }
         false
     }
 
-    fn complain(&self, error: &kube::runtime::watcher::Error, shared: &Shared, round: u64) -> bool {
+    fn complain(
+        &self,
+        error: &kube::runtime::watcher::Error,
+        patience: &mut Patience,
+        shared: &Shared,
+        round: u64,
+    ) -> bool {
         let (resource, without) = (self.resource, self.without);
         let Some(why) = refusal(error, "give the hub get, list and watch on it by a ClusterRole") else {
             tracing::warn!(resource, %error, "the watch of {resource} broke; trying again");
+            patience.failed(failure(error));
             return false;
         };
+        if !patience.refused(Instant::now()) {
+            tracing::warn!(resource, "cannot watch {resource}: {why}; trying again before that is believed");
+            return true;
+        }
         tracing::error!(
             resource,
             "cannot watch {resource}: {why}; upgrade the chart with its definitions and rights. {without}"
         );
+        patience.settle();
         self.unknown(shared, round);
         true
     }

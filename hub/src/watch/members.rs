@@ -8,7 +8,7 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, ResourceExt};
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
-use super::{Anew, READ_LIMIT, own_events, refusal};
+use super::{Anew, Own, READ_LIMIT, own_events, refusal};
 use crate::crd::MemberCluster;
 use crate::index::Cluster;
 use crate::rounds::Watched;
@@ -31,8 +31,10 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                 book.doubt_members();
             }
             Ok(Event::InitApply(object)) => {
-                seen.insert(ClusterName::from(object.name_any()));
-                take_in_member(object, &shared, &book);
+                seen.insert(ClusterName::from(object.name()));
+                if let Own::Read(object) = object {
+                    take_in_member(*object, &shared, &book);
+                }
             }
             Ok(Event::InitDone) => {
                 let unsure = forget_unlisted(&seen, &shared, &book);
@@ -44,10 +46,12 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                 shared.rounds.done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
-            Ok(Event::Apply(object)) => take_in_member(object, &shared, &book),
+            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &shared, &book),
+            // It stays as it was.
+            Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
-                let name = ClusterName::from(object.name_any());
-                forget_if(&name, object.metadata.uid.as_deref(), &shared, &book);
+                let name = ClusterName::from(object.name());
+                forget_if(&name, object.meta().uid.as_deref(), &shared, &book);
             }
             Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(

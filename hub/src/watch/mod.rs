@@ -3,11 +3,16 @@
 //!
 //! A watch that is forbidden or missing gates only what needs it. Nothing is served before every watch that is needed
 //! has delivered one complete list, or has been refused.
+mod defined;
 mod definitions;
 mod grants;
 mod members;
+mod patience;
+mod read_queue;
 mod reader;
+mod renderer;
 mod rules;
+mod source_meta;
 mod sources;
 
 use std::time::{Duration, Instant};
@@ -15,6 +20,7 @@ use std::time::{Duration, Instant};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use kube::core::DeserializeGuard;
+use kube::core::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
@@ -27,18 +33,22 @@ pub use definitions::watch_definition;
 pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
 pub use reader::{body_of, bury_sources, read_sources};
+pub use renderer::render_rules;
+pub(crate) use rules::forget;
 pub use rules::{RuleKind, watch_rules};
 pub use sources::{api_resource, watch_sources};
 
-/// Objects in one page of a list.
-const PAGE: u32 = 500;
+/// Objects in one page of a list. Whoever may make an object can give it some megabytes of labels, annotations and field
+/// managers, and a page is held as a whole.
+const PAGE: u32 = 20;
 /// The server ends a watch after this long, and a connection that died without a word is noticed 5 s afterwards: until then
 /// a revocation is not seen. The next watch goes on where this one ended, which costs one small request.
 const WATCH_SECONDS: u32 = 50;
 /// How long one read of one object may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
-type Heard<K> = Result<Event<K>, watcher::Error>;
+/// What a watch says.
+pub(crate) type Heard<K> = Result<Event<K>, watcher::Error>;
 
 /// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
 fn events<K>(api: Api<K>) -> impl Stream<Item = Heard<K>> + Send
@@ -50,7 +60,7 @@ where
 }
 
 /// The events of the one object of this name.
-fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = Heard<K>> + Send + use<K>
+pub(crate) fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = Heard<K>> + Send + use<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -59,7 +69,7 @@ where
 }
 
 /// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
-struct Anew<K> {
+pub(crate) struct Anew<K> {
     rounds: Follower,
     begin: Box<dyn Fn() -> BoxStream<'static, Heard<K>> + Send>,
     events: BoxStream<'static, Heard<K>>,
@@ -74,7 +84,7 @@ struct Anew<K> {
 }
 
 impl<K> Anew<K> {
-    fn new(mut rounds: Follower, begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static) -> Self {
+    pub(crate) fn new(mut rounds: Follower, begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static) -> Self {
         let round = *rounds.asked.borrow_and_update();
         let events = begin();
         Self { rounds, events, begin: Box::new(begin), round, listed: false, doubtful: false, waiting: None }
@@ -87,8 +97,14 @@ impl<K> Anew<K> {
         (self.listed, self.doubtful, self.waiting) = (false, false, None);
     }
 
+    /// Begins anew without being asked: what comes waits for a renewal of the right to lead.
+    fn again_unasked(&mut self) {
+        self.again();
+        self.listed = true;
+    }
+
     /// The next event; `None`, if the watch was begun anew instead.
-    async fn next(&mut self) -> Option<Heard<K>> {
+    pub(crate) async fn next(&mut self) -> Option<Heard<K>> {
         if self.waiting.is_none() {
             let event = tokio::select! {
                 biased;
@@ -131,36 +147,78 @@ impl<K> Anew<K> {
     }
 }
 
-/// The events of a kind of Runnel's own. An object that this build cannot read (made by a newer one) is told and left
-/// out, rather than breaking the whole watch.
-fn own_events<K>(client: Client) -> impl Stream<Item = Heard<K>> + Send
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    events(Api::<DeserializeGuard<K>>::all(client)).filter_map(|event| async {
-        match event {
-            Ok(Event::Apply(guard)) => readable(guard).map(|object| Ok(Event::Apply(object))),
-            Ok(Event::InitApply(guard)) => readable(guard).map(|object| Ok(Event::InitApply(object))),
-            Ok(Event::Delete(guard)) => readable(guard).map(|object| Ok(Event::Delete(object))),
-            Ok(Event::Init) => Some(Ok(Event::Init)),
-            Ok(Event::InitDone) => Some(Ok(Event::InitDone)),
-            Err(error) => Some(Err(error)),
+/// An object of a kind of Runnel's own.
+#[derive(Clone, Debug)]
+enum Own<K> {
+    /// As it is.
+    Read(Box<K>),
+    /// One that this build cannot read, as a newer one made it: it is there, and nothing else is known of it.
+    Unreadable(Box<ObjectMeta>),
+}
+
+impl<K: Resource> Own<K> {
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Own::Read(object) => object.meta(),
+            Own::Unreadable(meta) => meta,
         }
+    }
+
+    fn name(&self) -> String {
+        self.meta().name.clone().unwrap_or_default()
+    }
+}
+
+impl<K> From<K> for Own<K> {
+    fn from(object: K) -> Self {
+        Own::Read(Box::new(object))
+    }
+}
+
+/// The same event of another thing.
+fn mapped<K, T>(event: Heard<K>, map: impl FnOnce(K) -> T) -> Heard<T> {
+    event.map(|event| match event {
+        Event::Apply(object) => Event::Apply(map(object)),
+        Event::InitApply(object) => Event::InitApply(map(object)),
+        Event::Delete(object) => Event::Delete(map(object)),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
     })
 }
 
-fn readable<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Option<K> {
-    let explain = |invalid: &InvalidObject| {
-        let (namespace, name) = (&invalid.metadata.namespace, &invalid.metadata.name);
-        let kind = K::kind(&());
-        tracing::error!(?namespace, ?name, why = invalid.error, "cannot read a {kind}: upgrade the hub, or correct it");
-    };
-    guard.0.inspect_err(explain).ok()
+/// The events of a kind of Runnel's own. An object that this build cannot read is told, rather than breaking the whole watch.
+fn own_events<K>(client: Client) -> impl Stream<Item = Heard<Own<K>>> + Send
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    events(Api::<DeserializeGuard<K>>::all(client)).map(|event| mapped(event, own))
+}
+
+fn own<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Own<K> {
+    guard.0.map_or_else(
+        |InvalidObject { metadata, error }| {
+            let (namespace, name, kind) = (&metadata.namespace, &metadata.name, K::kind(&()));
+            tracing::error!(?namespace, ?name, why = error, "cannot read a {kind}: upgrade the hub, or correct it");
+            Own::Unreadable(Box::new(metadata))
+        },
+        Own::from,
+    )
+}
+
+/// What the API server answered to a watch that failed, without what it may quote from objects.
+pub(crate) fn failure(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => format!("answers {} {}", status.code, status.reason),
+        _ => "cannot be reached".to_owned(),
+    }
 }
 
 /// The API server's answer to a watch, if it is a refusal that a person must see to. `what` is the right that is
 /// missing, if it is one.
-fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
+pub(crate) fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))

@@ -3,56 +3,169 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use kube::api::DynamicObject;
-use kube::{Api, Client, ResourceExt};
+use futures::{FutureExt, StreamExt};
+use kube::api::{DynamicObject, ListParams, Request};
+use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
+use runnel_proto::pages::{PageSize, parse_page, read_page};
 
 use super::READ_LIMIT;
+use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;
 use crate::index::version_number;
 use crate::plan::{Body, Refused, SourceContent, content_of, denied_of, is_never_a_source};
+use crate::rounds::Watched;
 use crate::shared::{Shared, until};
 
 /// Reads at a time.
 const READS: usize = 8;
+/// How long one page of a list may take.
+const PAGE_LIMIT: Duration = Duration::from_secs(30);
 /// How long to wait before a source that could not be read is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Reads the sources that the index asks for, for ever; one read per source at a time.
+/// Reads the sources that the index asks for, for ever; one read per source at a time, and one list.
 pub async fn read_sources(client: Client, shared: Arc<Shared>) {
-    let mut waiting = BTreeSet::new();
-    let mut under_way = BTreeSet::new();
-    let mut reads = FuturesUnordered::new();
+    let mut queue = ReadQueue::default();
+    let mut reads: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
     let mut failed: Vec<(Instant, SourceRef)> = Vec::new();
     loop {
         let now = Instant::now();
-        waiting.extend(shared.to_read.take());
-        waiting.extend(failed.extract_if(.., |(at, _)| *at <= now).map(|(_, source)| source));
+        queue.add(shared.to_read.take());
+        queue.add(failed.extract_if(.., |(at, _)| *at <= now).map(|(_, source)| source));
         while reads.len() < READS {
-            let Some(source) = waiting.iter().find(|source| !under_way.contains(*source)).cloned() else { break };
-            waiting.remove(&source);
-            under_way.insert(source.clone());
-            reads.push(read(client.clone(), shared.clone(), source));
+            let all = |scope: &ListScope| shared.index.read().sources_in(&scope.resource, &scope.namespace);
+            let Some(next) = queue.next(|scope| is_ready(&shared, scope), all) else { break };
+            let (client, shared) = (client.clone(), shared.clone());
+            reads.push(match next {
+                NextRead::One(source) => read(client, shared, source).boxed(),
+                NextRead::Many(scope, wanted) => read_many(client, shared, scope, wanted).boxed(),
+            });
         }
         let next_try = failed.iter().map(|(at, _)| *at).min();
         tokio::select! {
             () = shared.to_read.added() => {}
-            Some((source, done)) = reads.next(), if !reads.is_empty() => {
-                under_way.remove(&source);
-                if !done {
-                    failed.push((Instant::now() + AGAIN, source));
+            Some(done) = reads.next(), if !reads.is_empty() => match done {
+                Done::One(source, is_done) => {
+                    queue.read(&source);
+                    if !is_done {
+                        failed.push((Instant::now() + AGAIN, source));
+                    }
                 }
-            }
+                Done::Many(scope, wanted, left) => queue.listed(scope, &wanted, left),
+            },
             () = until(next_try) => {}
         }
     }
 }
 
-/// Reads one source into the index. Returns whether there is nothing to try again.
-async fn read(client: Client, shared: Arc<Shared>, source: SourceRef) -> (SourceRef, bool) {
-    let Some(kind) = Kind::by_resource(&source.resource) else { return (source, true) };
+/// What came of a read.
+enum Done {
+    /// Of this source; whether there is nothing to try again.
+    One(SourceRef, bool),
+    /// Of these sources, by a list; and which of them are still to be read.
+    Many(ListScope, BTreeSet<SourceRef>, BTreeSet<SourceRef>),
+}
+
+/// Whether sources may be read from there now. While the hub does not serve, they wait until all of them are known: then
+/// one list reads them.
+fn is_ready(shared: &Shared, scope: &ListScope) -> bool {
+    let Some(kind) = Kind::by_resource(&scope.resource) else { return true };
+    let place = shared.settings.scope.place(kind.resource, &scope.namespace);
+    shared.serving_since().is_some() || shared.rounds.have_all([Watched::Sources(place)])
+}
+
+/// Reads these sources into the index by a list. What it does not come to is to be read one by one.
+async fn read_many(client: Client, shared: Arc<Shared>, scope: ListScope, wanted: BTreeSet<SourceRef>) -> Done {
+    let mut left = wanted.clone();
+    let Some(kind) = Kind::by_resource(&scope.resource) else { return Done::Many(scope, wanted, BTreeSet::new()) };
+    let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
+    let (mut size, mut next, mut shown) = (PageSize::default(), None::<String>, 0);
+    loop {
+        let bytes = match page(&client, &path, (size.limit(), next.as_deref()), size.bytes()).await {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) if size.shrink() => continue,
+            Ok(None) => return given_up(scope, wanted, left, "an object is too large"),
+            Err(why) => return given_up(scope, wanted, left, &why),
+        };
+        size.fits(bytes.len());
+        let (shared, wished) = (shared.clone(), left.clone());
+        // Beside the threads that serve agents.
+        let taken = tokio::task::spawn_blocking(move || take_in_page(&shared, kind, &wished, &bytes)).await;
+        let Ok(Some(Page { seen, count, go_on })) = taken else {
+            return given_up(scope, wanted, left, "the API server's answer is not readable");
+        };
+        shown += count;
+        left.retain(|source| !seen.contains(source));
+        let found = wanted.len() - left.len();
+        // What the list does not show is gone: the watch says what became of it.
+        if go_on.is_none() || left.is_empty() {
+            return Done::Many(scope, wanted, BTreeSet::new());
+        }
+        if found * 2 < shown {
+            // There is more that nobody knows of as a source.
+            return Done::Many(scope, wanted, left);
+        }
+        next = go_on;
+    }
+}
+
+fn given_up(scope: ListScope, wanted: BTreeSet<SourceRef>, left: BTreeSet<SourceRef>, why: &str) -> Done {
+    let (resource, namespace) = (&scope.resource, &scope.namespace);
+    tracing::warn!(%resource, %namespace, why, "cannot list sources with their content; reading them one by one");
+    Done::Many(scope, wanted, left)
+}
+
+/// One page of a list, unless it has more bytes than this.
+async fn page(
+    client: &Client,
+    path: &Request,
+    (limit, next): (u32, Option<&str>),
+    bytes: usize,
+) -> Result<Option<Vec<u8>>, String> {
+    let mut params = ListParams::default().limit(limit);
+    if let Some(token) = next {
+        params = params.continue_token(token);
+    }
+    let request = path.list(&params).map_err(|_| "there is no such request".to_owned())?;
+    let answer = async {
+        let body = client.request_stream(request).await.map_err(|error| describe(&error))?;
+        read_page(body, bytes).await.map_err(|_| "the connection broke".to_owned())
+    };
+    let answer = tokio::time::timeout(PAGE_LIMIT, answer).await;
+    answer.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned()))
+}
+
+/// What a page has shown.
+struct Page {
+    /// Of what is wanted.
+    seen: BTreeSet<SourceRef>,
+    /// How many objects in all.
+    count: usize,
+    /// Where the list goes on.
+    go_on: Option<String>,
+}
+
+/// Takes in what is wanted of a page.
+fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRef>, bytes: &[u8]) -> Option<Page> {
+    let mut page = Page { seen: BTreeSet::new(), count: 0, go_on: None };
+    let metadata = parse_page(bytes, |object: DynamicObject| {
+        page.count += 1;
+        let source = SourceRef::new(kind.resource, &object.namespace().unwrap_or_default(), &object.name_any());
+        if wanted.contains(&source) {
+            take_in(shared, kind, &source, object);
+            page.seen.insert(source);
+        }
+    });
+    page.go_on = metadata.ok()?.continue_.filter(|token| !token.is_empty());
+    Some(page)
+}
+
+/// Reads one source into the index.
+async fn read(client: Client, shared: Arc<Shared>, source: SourceRef) -> Done {
+    let Some(kind) = Kind::by_resource(&source.resource) else { return Done::One(source, true) };
     let api: Api<DynamicObject> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
@@ -65,7 +178,7 @@ async fn read(client: Client, shared: Arc<Shared>, source: SourceRef) -> (Source
         Ok(Err(error)) => unreadable(&shared, &source, &describe(&error)),
         Err(_) => unreadable(&shared, &source, "the API server did not answer in time"),
     };
-    (source, done)
+    Done::One(source, done)
 }
 
 /// An answer of the API server without what it may quote from the object.
@@ -130,3 +243,7 @@ pub async fn bury_sources(shared: Arc<Shared>) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
@@ -9,12 +10,15 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 use serde::de::DeserializeOwned;
 
-use super::{Anew, own_events, refusal};
+use super::{Anew, Own, own_events, refusal};
 use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::plan::Rule;
 use crate::rounds::Watched;
 use crate::shared::Shared;
 use crate::writer::{Book, RuleObject};
+
+/// The longest that an API server works on one request to delete an object.
+const LONGEST_DELETE: Duration = Duration::from_secs(60);
 
 /// One of the two kinds of rules.
 pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
@@ -65,8 +69,10 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
                 book.doubt_rules::<K>();
             }
             Ok(Event::InitApply(object)) => {
-                seen.extend(object.uid().map(RuleUid::from));
-                take_in(&object, &shared, &book);
+                seen.extend(object.meta().uid.clone().map(RuleUid::from));
+                if let Own::Read(object) = object {
+                    take_in(&*object, &shared, &book);
+                }
             }
             Ok(Event::InitDone) => {
                 for uid in book.rules_not_in::<K>(&seen) {
@@ -75,9 +81,12 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
                 shared.rounds.done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(object)) => take_in(&object, &shared, &book),
-            Ok(Event::Delete(object)) => {
-                if let Some(uid) = object.uid() {
+            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &shared, &book),
+            // It stays as it was.
+            Ok(Event::Apply(Own::Unreadable(_))) => {}
+            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &shared, &book),
+            Ok(Event::Delete(Own::Unreadable(meta))) => {
+                if let Some(uid) = meta.uid {
                     forget(&uid.into(), &shared, &book);
                 }
             }
@@ -97,13 +106,25 @@ fn complain<K: RuleKind>(error: &kube::runtime::watcher::Error) {
     }
 }
 
+fn has_finalizer<K: RuleKind>(object: &K) -> bool {
+    object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+}
+
 fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     let Some(rule) = object.rule(&shared.settings.namespace) else { return };
     let uid = rule.uid.clone();
-    let has_finalizer = object.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
-    let doubted = book.set_rule(uid.clone(), RuleObject::of(object, has_finalizer));
+    let has_finalizer = has_finalizer(object);
+    let known = book.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
+    let finalizer_seen = match known {
+        Some((false, _)) if has_finalizer => Some(Instant::now()),
+        Some((_, seen)) => seen,
+        None => None,
+    };
+    let mut seen = RuleObject::of(object, has_finalizer);
+    seen.finalizer_seen = finalizer_seen;
+    let doubted = book.set_rule(uid.clone(), seen, shared.leads());
     let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
-    let known = shared.index.read().rule(&uid).map(|entry| said(&entry.rule));
+    let known = shared.index.read().latest_rule(&uid).map(said);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
     let (news, is_known) = (doubted || known != Some(said(&rule)), known.is_some());
     let is_planned =
@@ -115,14 +136,88 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
         shared.need(places);
         shared.change(|index| index.set_rule(rule));
     }
-    if !has_finalizer {
+    if !has_finalizer || book.is_replaced(&uid) {
         shared.dirty_rules.add([uid]);
     }
 }
 
-fn forget(uid: &RuleUid, shared: &Shared, book: &Book) {
+/// A rule was deleted. An API server that is asked to delete an object decides by the finalizers that it has just read: one
+/// that is set in the same moment holds nothing, and is there still in the last state of the rule. Such a rule was deleted on
+/// purpose like any other, and its copies may be under way: it stays in the index until every cluster is free of it or has the
+/// order written down. Somebody who takes the finalizer off wants the copies to be left alone.
+fn deleted<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
+    let Some(uid) = object.uid().map(RuleUid::from) else { return };
+    let seen = book.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
+    let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
+    let is_held = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
+    let slipped = is_young && is_held && shared.index.read().rule(&uid).is_some();
+    let Some(mut rule) = object.rule(&shared.settings.namespace).filter(|_| slipped) else {
+        return forget(&uid, shared, book);
+    };
+    let name = book.name_of(&uid);
+    tracing::info!(rule = %name, "a rule was deleted before its finalizer could hold it: its copies are seen to all the same");
+    let mut last = RuleObject::of(object, true);
+    (last.deleting, last.is_gone) = (true, true);
+    book.set_rule(uid.clone(), last, shared.leads());
+    rule.deleting = true;
+    shared.change(|index| index.set_rule(rule));
+    shared.dirty_rules.add([uid]);
+}
+
+/// A rule is not there any more, and nothing is to be done about its copies.
+pub(crate) fn forget(uid: &RuleUid, shared: &Shared, book: &Book) {
     book.remove_rule(uid);
     shared.change(|index| index.remove_rule(uid));
     // Members that hold copies of it say so in their status.
     shared.mark_members();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::DistributionRule;
+    use crate::shared::Settings;
+    use serde_json::json;
+
+    fn object(has_finalizer: bool, is_deleting: bool) -> DistributionRule {
+        let mut object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1},
+            "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+        });
+        if has_finalizer {
+            object["metadata"]["finalizers"] = json!([FINALIZER]);
+        }
+        if is_deleting {
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
+    fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
+        let (shared, book) = (Shared::new(Settings::for_tests()), Book::default());
+        shown.iter().for_each(|object| take_in(object, &shared, &book));
+        deleted(last, &shared, &book);
+        let uid = RuleUid::from("r");
+        let is_deleting = shared.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);
+        assert_eq!(book.rule(&uid).is_some_and(|object| object.is_gone), is_deleting);
+        // No list that comes later forgets it.
+        assert!(book.rules_not_in::<DistributionRule>(&BTreeSet::new()).is_empty());
+        is_deleting
+    }
+
+    #[test]
+    fn rule_that_slips_past_its_finalizer_is_seen_to() {
+        let (new, held) = (object(false, false), object(true, false));
+        assert!(is_seen_to(&[new.clone(), held.clone()], &held));
+        // It has never been in the index.
+        assert!(!is_seen_to(std::slice::from_ref(&new), &new));
+        // Released, or the finalizer was taken off by hand.
+        let going = object(true, true);
+        assert!(!is_seen_to(&[new.clone(), held.clone(), going.clone()], &going));
+        assert!(!is_seen_to(&[new.clone(), held.clone(), new.clone()], &new));
+        // The finalizer was there before this process was.
+        assert!(!is_seen_to(std::slice::from_ref(&held), &held));
+    }
 }

@@ -4,21 +4,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PartialObjectMeta};
+use kube::api::{ApiResource, GroupVersionKind};
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
 
-use super::{Anew, events, refusal};
+use super::patience::Patience;
+use super::source_meta::SourceMeta;
+use super::{Anew, events, failure, refusal};
 use crate::index::{PlaceState, version_number};
 use crate::plan::{Place, is_never_a_source};
 use crate::rounds::Watched;
-use crate::shared::Shared;
+use crate::shared::{Shared, until};
 
 /// How long to wait before a refused watch is tried again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
-type Metadata = PartialObjectMeta<DynamicObject>;
+/// How long after a list that only new rules needed the next of that kind comes, at the earliest.
+const BETWEEN_LISTS: Duration = Duration::from_secs(10);
 
 /// How the API server calls a kind.
 pub fn api_resource(kind: &Kind) -> ApiResource {
@@ -31,14 +34,34 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
     if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
         return;
     }
-    let api: Api<Metadata> = match &place.namespace {
+    let api: Api<SourceMeta> = match &place.namespace {
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
     let mut events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
-    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new(), round: events.round };
+    let patience = Patience::new(Instant::now());
+    let mut relist = shared.relist.subscribe();
+    let (mut listed_at, mut relist_at) = (None, None);
+    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new(), round: events.round, patience };
     loop {
-        let Some(event) = events.next().await else {
+        let event = tokio::select! {
+            event = events.next() => event,
+            () = until(watch.patience.ends()) => {
+                watch.give_up();
+                continue;
+            }
+            Ok(()) = relist.changed() => {
+                relist_at.get_or_insert_with(|| listed_at.map_or_else(Instant::now, |at: Instant| at + BETWEEN_LISTS));
+                continue;
+            }
+            () = until(relist_at) => {
+                events.again_unasked();
+                watch.anew(events.round);
+                (listed_at, relist_at) = (Some(Instant::now()), None);
+                continue;
+            }
+        };
+        let Some(event) = event else {
             watch.anew(events.round);
             continue;
         };
@@ -79,6 +102,7 @@ struct SourceWatch {
     place: Place,
     seen: BTreeSet<SourceRef>,
     round: u64,
+    patience: Patience,
 }
 
 impl SourceWatch {
@@ -87,16 +111,43 @@ impl SourceWatch {
         self.seen.clear();
         if self.round != round {
             self.round = round;
-            self.shared.index.write().doubt(&self.place);
+            self.patience.begin(Instant::now());
+            self.shared.change_quietly(|index| index.doubt(&self.place));
         }
     }
 
-    fn heard_all(&self) {
+    fn heard_all(&mut self) {
+        self.patience.settle();
         self.shared.rounds.done(Watched::Sources(self.place.clone()), self.round);
+        self.shared.to_read.wake();
         self.shared.progress.notify_one();
     }
 
-    fn take_in(&mut self, event: Result<Event<Metadata>, kube::runtime::watcher::Error>) -> Heard {
+    /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
+    fn give_up(&mut self) {
+        let why = self.patience.why();
+        tracing::error!(
+            resource = self.kind.resource,
+            "cannot list {}: {why}; the rules that need it are stalled, their copies stay",
+            self.place
+        );
+        self.patience.give_up();
+        self.cannot_read(why);
+    }
+
+    fn cannot_read(&mut self, why: String) {
+        self.shared.change(|index| {
+            let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
+            effect.merge(index.disbelieve(&self.place));
+            effect
+        });
+        self.heard_all();
+    }
+
+    fn take_in(&mut self, event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>) -> Heard {
+        if !matches!(event, Ok(Event::Init) | Err(_)) {
+            self.patience.progress(Instant::now());
+        }
         match event {
             Ok(Event::Init) => self.seen.clear(),
             Ok(Event::InitApply(object)) => {
@@ -106,7 +157,7 @@ impl SourceWatch {
             }
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
-                self.shared.index.write().retain_sources(&self.place, &seen, Instant::now());
+                self.shared.change_quietly(|index| index.retain_sources(&self.place, &seen, Instant::now()));
                 self.shared.vanished.notify_one();
                 self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
                 self.heard_all();
@@ -124,20 +175,26 @@ impl SourceWatch {
         Heard::Something
     }
 
-    fn reference(&self, object: &Metadata) -> Option<SourceRef> {
+    /// Whether a refusal is believed: it is repeated, or nothing else was known before.
+    fn is_believed(&mut self) -> bool {
+        let known = matches!(self.shared.index.read().place(&self.place), PlaceState::Unreadable(_));
+        self.patience.refused(Instant::now()) || known
+    }
+
+    fn reference(&self, object: &SourceMeta) -> Option<SourceRef> {
         Some(SourceRef::new(self.kind.resource, &object.namespace()?, &object.name_any()))
     }
 
     /// Takes in an object that is there, and returns its name if it can be a source. What a list shows may have been
     /// written at any time; what comes afterwards is `fresh`.
-    fn seen_now(&mut self, object: &Metadata, fresh: bool) -> Option<SourceRef> {
+    fn seen_now(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
-        if is_never_a_source(self.kind, &source.name, labels) || object.metadata.deletion_timestamp.is_some() {
+        if is_never_a_source(self.kind, &source.name, labels) || object.meta().deletion_timestamp.is_some() {
             self.vanish(&source);
             return None;
         }
-        let version = version_number(object.metadata.resource_version.as_deref());
+        let version = version_number(object.meta().resource_version.as_deref());
         self.shared.change(|index| {
             let effect = index.saw(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
@@ -150,28 +207,28 @@ impl SourceWatch {
 
     fn vanish(&mut self, source: &SourceRef) {
         self.shared.edits.lock().remove(source);
-        self.shared.index.write().vanish_source(source, Instant::now());
+        self.shared.change_quietly(|index| index.vanish_source(source, Instant::now()));
         self.shared.vanished.notify_one();
     }
 
-    fn complain(&self, error: &kube::runtime::watcher::Error) -> Heard {
+    fn complain(&mut self, error: &kube::runtime::watcher::Error) -> Heard {
         let resource = self.kind.resource;
         match refusal(error, &missing_right(&self.place)) {
+            Some(why) if !self.is_believed() => {
+                tracing::warn!(resource, "cannot watch {}: {why}; trying again before that is believed", self.place);
+                Heard::Refusal
+            }
             Some(why) => {
                 tracing::error!(
                     resource,
                     "cannot watch {}: {why}; the rules that need it are stalled, their copies stay",
                     self.place
                 );
-                self.shared.change(|index| {
-                    let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
-                    effect.merge(index.disbelieve(&self.place));
-                    effect
-                });
-                self.heard_all();
+                self.cannot_read(why);
                 Heard::Refusal
             }
             None => {
+                self.patience.failed(failure(error));
                 tracing::warn!(resource, namespace = self.place.namespace.as_deref(), %error, "the watch of sources broke; trying again");
                 Heard::Something
             }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, FieldPath, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent,
-    Terms, Tombstone,
+    ClusterName, FieldsKey, Intent, Kind, Payload, SUPPOSED_LIMIT, SourceRef, Suppose, SupposedIntent, Terms, Tombstone,
 };
 
 use super::{Holdings, Scene};
@@ -140,11 +139,9 @@ impl Scene {
         let (asked, left_out) = match claim {
             Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
                 let terms = Terms::clone(&share.terms);
-                let ignored = terms.ignore_fields.clone();
                 let mut room = if rehearse { PAYLOADS } else { 0 };
                 let intents = share.intents().take(SUPPOSED_LIMIT);
-                let intents =
-                    intents.filter_map(|(source, content)| asking.intent(source, content, &ignored, &mut room));
+                let intents = intents.filter_map(|(source, content)| asking.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = share.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, share.terms.digest));
@@ -218,26 +215,20 @@ impl Asking {
 
     /// What is told of content; what the hub has made itself it can decode. It is found out once, however many clusters
     /// would have it.
-    fn told(&self, kind: &Kind, content: &Arc<SourceContent>, ignored: &BTreeSet<FieldPath>) -> Option<Told> {
+    fn told(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Told> {
         let compute = || {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
             let object_type = object_type.filter(|named| !named.is_empty()).map(Into::into);
-            Some(Told { bytes: plain.value_bytes(kind), object_type, fields: self.key.name(plain, ignored) })
+            Some(Told { bytes: plain.value_bytes(kind), object_type, fields: self.key.name(plain, &BTreeSet::new()) })
         };
         let mut known = self.known.lock();
         let known = known.entry(Arc::as_ptr(content) as usize);
         known.or_insert_with(|| Known { _content: content.clone(), told: compute() }).told.clone()
     }
 
-    fn intent(
-        &self,
-        source: &SourceRef,
-        content: &Arc<SourceContent>,
-        ignored: &BTreeSet<FieldPath>,
-        room: &mut usize,
-    ) -> Option<SupposedIntent> {
-        let Told { bytes, object_type, fields } = self.told(Kind::by_resource(&source.resource)?, content, ignored)?;
+    fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut usize) -> Option<SupposedIntent> {
+        let Told { bytes, object_type, fields } = self.told(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
         let payload = match size <= *room && *room > 0 {
             true => {
@@ -264,11 +255,11 @@ mod tests {
         let asking = Asking::new(FieldsKey([1; 32]), false);
         let kind = Kind::by_resource("configmaps").unwrap();
         for _ in 0..3 {
-            assert!(asking.told(kind, &content, &BTreeSet::new()).is_some());
+            assert!(asking.told(kind, &content).is_some());
         }
         // Put there by hand, so that a second look would show.
         asking.known.lock().values_mut().for_each(|known| known.told = None);
-        assert!(asking.told(kind, &content, &BTreeSet::new()).is_none());
+        assert!(asking.told(kind, &content).is_none());
         assert_eq!(asking.known.lock().len(), 1);
     }
 }

@@ -64,6 +64,11 @@ impl Scene {
         self.exists
     }
 
+    /// The rule.
+    pub fn rule(&self) -> Option<&Rule> {
+        self.index.rule(&self.uid).map(|entry| &entry.rule)
+    }
+
     /// Where the rule looks for sources and nobody has looked before.
     pub fn unlisted(&self) -> Vec<Place> {
         let Some(entry) = self.index.rule(&self.uid) else { return vec![] };

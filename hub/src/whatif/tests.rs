@@ -42,7 +42,7 @@ fn index(sources: usize) -> Index {
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
         "spec": {
             "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"], "clusters": {"all": true},
-            "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+            "namespaces": {"all": true}, "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
         },
     });
     let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());

@@ -1,5 +1,6 @@
 //! The objects that the writer writes about, as they were last seen or written.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
@@ -23,8 +24,10 @@ pub struct RuleObject {
     pub namespace: Option<String>,
     /// Its name.
     pub name: String,
-    /// Its status.
+    /// Its status: what this process wrote last, or found when it took the lead; without the lead, what was seen.
     pub status: RuleStatus,
+    /// What somebody else has put in the place of what this process wrote: it is to be written again.
+    pub replaced: Option<Box<RuleStatus>>,
     /// Whether it carries Runnel's finalizer.
     pub has_finalizer: bool,
     /// All its finalizers.
@@ -33,10 +36,16 @@ pub struct RuleObject {
     pub deleting: bool,
     /// When its deletion was asked for.
     pub deleted_at: Option<jiff::Timestamp>,
+    /// When this process first saw it with the finalizer, if it saw it without before.
+    pub finalizer_seen: Option<Instant>,
+    /// The API server has deleted it though it carries the finalizer: only what it leaves in the clusters is still there.
+    pub is_gone: bool,
     /// The version that was seen.
     pub resource_version: Option<String>,
     /// The version that the last write of the status gave.
     written_version: u64,
+    /// Whether a write of the status is under way: what is seen meanwhile may be that write.
+    writing: bool,
     /// Whether it was seen and written before the list that is under way.
     doubtful: bool,
     /// For Events.
@@ -56,8 +65,12 @@ impl RuleObject {
             finalizers: object.finalizers().to_vec(),
             deleting: deleted_at.is_some(),
             deleted_at,
+            finalizer_seen: None,
+            is_gone: false,
             resource_version: object.resource_version(),
+            replaced: None,
             written_version: 0,
+            writing: false,
             doubtful: false,
             reference: object.object_ref(&()),
         }
@@ -97,18 +110,34 @@ pub struct Book {
 }
 
 impl Book {
-    /// A rule was seen. A status that was written later than this version stands. Returns whether what was known of it
-    /// was doubtful.
-    pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject) -> bool {
+    /// A rule was seen. A status that was written later than this version stands. Where this process `leads`, nobody else
+    /// writes statuses: what it wrote or found stands whatever is seen. Returns whether what was known of it was doubtful.
+    pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
         let mut rules = self.rules.lock();
         let known = rules.get(&uid);
         let doubtful = known.is_some_and(|known| known.doubtful);
-        if let Some(known) = known.filter(|known| !doubtful && known.written_version > object.version()) {
-            object.status = known.status.clone();
+        object.writing = known.is_some_and(|known| known.writing);
+        let stands = |known: &&RuleObject| !doubtful && (leads || known.written_version > object.version());
+        if let Some(known) = known.filter(stands) {
+            let is_newer = object.version() > known.written_version;
+            let seen = std::mem::replace(&mut object.status, known.status.clone());
+            object.replaced = (is_newer && seen != object.status).then(|| Box::new(seen));
             object.written_version = known.written_version;
         }
         rules.insert(uid, object);
         doubtful
+    }
+
+    /// Whether somebody else has replaced the status that this process wrote.
+    pub fn is_replaced(&self, uid: &RuleUid) -> bool {
+        self.with_rule(uid, |known| known.is_some_and(|known| known.replaced.is_some() && !known.writing))
+    }
+
+    /// A write of a rule's status begins, or has failed.
+    pub fn writes_rule(&self, uid: &RuleUid, writing: bool) {
+        if let Some(known) = self.rules.lock().get_mut(uid) {
+            known.writing = writing;
+        }
     }
 
     /// A list of the rules of a kind begins.
@@ -118,13 +147,18 @@ impl Book {
         rules.values_mut().filter(|object| object.api.kind == kind).for_each(|object| object.doubtful = true);
     }
 
-    /// A rule's status was written; `version` is what it got.
-    pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) {
-        if let Some(known) = self.rules.lock().get_mut(uid) {
-            known.status = status;
-            known.written_version = version_number(version.as_deref());
-            known.doubtful = false;
+    /// A rule's status was written; `version` is what it got. Returns whether somebody else has replaced it already.
+    pub fn wrote_rule(&self, uid: &RuleUid, status: RuleStatus, version: Option<String>) -> bool {
+        let mut rules = self.rules.lock();
+        let Some(known) = rules.get_mut(uid) else { return false };
+        known.status = status;
+        known.written_version = version_number(version.as_deref());
+        (known.doubtful, known.writing) = (false, false);
+        // What was seen meanwhile was this write, or one before it.
+        if known.version() <= known.written_version {
+            known.replaced = None;
         }
+        known.replaced.is_some()
     }
 
     /// A rule is gone.
@@ -164,7 +198,9 @@ impl Book {
     pub fn rules_not_in<K: RuleKind>(&self, seen: &BTreeSet<RuleUid>) -> Vec<RuleUid> {
         let kind = K::kind(&());
         let rules = self.rules.lock();
-        let gone = rules.iter().filter(|(uid, object)| object.api.kind == kind && !seen.contains(*uid));
+        // Of one that is gone for certain no list speaks.
+        let known = rules.iter().filter(|(_, object)| object.api.kind == kind && !object.is_gone);
+        let gone = known.filter(|(uid, _)| !seen.contains(*uid));
         gone.map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -299,16 +335,48 @@ mod tests {
     #[test]
     fn a_rule_is_written_at_the_version_of_the_list_that_began_after_the_last_write() {
         let (book, uid) = (Book::default(), RuleUid::from("r"));
-        book.set_rule(uid.clone(), rule(80, 3));
+        book.set_rule(uid.clone(), rule(80, 3), true);
         let status = rule(90, 5).status;
         book.wrote_rule(&uid, status, Some("90".to_owned()));
         // The watch is behind the write.
-        assert!(!book.set_rule(uid.clone(), rule(85, 4)));
+        assert!(!book.set_rule(uid.clone(), rule(85, 4), true));
         let known = book.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("90"), Some(5)));
         book.doubt_rules::<DistributionRule>();
-        assert!(book.set_rule(uid.clone(), rule(40, 2)));
+        assert!(book.set_rule(uid.clone(), rule(40, 2), true));
         let known = book.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("40"), Some(2)));
+    }
+
+    #[test]
+    fn status_replaced_by_others_is_noticed_by_the_leader() {
+        let (book, uid) = (Book::default(), RuleUid::from("r"));
+        book.set_rule(uid.clone(), rule(80, 3), true);
+        book.set_rule(uid.clone(), rule(81, 99), true);
+        assert!(book.is_replaced(&uid) && book.rule(&uid).unwrap().status.observed_generation == Some(3));
+        let written = |version: u32, generation| (rule(version, generation).status, Some(version.to_string()));
+        // The watch shows the write before its answer is read.
+        book.writes_rule(&uid, true);
+        book.set_rule(uid.clone(), rule(90, 5), true);
+        assert!(!book.is_replaced(&uid));
+        let (status, version) = written(90, 5);
+        assert!(!book.wrote_rule(&uid, status, version) && !book.is_replaced(&uid));
+        // An edit of the spec replaces nothing, a patch of the status does: what was written stands.
+        book.set_rule(uid.clone(), rule(91, 5), true);
+        assert!(!book.is_replaced(&uid));
+        book.set_rule(uid.clone(), rule(92, 99), true);
+        let known = book.rule(&uid).unwrap();
+        assert!(book.is_replaced(&uid) && known.status.observed_generation == Some(5));
+        assert_eq!(known.newest_version().as_deref(), Some("92"));
+        // Written again; then replaced while a write is under way.
+        let (status, version) = written(93, 5);
+        assert!(!book.wrote_rule(&uid, status, version) && !book.is_replaced(&uid));
+        book.writes_rule(&uid, true);
+        book.set_rule(uid.clone(), rule(95, 99), true);
+        let (status, version) = written(94, 6);
+        assert!(!book.is_replaced(&uid) && book.wrote_rule(&uid, status, version) && book.is_replaced(&uid));
+        // Whoever does not lead believes what it sees.
+        book.set_rule(uid.clone(), rule(96, 7), false);
+        assert!(!book.is_replaced(&uid) && book.rule(&uid).unwrap().status.observed_generation == Some(7));
     }
 }

@@ -1,8 +1,9 @@
 //! The grant `everything`: a new hub begins with it, so that rules work before anybody has thought of grants. It is made
 //! once in a hub's life, and only where there is no grant; what an administrator makes of it afterwards stays.
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
-use kube::{Client, ResourceExt};
 use runnel_proto::model::KINDS;
 
 use super::{WriteError, describe, within};
@@ -12,8 +13,9 @@ use crate::crd::{
 
 /// The name of the grant.
 const EVERYTHING: &str = "everything";
-/// On the hub's identity, once the grant has been made or was not needed: it is not made again.
-const DONE: &str = "runnel.dev/first-grant";
+/// An entry of the hub's identity, once the grant has been made or was not needed: it is not made again. It is part of the
+/// data, because tools that back up a Secret's data often leave its annotations out.
+const DONE: &str = "first-grant";
 const IDENTITY: &str = "runnel-hub-identity";
 
 /// Makes the grant, unless that was done before or there is any grant. Each replica may try: they make the same.
@@ -27,7 +29,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), St
 async fn make(client: &Client, namespace: &str) -> Result<(), WriteError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let mut identity = within(secrets.get(IDENTITY)).await?;
-    if identity.annotations().contains_key(DONE) {
+    if identity.data.as_ref().is_some_and(|data| data.contains_key(DONE)) {
         return Ok(());
     }
     let grants: Api<DistributionGrant> = Api::all(client.clone());
@@ -40,7 +42,7 @@ async fn make(client: &Client, namespace: &str) -> Result<(), WriteError> {
             Err(error) => return Err(error),
         }
     }
-    identity.annotations_mut().insert(DONE.to_owned(), EVERYTHING.to_owned());
+    identity.data.get_or_insert_default().insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
     within(secrets.replace(IDENTITY, &PostParams::default(), &identity)).await.map(drop)
 }
 
@@ -52,7 +54,9 @@ fn everything() -> DistributionGrant {
         resources: KINDS.iter().map(|kind| kind.resource.to_owned()).collect(),
         clusters: Clusters { all: true, ..Clusters::default() },
         namespaces: all(),
-        policies: GrantedPolicies { overwrite: true, create_namespaces: true },
+        policies: GrantedPolicies { overwrite: true, adopt: true, create_namespaces: true },
+        max_copies: None,
+        max_bytes: None,
     };
     DistributionGrant::new(EVERYTHING, spec)
 }

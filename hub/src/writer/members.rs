@@ -1,7 +1,7 @@
 //! Writes about one member.
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource};
-use runnel_proto::model::{ClusterName, RuleName};
+use runnel_proto::model::{ClusterName, KINDS, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
@@ -13,8 +13,9 @@ use crate::status::{MemberView, Notice, Now, SETTLING, fold_member};
 use crate::watch::take_in_member;
 
 /// The conditions of a member that mean nothing good.
-const ALARMS: [ConditionType; 4] = [
+const ALARMS: [ConditionType; 5] = [
     ConditionType::PossibleKeyTheft,
+    ConditionType::KeyShared,
     ConditionType::RestoredFromBackup,
     ConditionType::Duplicate,
     ConditionType::Rejoined,
@@ -22,14 +23,6 @@ const ALARMS: [ConditionType; 4] = [
 
 impl Writer {
     pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
-        let Some(member) = self.book.member(name) else {
-            self.shared.settled_removals.remove(|(cluster, _)| cluster == name);
-            return Ok(());
-        };
-        if !self.strike_out(name, &member).await? {
-            // The watch brings the newer object, and with it another try.
-            return Ok(());
-        }
         self.give_up_keys(name, now).await?;
         let Some(member) = self.book.member(name) else { return Ok(()) };
         let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
@@ -104,12 +97,16 @@ impl Writer {
             leaving: cluster.leaving,
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
             session: ledger.session(name, now.instant).filter(|_| cluster.accepted),
-            held: ledger.held_rules(name).count(),
+            held: ledger.held_rules(name).filter(|(uid, _)| known(*uid)).count(),
             retained: ledger.retained(name),
             unclaimed,
             awaited: young && !ledger.has_connected(name),
             renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),
             doubt: doubts.of(name).map(|doubt| (name, doubt)),
+            lost_watch: ledger
+                .lost_watch(name, KINDS.iter().map(|kind| kind.resource))
+                .filter(|_| ledger.session(name, now.instant).is_some()),
+            key_shared: ledger.is_key_shared(name, now.instant),
             previous: &previous,
         };
         fold_member(&view, now)

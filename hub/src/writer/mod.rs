@@ -7,7 +7,9 @@ mod book;
 mod events;
 mod first_grant;
 mod members;
+mod pending;
 mod release;
+mod removals;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,7 @@ use tokio::sync::mpsc;
 pub use book::{Book, RuleObject};
 pub use events::{WAITING, publish_events};
 pub use first_grant::make_first_grant;
+pub use removals::RemovalRecorder;
 pub(crate) use rules::view;
 
 use crate::shared::{Shared, until};
@@ -50,6 +53,8 @@ pub struct Writer {
     events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
+    /// Those of them that have become silent: they are written before any rule says so.
+    silent: BTreeSet<ClusterName>,
     retries: Vec<(Instant, Retry)>,
     conflicts: Conflicts,
     /// Since when this process served as the end of settling was last told.
@@ -62,6 +67,31 @@ pub struct Writer {
 enum Retry {
     Rule(RuleUid),
     Member(ClusterName),
+}
+
+/// What of a rule is looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Whether a deleted one can be released; its status waits.
+    Release,
+    /// All that is to be done about it. `overdue`: a change has been under way for so long that a person should hear of it.
+    Whole { overdue: bool },
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    /// A deleted rule still waits to be released, and its status to be looked at.
+    Unreleased,
+    /// There is no more to do.
+    Nothing,
+    /// Its status was written.
+    Written,
+}
+
+/// Whether a rule waits to lose the finalizer.
+fn is_to_be_released(rule: &RuleObject) -> bool {
+    rule.deleting && rule.has_finalizer
 }
 
 /// How often in a row a write about something found another object than the one that was seen.
@@ -99,6 +129,7 @@ impl Writer {
             events,
             paces: BTreeMap::new(),
             members: BTreeSet::new(),
+            silent: BTreeSet::new(),
             retries: Vec::new(),
             conflicts: Conflicts::default(),
             settled: None,
@@ -114,32 +145,30 @@ impl Writer {
             tokio::select! {
                 () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
                 () = self.shared.dirty_members.added() => tokio::time::sleep(GATHER).await,
-                () = self.shared.settled_removals.added() => {}
                 _ = beat.tick() => self.beat(),
                 () = until(next) => {}
             }
-            self.gather();
+            // One clock for a turn: what a rule says of a cluster, the cluster's own status says before it.
+            let now = wall_now();
+            self.gather(now.instant);
             // The lead may have been lost and taken again meanwhile.
             if self.serves() {
-                self.write_rules().await;
-                self.write_members().await;
+                let silent = std::mem::take(&mut self.silent);
+                self.write_members(silent, now).await;
+                self.write_rules(now).await;
+                let members = std::mem::take(&mut self.members);
+                self.write_members(members, now).await;
             }
         }
     }
 
-    /// Nothing is known for certain before every watch has delivered a list.
     fn serves(&self) -> bool {
-        self.shared.serving_since().is_some() && self.shared.leads()
+        serves(&self.shared)
     }
 
     /// What time alone brings about.
     fn beat(&mut self) {
         let now = Instant::now();
-        let silent = self.shared.ledger.lock().take_silenced(now);
-        for cluster in silent {
-            tracing::warn!(%cluster, "cluster is not connected any more");
-            self.shared.mark_rules_of(&cluster);
-        }
         let serving = self.shared.serving_since();
         if self.settled != serving && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
             self.settled = serving;
@@ -150,7 +179,8 @@ impl Writer {
             // A certificate ends without anybody saying so.
             self.shared.dirty_members.add(self.book.members());
         }
-        let expired = self.shared.doubts.lock().expire(now);
+        let is_member = |name: &ClusterName| self.book.with_member(name, |member| member.is_some());
+        let expired = self.shared.doubts.lock().expire(now, is_member);
         self.shared.dirty_members.add(expired);
         let rolling = self.shared.index.read().rolling();
         self.shared.dirty_rules.add(rolling);
@@ -165,26 +195,42 @@ impl Writer {
         }
     }
 
-    fn gather(&mut self) {
-        let now = Instant::now();
+    fn gather(&mut self, now: Instant) {
+        let silent = self.shared.ledger.lock().take_silenced(now);
+        for cluster in silent {
+            tracing::warn!(%cluster, "cluster is not connected any more");
+            self.shared.mark_rules_of(&cluster);
+            self.silent.insert(cluster);
+        }
         for uid in self.shared.dirty_rules.take() {
             self.paces.entry(uid).or_default().mark(now);
         }
         self.members.append(&mut self.shared.dirty_members.take());
-        self.members.extend(self.shared.settled_removals.peek(|(cluster, _)| cluster.clone()));
     }
 
+    /// When to look at a rule: at its status, or earlier at its release.
     fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> Option<Instant> {
+        let release =
+            pace.release_due().filter(|_| self.book.with_rule(uid, |rule| rule.is_some_and(is_to_be_released)));
+        release.or_else(|| self.status_due(uid, pace, now))
+    }
+
+    /// When to look at the status of a rule.
+    fn status_due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> Option<Instant> {
         pace.due(|| self.is_settled(uid, now))
     }
 
-    /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it.
+    /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
+    /// rule is gone in a moment and has no use for a status, unless a person must release what is held.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
         let started = self.shared.serving_since().unwrap_or(now);
         let index = self.shared.index.read();
         let ledger = self.shared.ledger.lock();
         self.book.with_rule(uid, |object| {
-            let Some(object) = object.filter(|object| !object.deleting && object.has_finalizer) else { return true };
+            let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
+            if object.deleting {
+                return index.is_held(uid);
+            }
             let view = rules::view(&index, uid, &object.status, started, false, &ledger);
             view.is_none_or(|view| is_settled(&view, &ledger, now))
         })
@@ -200,15 +246,7 @@ impl Writer {
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, WriteError> {
-        if !self.serves() {
-            return Err(WriteError::NotLeading);
-        }
-        match within(call).await {
-            Ok(done) => Ok(Some(done)),
-            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
-            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Err(WriteError::Changed),
-            Err(error) => Err(error),
-        }
+        unless_gone(&self.shared, call).await
     }
 
     fn next_due(&self) -> Option<Instant> {
@@ -216,43 +254,49 @@ impl Writer {
         self.paces.iter().filter_map(|(uid, pace)| self.due(uid, pace, now)).min()
     }
 
-    async fn write_rules(&mut self) {
-        let now = Instant::now();
-        let is_due = |uid, pace| self.due(uid, pace, now).is_some_and(|at| at <= now);
+    async fn write_rules(&mut self, now: Now) {
+        let at = now.instant;
+        let is_due = |uid, pace| self.due(uid, pace, at).is_some_and(|due| due <= at);
         let due = self.paces.iter().filter(|(uid, pace)| is_due(*uid, *pace));
-        let due: Vec<_> = due.map(|(uid, pace)| (uid.clone(), pace.is_overdue(now))).collect();
+        let look = |uid: &RuleUid, pace: &Pace| match self.status_due(uid, pace, at) {
+            Some(due) if due <= at => Look::Whole { overdue: pace.is_overdue(at) },
+            _ => Look::Release,
+        };
+        let due: Vec<_> = due.map(|(uid, pace)| (uid.clone(), look(uid, pace))).collect();
         let this = &*self;
-        let writes = due.into_iter().map(|(uid, overdue)| async move {
-            let result = this.write_rule(&uid, overdue, wall_now()).await;
-            (uid, result)
+        let writes = due.into_iter().map(|(uid, look)| async move {
+            let result = this.write_rule(&uid, look, now).await;
+            (uid, look, result)
         });
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
-        for (uid, result) in results {
+        for (uid, look, result) in results {
             if self.conflicts.take_in(Retry::Rule(uid.clone()), &result) {
                 let rule = self.book.name_of(&uid);
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
             }
-            let written = result.unwrap_or_else(|error| {
+            let looked = result.unwrap_or_else(|error| {
                 // A lead that lapsed may be renewed after all, and then nobody else looks.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
                 self.retries.push((again_at(&error), Retry::Rule(uid.clone())));
-                true
+                if look == Look::Release { Looked::Unreleased } else { Looked::Written }
             });
             if self.book.rule(&uid).is_none() {
                 self.paces.remove(&uid);
             } else if let Some(pace) = self.paces.get_mut(&uid) {
-                pace.done(Instant::now(), written);
+                match looked {
+                    Looked::Unreleased => pace.tried_release(),
+                    Looked::Written | Looked::Nothing => pace.done(Instant::now(), looked == Looked::Written),
+                }
             }
         }
     }
 
-    async fn write_members(&mut self) {
-        let due = std::mem::take(&mut self.members);
+    async fn write_members(&mut self, due: BTreeSet<ClusterName>, now: Now) {
         let this = &*self;
         let writes = due.into_iter().map(|name| async move {
-            let result = this.write_member(&name, wall_now()).await;
+            let result = this.write_member(&name, now).await;
             (name, result)
         });
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
@@ -267,6 +311,27 @@ impl Writer {
                 self.retries.push((again_at(&error), Retry::Member(name)));
             }
         }
+    }
+}
+
+/// Nothing is known for certain before every watch has delivered a list.
+fn serves(shared: &Shared) -> bool {
+    shared.serving_since().is_some() && shared.leads()
+}
+
+/// Runs a write while this process leads and knows everything; an object that is gone needs none.
+async fn unless_gone<T>(
+    shared: &Shared,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<Option<T>, WriteError> {
+    if !serves(shared) {
+        return Err(WriteError::NotLeading);
+    }
+    match within(call).await {
+        Ok(done) => Ok(Some(done)),
+        Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
+        Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => Err(WriteError::Changed),
+        Err(error) => Err(error),
     }
 }
 
@@ -334,12 +399,44 @@ mod tests {
         assert!(conflicts.0.len() == 2);
     }
 
+    fn writer(shared: &Arc<Shared>, book: &Arc<Book>) -> Writer {
+        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        Writer::new(client, shared.clone(), book.clone(), mpsc::channel(1).0)
+    }
+
+    #[tokio::test]
+    async fn deleted_rule_is_due_at_once_after_a_status_write() {
+        let (shared, book) = (Shared::new(crate::shared::Settings::for_tests()), Arc::<Book>::default());
+        let writer = writer(&shared, &book);
+        let mut object = serde_json::json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": "r", "namespace": "a", "uid": "r", "finalizers": [crate::crd::FINALIZER]},
+            "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+        });
+        let (uid, start) = (RuleUid::from("r"), Instant::now());
+        let see = |object: &serde_json::Value| {
+            let rule: crate::crd::DistributionRule = serde_json::from_value(object.clone()).unwrap();
+            book.set_rule(uid.clone(), RuleObject::of(&rule, true), true);
+        };
+        let mut pace = Pace::default();
+        pace.mark(start);
+        pace.done(start, true);
+        let changed = start + BEAT / 10;
+        pace.mark(changed);
+        see(&object);
+        assert_eq!(writer.due(&uid, &pace, changed), Some(start + BEAT), "a status waits");
+        object["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
+        see(&object);
+        assert_eq!(writer.due(&uid, &pace, changed), Some(changed), "the finalizer does not");
+        assert!(writer.status_due(&uid, &pace, changed) >= Some(start + BEAT));
+        pace.tried_release();
+        assert!(writer.due(&uid, &pace, changed) >= Some(start + BEAT), "until something changes");
+    }
+
     #[tokio::test]
     async fn nothing_is_written_while_a_lead_that_was_lost_and_taken_again_has_not_listed_everything() {
         let shared = Shared::new(crate::shared::Settings::for_tests());
-        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        let (events, _told) = mpsc::channel(1);
-        let writer = Writer::new(client, shared.clone(), Arc::default(), events);
+        let writer = writer(&shared, &Arc::default());
         let write = async || writer.unless_gone(async { Ok(()) }).await;
         let lead = |term| crate::lease::Lead {
             epoch: "uid".to_owned(),

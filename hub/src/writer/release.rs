@@ -1,18 +1,13 @@
-//! Lets go of deleted rules: when the connected clusters have removed or released their copies, and the others have the
+//! Releases deleted rules: when the connected clusters have removed or retained their copies, and the others have the
 //! order written down in their `MemberCluster`. It never hangs on a cluster that is dead.
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kube::Api;
-use kube::api::{Patch, PatchParams};
 use runnel_proto::model::{ClusterName, RuleUid};
-use serde_json::json;
 
 use super::{RuleObject, WriteError, Writer};
-use crate::crd::{MemberCluster, PendingRemoval, limits};
-use crate::index::Cluster;
-use crate::status::{Now, SETTLING};
-use crate::watch::take_in_member;
+use crate::index::{Cluster, Index};
+use crate::status::{Ledger, Now, SETTLING};
+use crate::watch::forget;
 
 /// How long connected clusters may take before the order is written down for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,66 +23,80 @@ enum Answer {
 }
 
 impl Writer {
-    /// Returns whether the rule was let go.
+    /// Returns whether the rule was released.
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
         if !self.shared.index.read().may_go(uid) {
+            if object.is_gone && self.shared.index.read().is_held(uid) {
+                let rule = self.book.name_of(uid);
+                tracing::warn!(%rule, "a rule is gone, and more copies than its removalLimit would go with it: they stay");
+                forget(uid, &self.shared, &self.book);
+            }
             return Ok(false);
         }
-        let (awaited, away) = self.answers(uid, now);
         let since = object
             .deleted_at
             .map_or(Duration::ZERO, |at| Duration::try_from(now.wall.duration_since(at)).unwrap_or_default());
-        if !awaited.is_empty() && since.min(self.uptime(now)) < PATIENCE {
+        // What is gone is known to this process alone until the orders are written down.
+        let waits = !object.is_gone && since.min(self.uptime(now)) < PATIENCE;
+        let Some(orders) = self.orders(uid, waits, now) else { return Ok(false) };
+        if !orders.is_empty() {
+            // They are written down for all rules together; then the rule is looked at again.
+            self.shared.removal_orders.add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
             return Ok(false);
         }
-        let policy = self.shared.index.read().rule(uid).map(|entry| entry.rule.terms.deletion_policy);
-        let Some(policy) = policy else { return Ok(false) };
-        for cluster in awaited.iter().chain(&away) {
-            let removal = PendingRemoval {
-                rule_uid: uid.as_str().to_owned(),
-                deletion_policy: policy.into(),
-                rule: self.book.name_of(uid),
-            };
-            if !self.remember(cluster, removal).await? {
-                return Ok(false);
-            }
-            tracing::info!(%cluster, rule = %self.book.name_of(uid), "the copies of a deleted rule are seen to when the cluster is back");
+        if object.is_gone {
+            forget(uid, &self.shared, &self.book);
+        } else {
+            self.remove_finalizer(object).await?;
         }
-        self.remove_finalizer(object).await?;
+        self.shared.removal_overflow.remove(|(_, rule)| rule == uid);
         tracing::info!(rule = %self.book.name_of(uid), "deleted rule is let go");
         Ok(true)
     }
 
-    fn answers(&self, uid: &RuleUid, now: Now) -> (BTreeSet<ClusterName>, BTreeSet<ClusterName>) {
+    /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
+    fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
         let index = self.shared.index.read();
-        let (mut awaited, mut away) = (BTreeSet::new(), BTreeSet::new());
+        let ledger = self.shared.ledger.lock();
+        let overflow = self.shared.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
+        let mut orders = Vec::new();
         for (name, cluster) in index.clusters() {
-            match self.answer(uid, name, cluster, now) {
-                Answer::Free => {}
-                Answer::Awaited => _ = awaited.insert(name.clone()),
-                Answer::Away => _ = away.insert(name.clone()),
+            match self.answer((uid, &index), (name, cluster), &ledger, now) {
+                Answer::Awaited if waits => return None,
+                Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => orders.push(name.clone()),
+                Answer::Awaited | Answer::Away | Answer::Free => {}
             }
         }
-        (awaited, away)
+        Some(orders)
     }
 
-    fn answer(&self, uid: &RuleUid, name: &ClusterName, cluster: &Cluster, now: Now) -> Answer {
+    fn answer(
+        &self,
+        (uid, index): (&RuleUid, &Index),
+        (name, cluster): (&ClusterName, &Cluster),
+        ledger: &Ledger,
+        now: Now,
+    ) -> Answer {
         if cluster.pending.contains_key(uid) {
             return Answer::Free;
         }
-        let ledger = self.shared.ledger.lock();
         // One that is shut out may be let in again, and is not waited for.
         if !cluster.accepted {
             return if cluster.was_connected { Answer::Away } else { Answer::Free };
         }
         if let Some(live) = self.shared.sessions.get(name) {
             let holds = ledger.held_rules(name).any(|(held, _)| held == uid);
-            return match () {
-                () if !holds && live.session.lock().is_free_of(uid) => Answer::Free,
-                // It hears of no removal before an administrator confirms that it may.
-                () if ledger.is_unconfirmed(name) => Answer::Away,
-                () => Answer::Awaited,
-            };
+            let version = index.version_of(uid).unwrap_or_default();
+            let session = live.session.lock();
+            if !holds && session.is_free_of(uid, version) {
+                return Answer::Free;
+            }
+            if session.version() < version {
+                // Not every change of a rule wakes every session.
+                live.wake.notify_one();
+            }
+            // It hears of no removal before an administrator confirms that it may.
+            return if ledger.is_unconfirmed(name) { Answer::Away } else { Answer::Awaited };
         }
         if !cluster.was_connected && !ledger.has_connected(name) {
             return Answer::Free;
@@ -96,61 +105,48 @@ impl Writer {
         let may_be_back = ledger.session(name, now.instant).is_some() || (young && !ledger.has_connected(name));
         if may_be_back { Answer::Awaited } else { Answer::Away }
     }
+}
 
-    /// Writes an order down for a cluster that is away. Returns false if somebody was faster and it must be tried
-    /// again. More orders than fit mean that the copies stay: they are reported as unclaimed.
-    async fn remember(&self, name: &ClusterName, removal: PendingRemoval) -> Result<bool, WriteError> {
-        let Some(member) = self.book.member(name) else { return Ok(true) };
-        let mut pending = member.status.as_ref().map(|status| status.pending_removals.clone()).unwrap_or_default();
-        if pending.iter().any(|known| known.rule_uid == removal.rule_uid) {
-            return Ok(true);
-        }
-        if pending.len() >= limits::PENDING_REMOVALS {
-            tracing::warn!(cluster = %name, rule = removal.rule, "too many removals wait for this cluster: these copies stay there");
-            return Ok(true);
-        }
-        pending.push(removal);
-        self.set_pending(name, &member, &pending).await
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crd::{DistributionRule, MemberCluster};
+    use crate::plan::Rule;
+    use crate::shared::{Settings, Shared};
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    /// The clusters for which a new process of the hub writes down an order, where a member has this status.
+    fn orders(status: &Value) -> Vec<ClusterName> {
+        let shared = Shared::new(Settings::for_tests());
+        let member: MemberCluster = serde_json::from_value(json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "eu-1", "uid": "m"},
+            "spec": {"accepted": true}, "status": status,
+        }))
+        .unwrap();
+        let rule: DistributionRule = serde_json::from_value(json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": "r", "namespace": "a", "uid": "r", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
+        }))
+        .unwrap();
+        shared.change(|index| index.set_cluster("eu-1".into(), Cluster::read(&member)));
+        shared.change(|index| index.set_rule(Rule::namespaced(&rule, "runnel-system").unwrap()));
+        let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let writer = Writer::new(client, shared, Arc::default(), tokio::sync::mpsc::channel(1).0);
+        let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
+        writer.orders(&"r".into(), false, now).unwrap()
     }
 
-    /// Strikes out the orders that a cluster has carried out. Returns false if it must be tried again.
-    pub(super) async fn strike_out(&self, name: &ClusterName, member: &MemberCluster) -> Result<bool, WriteError> {
-        let done = self.shared.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
-        let done: BTreeSet<_> = done.into_iter().flatten().collect();
-        if done.is_empty() {
-            return Ok(true);
-        }
-        let known = member.status.as_ref().map(|status| status.pending_removals.clone()).unwrap_or_default();
-        let left: Vec<_> =
-            known.iter().filter(|p| !done.contains(&RuleUid::from(p.rule_uid.as_str()))).cloned().collect();
-        let struck = left.len() == known.len() || self.set_pending(name, member, &left).await?;
-        if struck {
-            self.shared.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
-        }
-        Ok(struck)
-    }
-
-    async fn set_pending(
-        &self,
-        name: &ClusterName,
-        member: &MemberCluster,
-        pending: &[PendingRemoval],
-    ) -> Result<bool, WriteError> {
-        let patch = json!({
-            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
-            "status": {"pendingRemovals": pending},
-        });
-        let api: Api<MemberCluster> = Api::all(self.client.clone());
-        let patch = Patch::Merge(patch);
-        match self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await {
-            Ok(Some(written)) => {
-                // Before the rule is let go: from then on only this says what becomes of its copies.
-                take_in_member(written, &self.shared, &self.book);
-                Ok(true)
-            }
-            Ok(None) => Ok(true),
-            Err(WriteError::Changed) => Ok(false),
-            Err(error) => Err(error),
-        }
+    #[tokio::test]
+    async fn rejoined_cluster_gets_the_order_of_a_deleted_rule() {
+        let key =
+            json!({"fingerprint": "sha256:1", "issuedAt": "2026-01-01T00:00:00Z", "expiresAt": "2027-01-01T00:00:00Z"});
+        let eu = [ClusterName::from("eu-1")];
+        assert_eq!(orders(&json!({"clusterUid": "c", "identity": {"keys": [key]}})), eu);
+        // It has joined again and not connected since: its copies are those of before.
+        assert_eq!(orders(&json!({"identity": {"keys": [key]}})), eu);
+        assert_eq!(orders(&json!({})), [], "it has never joined");
     }
 }

@@ -6,9 +6,10 @@ use std::time::Instant;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use runnel_proto::model::{ClusterName, NAMESPACES_LIMIT, RuleUid};
+use serde::Deserialize;
 use serde_json::json;
 
-use super::{RuleObject, WriteError, Writer};
+use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use crate::crd::{FINALIZER, RuleStatus};
 use crate::index::{Cluster, HeldNamed, Index};
 use crate::rollout::Gate;
@@ -58,18 +59,23 @@ fn given_up_in(held: Option<&HeldNamed>, uid: &RuleUid, ledger: &Ledger) -> Vec<
 }
 
 impl Writer {
-    /// Does what is to be done about a rule. Returns whether its status was written.
-    pub(super) async fn write_rule(&self, uid: &RuleUid, overdue: bool, now: Now) -> Result<bool, WriteError> {
-        let Some(object) = self.book.rule(uid) else { return Ok(false) };
+    /// Does what is to be done about a rule.
+    pub(super) async fn write_rule(&self, uid: &RuleUid, look: Look, now: Now) -> Result<Looked, WriteError> {
+        let Some(object) = self.book.rule(uid) else { return Ok(Looked::Nothing) };
         if !object.deleting && !object.has_finalizer {
             self.add_finalizer(&object).await?;
-            return Ok(false);
+            return Ok(Looked::Nothing);
         }
-        if object.deleting && object.has_finalizer && self.release(uid, &object, now).await? {
-            return Ok(false);
+        if is_to_be_released(&object) && self.release(uid, &object, now).await? {
+            return Ok(Looked::Nothing);
+        }
+        let Look::Whole { overdue } = look else { return Ok(Looked::Unreleased) };
+        if object.is_gone {
+            return Ok(Looked::Nothing);
         }
         self.settle_brake(uid, now);
-        self.write_status(uid, &object, overdue, now).await
+        let written = self.write_status(uid, &object, overdue, now).await?;
+        Ok(if written { Looked::Written } else { Looked::Nothing })
     }
 
     /// Once every cluster has said what it holds, or has been away for long, nothing is left that only an earlier process of
@@ -125,6 +131,7 @@ impl Writer {
         }
     }
 
+    /// Returns whether the status was written.
     async fn write_status(
         &self,
         uid: &RuleUid,
@@ -140,7 +147,9 @@ impl Writer {
             let gate = view.take_step(index.turns(uid, view.progress()), &ledger, now);
             (fold(&view, &ledger, now), gate)
         };
-        let Some(status) = next else {
+        // What somebody else has put in its place is no status of ours.
+        let again = || object.replaced.is_some().then(|| object.status.clone());
+        let Some(status) = next.or_else(again) else {
             self.let_in(uid, gate);
             return Ok(false);
         };
@@ -154,9 +163,16 @@ impl Writer {
         let api = self.api_of(object);
         let params = PatchParams::default();
         let patch: Patch<()> = Patch::Json(patch);
-        let written = self.unless_gone(api.patch_status(&object.name, &params, &patch)).await?;
-        if let Some(written) = written {
-            self.book.wrote_rule(uid, status.clone(), written.metadata.resource_version);
+        self.book.writes_rule(uid, true);
+        let written = self.unless_gone(api.patch_status(&object.name, &params, &patch)).await;
+        self.book.writes_rule(uid, false);
+        if let Some(written) = written? {
+            // As it reads back, so that it compares with what the watch shows.
+            let stored = written.data.get("status").and_then(|stored| RuleStatus::deserialize(stored).ok());
+            let stored = stored.unwrap_or_else(|| status.clone());
+            if self.book.wrote_rule(uid, stored, written.metadata.resource_version) {
+                self.shared.dirty_rules.add([uid.clone()]);
+            }
             self.tell(object, &status);
             self.let_in(uid, gate);
         }

@@ -1,88 +1,85 @@
 //! Frames of an agent, read by the hub.
 use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
-    Unreadable, bounded, message, named_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
+    Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
     rule_uid, source, source_to_wire, travel, travel_to_wire,
 };
 use super::suppose::{supposed, supposed_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, NAMESPACES_LIMIT,
-    Proof, Refusal, RuleState, SetDigest, TermsDigest, Travel,
+    AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, KINDS, LostWatch,
+    NAMESPACES, NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, Travel, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
 
-/// Reads a frame of an agent.
+/// Reads a frame of an agent, and counts the items of it that are refused: those that this build cannot read, or whose names
+/// are none. They are as if they had not been sent.
 ///
 /// # Errors
-/// [`FrameError`], when the frame is of a kind this hub does not know, or a part of it breaks the protocol.
-pub fn agent_frame(wire: wire::AgentFrame) -> Result<AgentFrame, FrameError> {
+/// [`FrameError`], when the frame is of a kind that this hub does not know, or names no rule.
+pub fn agent_frame(wire: wire::AgentFrame) -> Result<(AgentFrame, usize), FrameError> {
     let frame = wire.frame.ok_or(FrameError::Unknown { peer: "agent", own: "hub" })?;
-    read(frame).map_err(|part| FrameError::Malformed { peer: "agent", part })
+    let mut refused = 0;
+    let frame = read(frame, &mut refused).map_err(|part| FrameError::Malformed { peer: "agent", part })?;
+    Ok((frame, refused))
 }
 
-fn read(frame: Frame) -> Result<AgentFrame, Unreadable> {
+fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
     Ok(match frame {
-        Frame::Hello(wire) => AgentFrame::Hello(hello(wire)?),
-        Frame::HeldRules(wire) => AgentFrame::HeldRules(all(wire.rules, rule_state)?, wire.last),
-        Frame::Detail(wire) => AgentFrame::Detail(rule_uid(wire.rule_uid)?, all(wire.intents, held_intent)?, wire.last),
+        Frame::Hello(wire) => AgentFrame::Hello(hello(&wire)),
+        Frame::HeldRules(wire) => AgentFrame::HeldRules(readable(wire.rules, rule_state, refused), wire.last),
+        Frame::Detail(wire) => {
+            AgentFrame::Detail(rule_uid(wire.rule_uid)?, readable(wire.intents, held_intent, refused), wire.last)
+        }
         Frame::Ack(wire) => AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect()),
-        Frame::Report(wire) => AgentFrame::Report(all(wire.rules, rule_state)?),
-        Frame::Want(wire) => AgentFrame::Want(rule_uid(wire.rule_uid)?, all(wire.sources, |wire| source(Some(wire)))?),
+        Frame::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
+        Frame::Want(wire) => {
+            let sources = readable(wire.sources, |wire| source(Some(wire)), refused);
+            AgentFrame::Want(rule_uid(wire.rule_uid)?, sources)
+        }
         Frame::Handover(_) => AgentFrame::Handover,
+        Frame::LostWatches(wire) => AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect()),
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
         Frame::Supposed(wire) => AgentFrame::Supposed(supposed(wire)),
+        Frame::Alive(_) => AgentFrame::Alive,
     })
 }
 
-fn all<W, M>(items: Vec<W>, read: impl Fn(W) -> Result<M, Unreadable>) -> Result<Vec<M>, Unreadable> {
-    items.into_iter().map(read).collect()
+fn readable<W, M>(items: Vec<W>, read: impl Fn(W) -> Result<M, Unreadable>, refused: &mut usize) -> Vec<M> {
+    let all = items.len();
+    let read: Vec<M> = items.into_iter().filter_map(|item| read(item).ok()).collect();
+    *refused += all - read.len();
+    read
 }
 
-fn hello(wire: wire::Hello) -> Result<Hello, Unreadable> {
-    Ok(Hello {
+fn hello(wire: &wire::Hello) -> Hello {
+    let text = |text: &str| plain_text(text, NAME_LIMIT);
+    Hello {
         protocol_min: wire.protocol_min,
         protocol_max: wire.protocol_max,
-        agent_version: bounded(wire.agent_version, NAME_LIMIT, "agent_version")?,
-        kubernetes_version: bounded(wire.kubernetes_version, NAME_LIMIT, "kubernetes_version")?,
-        boot_id: bounded(wire.boot_id, NAME_LIMIT, "boot_id")?,
-        cluster_uid: bounded(wire.cluster_uid, NAME_LIMIT, "cluster_uid")?,
-    })
+        agent_version: text(&wire.agent_version),
+        kubernetes_version: text(&wire.kubernetes_version),
+        boot_id: text(&wire.boot_id),
+        cluster_uid: text(&wire.cluster_uid),
+    }
 }
 
+/// What is held of which rule must be readable; of the rest, what is not counts as not said.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
-    let terms_digest = match wire.terms_digest.as_ref() {
-        [] => None,
-        bytes => Some(TermsDigest(bytes.try_into().map_err(|_| "terms_digest")?)),
-    };
-    let takeovers = match wire.takeovers_digest.as_ref() {
-        [] => None,
-        bytes => Some(Asked {
-            objects: wire.takeovers,
-            digest: AskedDigest(bytes.try_into().map_err(|_| "takeovers_digest")?),
-        }),
-    };
-    let given_up = match wire.given_up_digest.as_ref() {
-        [] => None,
-        bytes => Some(GivenUp {
-            copies: wire.given_up,
-            digest: AskedDigest(bytes.try_into().map_err(|_| "given_up_digest")?),
-            namespaces: wire
-                .given_up_namespaces
-                .into_iter()
-                .take(NAMESPACES_LIMIT)
-                .filter(|name| name.len() <= NAME_LIMIT)
-                .collect(),
-        }),
-    };
+    let takeovers = asked_digest(&wire.takeovers_digest).map(|digest| Asked { objects: wire.takeovers, digest });
+    let given_up = asked_digest(&wire.given_up_digest).map(|digest| GivenUp {
+        copies: wire.given_up,
+        digest,
+        namespaces: wire.given_up_namespaces.into_iter().take(NAMESPACES_LIMIT).filter(|name| is_label(name)).collect(),
+    });
     let counts = wire.counts.unwrap_or_default();
     Ok(RuleState {
         uid: rule_uid(wire.rule_uid)?,
         rule: rule_name(wire.rule)?,
         intents_digest: SetDigest::from_bytes(&wire.intents_digest).ok_or("intents_digest")?,
         intents: wire.intents,
-        terms_digest,
+        terms_digest: wire.terms_digest.as_ref().try_into().ok().map(TermsDigest),
         counts: Counts {
             copies: counts.copies,
             applied: counts.applied,
@@ -91,24 +88,42 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
             removing: counts.removing,
             drifted: counts.drifted,
         },
-        failures: wire.failures.into_iter().take(FAILURES_LIMIT).map(failure).collect(),
+        failures: wire.failures.into_iter().take(FAILURES_LIMIT).filter_map(|wire| failure(wire).ok()).collect(),
         gone: wire.gone,
+        last_batch: wire.last_batch,
         takeovers,
         given_up,
-        travel: wire.travel.map_or(Ok(Travel::Plain), travel)?,
+        // Of a way that this hub does not know: none that it can want, so that it says what it wants.
+        travel: wire.travel.map_or(Travel::Plain, |wire| travel(wire).unwrap_or(Travel::Keep(String::new()))),
         left: wire.left,
         suspended: wire.suspended,
-        proof: match wire.proof.as_ref() {
-            [] => None,
-            bytes => Some(Proof(bytes.try_into().map_err(|_| "proof")?)),
-        },
+        proof: wire.proof.as_ref().try_into().ok().map(Proof),
     })
 }
 
-fn failure(wire: wire::Failure) -> Failure {
+/// A watch of a kind that this build does not know is of no rule here.
+fn lost_watch(wire: &wire::LostWatch) -> Option<LostWatch> {
+    let known = KINDS.iter().map(|kind| kind.resource).chain([NAMESPACES]);
+    let resource = known.into_iter().find(|known| *known == wire.resource)?;
+    Some(LostWatch { resource, status: u16::try_from(wire.status).unwrap_or(u16::MAX) })
+}
+
+fn lost_watch_to_wire(watch: &LostWatch) -> wire::LostWatch {
+    wire::LostWatch { resource: watch.resource.to_owned(), status: watch.status.into() }
+}
+
+fn asked_digest(bytes: &[u8]) -> Option<AskedDigest> {
+    bytes.try_into().ok().map(AskedDigest)
+}
+
+/// A failure names a copy, or nothing where it is of the rule itself.
+fn failure(wire: wire::Failure) -> Result<Failure, Unreadable> {
     let wire::Failure { resource, namespace, name, .. } = wire;
-    let copy = wire::Source { resource, namespace, name, ..wire::Source::default() };
-    Failure { reason: reason(wire.reason), copy: named_source(Some(&copy)), message: message(&wire.message) }
+    let copy = match resource.is_empty() && namespace.is_empty() && name.is_empty() {
+        true => no_source(),
+        false => source(Some(wire::Source { resource, namespace, name, ..wire::Source::default() }))?,
+    };
+    Ok(Failure { reason: reason(wire.reason), copy, message: message(&wire.message) })
 }
 
 fn held_intent(wire: wire::HeldIntent) -> Result<HeldIntent, Unreadable> {
@@ -118,7 +133,7 @@ fn held_intent(wire: wire::HeldIntent) -> Result<HeldIntent, Unreadable> {
 /// A refusal gives back what the hub sent, which may be what the agent could not read: so every part is optional.
 fn refusal(wire: wire::Refusal) -> Refusal {
     Refusal {
-        rule: super::parts::cut(&wire.rule_uid, NAME_LIMIT).into(),
+        rule: plain_text(&wire.rule_uid, NAME_LIMIT).into(),
         source: named_source(wire.source.as_ref()),
         revision: revision(&wire.revision).unwrap_or(crate::model::Revision([0; 16])),
         reason: reason(wire.reason),
@@ -155,8 +170,12 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             Frame::Want(wire::Want { rule_uid: uid.to_string(), sources: sources.iter().map(source_to_wire).collect() })
         }
         AgentFrame::Handover => Frame::Handover(wire::Handover {}),
+        AgentFrame::LostWatches(watches) => {
+            Frame::LostWatches(wire::LostWatches { watches: watches.iter().map(lost_watch_to_wire).collect() })
+        }
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
         AgentFrame::Supposed(answer) => Frame::Supposed(supposed_to_wire(answer)),
+        AgentFrame::Alive => Frame::Alive(wire::Alive {}),
     };
     wire::AgentFrame { frame: Some(frame) }
 }
@@ -178,6 +197,7 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         }),
         failures: state.failures.iter().take(FAILURES_LIMIT).map(failure_to_wire).collect(),
         gone: state.gone,
+        last_batch: state.last_batch,
         intents: state.intents,
         takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
         takeovers_digest: state.takeovers.map(|takeovers| takeovers.digest.0.to_vec().into()).unwrap_or_default(),

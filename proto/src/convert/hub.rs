@@ -1,14 +1,14 @@
 //! Frames of the hub, read by an agent.
 use super::inspect::{inspect, inspect_to_wire};
 use super::parts::{
-    Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision,
-    rule_uid, source, source_to_wire, terms, terms_to_wire, travel, travel_to_wire,
+    Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid, source,
+    source_to_wire, terms, terms_to_wire, travel, travel_to_wire, word_or_empty,
 };
 use super::suppose::{suppose, suppose_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AskedDigest, Batch, Encoding, HubFrame, Intent, PAYLOAD_LIMIT, Payload, ProofKey, Reason, Refusal, Revision,
-    RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone,
+    RuleDelta, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, SourceRef, Tombstone, plain_text,
 };
 use crate::wire;
 use crate::wire::hub_frame::Frame;
@@ -49,7 +49,8 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
         Frame::Suppose(wire) => HubFrame::Suppose(Box::new(suppose(wire, &mut refused))),
-        Frame::Revoked(wire) => HubFrame::Revoked(cut(&wire.reason, NAME_LIMIT).to_owned()),
+        Frame::Alive(_) => HubFrame::Alive,
+        Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
     };
     Ok((frame, refused))
 }
@@ -57,8 +58,8 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
 fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable> {
     Ok(SnapshotBegin {
         protocol: wire.protocol,
-        hub_id: bounded(wire.hub_id, NAME_LIMIT, "hub_id")?,
-        hub_cluster_uid: bounded(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
+        hub_id: word_or_empty(wire.hub_id, NAME_LIMIT, "hub_id")?,
+        hub_cluster_uid: word_or_empty(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
         behind: wire.behind,
         proof_key: match wire.proof_key.as_ref() {
             [] => None,
@@ -114,7 +115,7 @@ fn shown_revision(bytes: &[u8]) -> Revision {
 }
 
 fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
-    let uid = RuleUid::from(cut(&wire.rule_uid, NAME_LIMIT));
+    let uid = RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT));
     let mut delta = RuleDelta::new(uid.clone());
     let mut refused = Refusals { rule: uid, all };
     // A rule without a readable identity cannot be acted on at all: its items are refused one by one.
@@ -220,6 +221,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         HubFrame::Drain(within_milliseconds) => {
             Frame::Drain(wire::Drain { within_milliseconds: *within_milliseconds, handover: false })
         }
+        HubFrame::Alive => Frame::Alive(wire::Alive {}),
         HubFrame::HandedOver => Frame::Drain(wire::Drain { within_milliseconds: 0, handover: true }),
         HubFrame::Authorities(all) => Frame::Authorities(wire::Authorities { certificates: all.clone() }),
         HubFrame::Inspect(question) => Frame::Inspect(inspect_to_wire(question)),

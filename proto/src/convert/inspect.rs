@@ -1,7 +1,9 @@
 //! The question about one copy, and its answer.
 use super::NAME_LIMIT;
-use super::parts::{Unreadable, cut, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire};
-use crate::model::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
+use super::parts::{Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire};
+use crate::model::{
+    CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject, plain_text,
+};
 use crate::wire;
 
 pub(super) fn inspect(wire: wire::Inspect) -> Result<Inspect, Unreadable> {
@@ -50,7 +52,7 @@ fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
         intact: wire.intact,
         sealed,
         applied_at: wire.applied_at,
-        uid: cut(&wire.uid, NAME_LIMIT).to_owned(),
+        uid: plain_text(&wire.uid, NAME_LIMIT),
     })
 }
 

@@ -5,7 +5,7 @@ use super::NAME_LIMIT;
 use crate::model::{
     ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice,
     Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
-    Travel,
+    Travel, is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
 };
 use crate::wire;
 
@@ -17,29 +17,24 @@ const LABEL_LIMIT: usize = 317;
 /// Longest kind of a rule.
 const KIND_LIMIT: usize = 63;
 
-/// The text cut to `limit` bytes at a character boundary.
-pub(super) fn cut(text: &str, limit: usize) -> &str {
-    let mut end = limit.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
-/// A sentence for a person as it may travel on: bounded, and without control characters, as it ends in terminals.
+/// A sentence for a person as it may travel on: bounded and plain, as it ends in statuses and terminals.
 pub(super) fn message(text: &str) -> String {
-    let text = cut(text, MESSAGE_LIMIT);
-    // A control character of two bytes becomes a space of one, so the bound holds.
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    plain_text(text, MESSAGE_LIMIT)
 }
 
-pub(super) fn bounded(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
-    if text.len() <= limit { Ok(text) } else { Err(part) }
+/// One word of visible ASCII characters.
+pub(super) fn word(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
+    if text.len() <= limit && is_word(&text) { Ok(text) } else { Err(part) }
+}
+
+/// The same, or nothing.
+pub(super) fn word_or_empty(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
+    if text.is_empty() { Ok(text) } else { word(text, limit, part) }
 }
 
 pub(super) fn travel(wire: wire::Travel) -> Result<Travel, Unreadable> {
-    let (target, base) =
-        (bounded(wire.target, NAME_LIMIT, "travel.target")?, bounded(wire.base, NAME_LIMIT, "travel.base")?);
+    let target = word_or_empty(wire.target, NAME_LIMIT, "travel.target")?;
+    let base = word_or_empty(wire.base, NAME_LIMIT, "travel.base")?;
     match wire::Way::try_from(wire.way) {
         Ok(wire::Way::Plain) => Ok(Travel::Plain),
         Ok(wire::Way::Keep) => Ok(Travel::Keep(base)),
@@ -59,17 +54,18 @@ pub(super) fn travel_to_wire(travel: &Travel) -> wire::Travel {
 }
 
 pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {
-    if uid.is_empty() || uid.len() > NAME_LIMIT { Err("rule_uid") } else { Ok(uid.into()) }
+    if is_uid(&uid) { Ok(uid.into()) } else { Err("rule_uid") }
 }
 
 fn name(text: String, part: Unreadable) -> Result<Arc<str>, Unreadable> {
-    if text.is_empty() || text.len() > NAME_LIMIT { Err(part) } else { Ok(text.into()) }
+    if is_subdomain(&text) { Ok(text.into()) } else { Err(part) }
 }
 
 pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable> {
     let wire = wire.ok_or("source")?;
     let resource = name(wire.resource, "source.resource")?;
-    let namespace = name(wire.namespace, "source.namespace")?;
+    let namespace: Arc<str> =
+        if is_label(&wire.namespace) { wire.namespace.into() } else { return Err("source.namespace") };
     let source = SourceRef::new(&resource, &namespace, &name(wire.name, "source.name")?);
     match wire.copy_name.as_str() {
         "" => Ok(source),
@@ -77,10 +73,10 @@ pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable
     }
 }
 
-/// The source of an item that is refused: whatever is there, cut, so that the refusal names what it can.
+/// The source of an item that is refused: whatever is there, as plain text, so that the refusal names what it can.
 pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     let Some(wire) = wire else { return no_source() };
-    let short = |text: &'_ str| cut(text, NAME_LIMIT).to_owned();
+    let short = |text: &'_ str| plain_text(text, NAME_LIMIT);
     let source = SourceRef::new(&short(&wire.resource), &short(&wire.namespace), &short(&wire.name));
     if wire.copy_name.is_empty() { source } else { source.as_copy(&short(&wire.copy_name)) }
 }
@@ -106,10 +102,19 @@ pub(super) fn revision(bytes: &[u8]) -> Result<Revision, Unreadable> {
 pub(super) fn rule_name(wire: Option<wire::RuleName>) -> Result<RuleName, Unreadable> {
     let wire = wire.unwrap_or_default();
     Ok(RuleName {
-        kind: bounded(wire.kind, KIND_LIMIT, "rule.kind")?,
-        namespace: bounded(wire.namespace, NAME_LIMIT, "rule.namespace")?,
-        name: bounded(wire.name, NAME_LIMIT, "rule.name")?,
+        kind: checked(wire.kind, is_kind, "rule.kind")?,
+        namespace: checked(wire.namespace, is_label, "rule.namespace")?,
+        name: checked(wire.name, is_subdomain, "rule.name")?,
     })
+}
+
+fn is_kind(text: &str) -> bool {
+    text.len() <= KIND_LIMIT && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// A text that is empty or passes a check.
+fn checked(text: String, is_fine: impl Fn(&str) -> bool, part: Unreadable) -> Result<String, Unreadable> {
+    if text.is_empty() || is_fine(&text) { Ok(text) } else { Err(part) }
 }
 
 pub(super) fn rule_name_to_wire(rule: &RuleName) -> wire::RuleName {
@@ -194,7 +199,10 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         Ok(wire::ImmutablePolicy::Recreate) => ImmutablePolicy::Recreate,
         Err(_) => return Err("terms.immutable_policy"),
     };
-    let ignored = wire.ignore_fields.iter().map(|text| FieldPath::parse(text).ok_or("terms.ignore_fields"));
+    let ignored = wire
+        .ignore_fields
+        .iter()
+        .map(|text| FieldPath::parse(text).filter(|_| is_plain_text(text)).ok_or("terms.ignore_fields"));
     let terms = Terms {
         rule: rule_name(wire.rule)?,
         created_at: wire.created_at,
@@ -244,12 +252,15 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
 }
 
 fn grant(wire: wire::Grant) -> Result<Grant, Unreadable> {
-    let resources = wire.resources.into_iter().map(|resource| bounded(resource, NAME_LIMIT, "grants.resources"));
+    let resources = wire.resources.into_iter().map(|resource| word(resource, NAME_LIMIT, "grants.resources"));
     Ok(Grant {
         resources: resources.collect::<Result<_, _>>()?,
         namespaces: wire.namespaces.map(namespace_choice).transpose()?,
         overwrite: wire.overwrite,
         create_namespaces: wire.create_namespaces,
+        adopt: wire.adopt,
+        max_copies: wire.max_copies,
+        max_bytes: wire.max_bytes,
     })
 }
 
@@ -259,12 +270,14 @@ fn grant_to_wire(grant: &Grant) -> wire::Grant {
         namespaces: grant.namespaces.as_ref().map(namespace_choice_to_wire),
         overwrite: grant.overwrite,
         create_namespaces: grant.create_namespaces,
+        adopt: grant.adopt,
+        max_copies: grant.max_copies,
+        max_bytes: grant.max_bytes,
     }
 }
 
 fn patterns(names: Vec<String>, part: Unreadable) -> Result<Vec<Pattern>, Unreadable> {
-    let usable = |name: String| if name.is_empty() { Err(part) } else { bounded(name, NAME_LIMIT, part) };
-    names.into_iter().map(|name| usable(name).map(Pattern::new)).collect()
+    names.into_iter().map(|name| word(name, NAME_LIMIT, part).map(Pattern::new)).collect()
 }
 
 fn namespace_choice(wire: wire::NamespaceChoice) -> Result<NamespaceChoice, Unreadable> {
@@ -297,9 +310,9 @@ fn requirement(wire: wire::Requirement) -> Result<Requirement, Unreadable> {
         Ok(wire::Operator::DoesNotExist) => Operator::DoesNotExist,
         Ok(wire::Operator::Unspecified) | Err(_) => return Err("selector.operator"),
     };
-    let values = wire.values.into_iter().map(|value| bounded(value, LABEL_LIMIT, "selector.values"));
+    let values = wire.values.into_iter().map(|value| word_or_empty(value, LABEL_LIMIT, "selector.values"));
     Ok(Requirement {
-        key: bounded(wire.key, LABEL_LIMIT, "selector.key")?,
+        key: word(wire.key, LABEL_LIMIT, "selector.key")?,
         operator,
         values: values.collect::<Result<_, _>>()?,
     })

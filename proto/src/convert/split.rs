@@ -16,7 +16,11 @@ const ENVELOPE: usize = 320;
 /// A report or a want without items becomes no frame.
 pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
     match frame {
-        alone @ (AgentFrame::Hello(_) | AgentFrame::Handover | AgentFrame::Inspected(_)) => vec![alone],
+        alone @ (AgentFrame::Hello(_)
+        | AgentFrame::Handover
+        | AgentFrame::Inspected(_)
+        | AgentFrame::LostWatches(_)
+        | AgentFrame::Alive) => vec![alone],
         AgentFrame::HeldRules(rules, last) => {
             with_last(pack(rules, |rule| rule_state_to_wire(rule).encoded_len()), last)
                 .map(|(rules, last)| AgentFrame::HeldRules(rules, last))

@@ -4,18 +4,18 @@ use prost::Message;
 use super::NAME_LIMIT;
 use super::hub::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
-    Unreadable, bounded, cut, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid,
-    source, source_to_wire, terms, terms_to_wire,
+    Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire, rule_uid, source,
+    source_to_wire, terms, terms_to_wire, word_or_empty,
 };
 use crate::model::{
-    FieldsKey, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent,
+    FieldsKey, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent, plain_text,
 };
 use crate::wire;
 
 /// Reads a question. What somebody asks may not cost the agent its stream: what cannot be read is named in `all`, as for a
 /// batch. A refusal without a source speaks of the question as a whole, of which nothing can be said then.
 pub(super) fn suppose(wire: wire::Suppose, all: &mut Vec<Refusal>) -> Suppose {
-    let mut asked = Suppose::nothing(wire.question, RuleUid::from(cut(&wire.rule_uid, NAME_LIMIT)));
+    let mut asked = Suppose::nothing(wire.question, RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)));
     asked.holds_all = wire.holds_all;
     asked.rehearse = wire.rehearse;
     let mut refused = Refusals { rule: asked.uid.clone(), all };
@@ -62,7 +62,7 @@ pub fn question_bytes(asked: &Suppose) -> usize {
 }
 
 fn supposed_intent(wire: wire::SupposedIntent) -> Result<SupposedIntent, ItemError> {
-    let object_type = bounded(wire.object_type, NAME_LIMIT, "object_type")?;
+    let object_type = word_or_empty(wire.object_type, NAME_LIMIT, "object_type")?;
     Ok(SupposedIntent {
         intent: intent(wire.intent.ok_or("intent")?)?,
         bytes: wire.bytes,
@@ -256,7 +256,7 @@ mod tests {
         let frames: Vec<_> = split(AgentFrame::Supposed(answer)).iter().map(agent_frame_to_wire).collect();
         assert!(frames.len() > 1 && frames.iter().all(|frame| frame.encoded_len() <= AGENT_FRAME_LIMIT));
         let read = frames.into_iter().map(|frame| match agent_frame(frame) {
-            Ok(AgentFrame::Supposed(part)) => part,
+            Ok((AgentFrame::Supposed(part), 0)) => part,
             _ => panic!("another frame"),
         });
         let parts: Vec<Supposed> = read.collect();

@@ -1,26 +1,36 @@
 use bytes::Bytes;
 use prop::collection::vec;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
 use prost::Message;
 
 use super::*;
 use crate::model::*;
 use crate::wire;
 
+mod texts;
+
+/// A word.
 fn name() -> impl Strategy<Value = String> {
-    "[a-zäß./-]{1,20}"
+    "[a-z./-]{1,20}"
+}
+
+fn object_name() -> impl Strategy<Value = String> {
+    "[a-z0-9]{1,9}(-[a-z0-9]{1,5})?(\\.[a-z]{1,9})?"
 }
 
 fn source() -> impl Strategy<Value = SourceRef> {
-    let copy_name = prop::option::of(name());
-    (name(), name(), name(), copy_name).prop_map(|(resource, namespace, name, copy_name)| {
-        let source = SourceRef::new(&resource, &namespace, &name);
-        copy_name.map_or(source.clone(), |copy_name| source.as_copy(&copy_name))
-    })
+    let copy_name = prop::option::of(object_name());
+    (object_name(), "[a-z0-9]{1,9}(-[a-z0-9]{1,9})?", object_name(), copy_name).prop_map(
+        |(resource, namespace, name, copy_name)| {
+            let source = SourceRef::new(&resource, &namespace, &name);
+            copy_name.map_or(source.clone(), |copy_name| source.as_copy(&copy_name))
+        },
+    )
 }
 
 fn uid() -> impl Strategy<Value = RuleUid> {
-    name().prop_map(RuleUid::from)
+    "[a-zA-Z0-9._-]{1,20}".prop_map(RuleUid::from)
 }
 
 fn rule_name() -> impl Strategy<Value = RuleName> {
@@ -41,9 +51,10 @@ fn state() -> impl Strategy<Value = RuleState> {
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let rest = (any::<[bool; 2]>(), takeovers, given_up, travel(), any::<u32>(), any::<Option<[u8; 16]>>());
+    let numbers = (any::<u32>(), any::<u64>());
+    let rest = (any::<[bool; 2]>(), takeovers, given_up, travel(), numbers, any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, ([gone, suspended], takeovers, given_up, travel, left, proof))| RuleState {
+        |(head, n, failures, ([gone, suspended], takeovers, given_up, travel, (left, last_batch), proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -52,6 +63,7 @@ fn state() -> impl Strategy<Value = RuleState> {
             counts: Counts { copies: n[0], applied: n[1], failed: n[2], waiting: n[3], removing: n[4], drifted: n[5] },
             failures,
             gone,
+            last_batch,
             takeovers: takeovers.map(|(objects, digest)| Asked { objects, digest: AskedDigest(digest) }),
             given_up: given_up.map(|(copies, digest, namespaces)| GivenUp {
                 copies,
@@ -94,6 +106,11 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
         vec(state(), 0..60).prop_map(AgentFrame::Report),
         (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
         Just(AgentFrame::Handover),
+        Just(AgentFrame::Alive),
+        proptest::sample::subsequence(vec!["configmaps", "secrets", NAMESPACES], 0..=3).prop_map(|resources| {
+            let watches = resources.into_iter().zip([0, 403, 500]);
+            AgentFrame::LostWatches(watches.map(|(resource, status)| LostWatch { resource, status }).collect())
+        }),
     ]
 }
 
@@ -130,12 +147,15 @@ fn terms() -> impl Strategy<Value = Terms> {
     let choice = (patterns(), prop::option::of(selector), patterns())
         .prop_map(|(names, selector, exclude)| NamespaceChoice { names, selector, exclude })
         .boxed();
-    let grant = (patterns(), prop::option::of(choice.clone()), any::<bool>(), any::<bool>()).prop_map(
-        |(names, namespaces, overwrite, create_namespaces)| Grant {
+    let grant = (patterns(), prop::option::of(choice.clone()), any::<[bool; 3]>(), any::<[Option<u64>; 2]>()).prop_map(
+        |(names, namespaces, [overwrite, create_namespaces, adopt], [max_copies, max_bytes])| Grant {
             resources: names.iter().map(|name| name.as_str().to_owned()).collect(),
             namespaces,
             overwrite,
             create_namespaces,
+            adopt,
+            max_copies,
+            max_bytes,
         },
     );
     let grants = prop::option::of(prop::collection::vec(grant, 0..3));
@@ -309,9 +329,8 @@ fn sizes_and_names_are_bounded() {
     assert_eq!(refused[0].reason, Reason::TooLarge);
     assert_eq!(refused[1].source.name.len(), 252);
     let long = Refusal { message: format!("\u{1b}[2J{}", "ä".repeat(300)), ..refused[0].clone() };
-    let AgentFrame::Ack(_, read) = agent_frame(agent_frame_to_wire(&AgentFrame::Ack(1, vec![long]))).unwrap() else {
-        panic!("not an ack")
-    };
+    let ack = agent_frame_to_wire(&AgentFrame::Ack(1, vec![long]));
+    let (AgentFrame::Ack(_, read), 0) = agent_frame(ack).unwrap() else { panic!("not an ack") };
     assert!(read[0].message.len() <= MESSAGE_LIMIT && !read[0].message.contains('\u{1b}'));
 }
 
@@ -355,6 +374,7 @@ fn the_largest_possible_item_fits_a_frame() {
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
+        last_batch: u64::MAX,
         takeovers: Some(Asked { objects: u32::MAX, digest: AskedDigest([1; 16]) }),
         given_up: Some(GivenUp {
             copies: u32::MAX,
@@ -377,7 +397,7 @@ proptest! {
     fn an_agent_frame_reads_back(frame in agent_frames()) {
         let bytes = agent_frame_to_wire(&frame).encode_to_vec();
         let read = agent_frame(wire::AgentFrame::decode(&bytes[..]).unwrap());
-        prop_assert_eq!(read, Ok(frame));
+        prop_assert_eq!(read, Ok((frame, 0)));
     }
 
     #[test]
@@ -431,6 +451,7 @@ proptest! {
         prop_assert!(matches!(read(HubFrame::SnapshotEnd(end)), HubFrame::SnapshotEnd(e) if e == end));
         prop_assert!(matches!(read(HubFrame::Drain(n)), HubFrame::Drain(m) if m == n));
         prop_assert!(matches!(read(HubFrame::HandedOver), HubFrame::HandedOver));
+        prop_assert!(matches!(read(HubFrame::Alive), HubFrame::Alive));
     }
 }
 
@@ -475,15 +496,59 @@ proptest! {
         let frame = AgentFrame::Inspected(Box::new(answer));
         let wire = agent_frame_to_wire(&frame);
         prop_assert!(wire.encoded_len() <= AGENT_FRAME_LIMIT);
-        prop_assert_eq!(agent_frame(wire).ok().unwrap(), frame);
+        prop_assert_eq!(agent_frame(wire).ok().unwrap(), (frame, 0));
     }
 }
 
+/// The bytes of a field of protobuf: a key with a small number, and a value of that kind, which may be a message itself.
+fn field() -> impl Strategy<Value = Vec<u8>> {
+    let key = |kind: u8| (1_u8..16).prop_map(move |number| number << 3 | kind);
+    let number = (key(0), prop_oneof![0..20_u64, any::<u64>()]).prop_map(|(key, number)| {
+        let mut bytes = vec![key];
+        prost::encoding::encode_varint(number, &mut bytes);
+        bytes
+    });
+    let content = prop_oneof![
+        "[-a-z0-9./*]{0,20}".prop_map(String::into_bytes),
+        vec(any::<u8>(), 0..8),
+        vec(any::<u8>(), 16..=32),
+    ];
+    let text = (key(2), content).prop_map(|(key, content)| delimited(key, &content));
+    prop_oneof![number, text].prop_recursive(4, 48, 5, move |inner| {
+        (key(2), vec(inner, 0..5)).prop_map(|(key, fields)| delimited(key, &fields.concat()))
+    })
+}
+
+fn delimited(key: u8, content: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![key];
+    prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+    bytes.extend(content);
+    bytes
+}
+
+fn message() -> impl Strategy<Value = Vec<u8>> {
+    vec(field(), 1..5).prop_map(|fields| fields.concat())
+}
+
+/// Without that, the property below would say nothing of what is converted.
+#[test]
+fn random_messages_often_decode_and_convert() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let [mut decoded, mut converted] = [0; 2];
+    for _ in 0..2000 {
+        let bytes = message().new_tree(&mut runner).unwrap().current();
+        let agent = wire::AgentFrame::decode(&bytes[..]);
+        decoded += usize::from(agent.is_ok());
+        converted += usize::from(agent.is_ok_and(|wire| agent_frame(wire).is_ok()));
+    }
+    assert!(decoded > 200 && converted > 10, "{decoded} of 2000 decode, {converted} convert");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_bytes_give_a_value_or_an_error(bytes: Vec<u8>) {
+    fn any_bytes_give_a_value_or_an_error(bytes in prop_oneof![4 => message(), 1 => vec(any::<u8>(), 0..64)]) {
         if let Ok(wire) = wire::AgentFrame::decode(&bytes[..]) {
             let _ = agent_frame(wire);
         }

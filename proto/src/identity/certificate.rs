@@ -77,6 +77,8 @@ pub struct PeerCertificate {
     pub id: SpiffeId,
     /// Its key.
     pub key: Fingerprint,
+    /// When it begins.
+    pub not_before: SystemTime,
     /// When it ends.
     pub not_after: SystemTime,
     /// Whether it may stand for a server.
@@ -106,10 +108,25 @@ impl PeerCertificate {
         Ok(Self {
             id: SpiffeId::parse(uri)?,
             key: Fingerprint::of_key(certificate.tbs_certificate.subject_pki.raw),
+            not_before: time(certificate.validity().not_before.timestamp()),
             not_after: time(certificate.validity().not_after.timestamp()),
             server: usage.as_ref().is_some_and(|usage| usage.value.server_auth),
             client: usage.as_ref().is_some_and(|usage| usage.value.client_auth),
         })
+    }
+}
+
+impl PeerCertificate {
+    /// Whether a clock says that the certificate holds now. For one that was just issued: whether the clock is right.
+    pub fn holds_at(&self, now: SystemTime) -> bool {
+        (self.not_before..self.not_after).contains(&now)
+    }
+
+    /// For how long the certificate holds by this clock; its whole life by a clock that must be wrong, as the one who
+    /// issued the certificate takes it.
+    pub fn life_left(&self, now: SystemTime) -> Duration {
+        let from = if self.holds_at(now) { now } else { self.not_before };
+        self.not_after.duration_since(from).unwrap_or_default()
     }
 }
 

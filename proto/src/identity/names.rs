@@ -5,6 +5,7 @@ use data_encoding::{Encoding, Specification};
 use http::uri::Authority;
 
 use super::{IdentityError, random};
+use crate::model::is_label;
 
 /// Lower-case base32 without padding.
 pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
@@ -13,11 +14,6 @@ pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
     // The specification is constant and valid; the fallback is never taken.
     specification.encoding().unwrap_or(data_encoding::BASE32_NOPAD)
 });
-
-fn is_label(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
-}
 
 /// Whether this can be a hub's id: a DNS label, so that it is a label value and a trust domain as well.
 pub fn is_hub_id(text: &str) -> bool {

@@ -9,6 +9,9 @@ use super::{
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
 pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;
 
+/// How namespaces are called where a kind is.
+pub const NAMESPACES: &str = "namespaces";
+
 /// The agent's first words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -35,6 +38,15 @@ pub struct HeldIntent {
     pub revision: Revision,
 }
 
+/// A watch of the member's API that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LostWatch {
+    /// The kind, as `plural[.group]`, or [`NAMESPACES`].
+    pub resource: &'static str,
+    /// The last HTTP status; 0 for no answer.
+    pub status: u16,
+}
+
 /// One item that the agent did not take in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -55,7 +67,7 @@ pub struct Refusal {
 pub enum AgentFrame {
     /// The first frame.
     Hello(Hello),
-    /// What the agent holds; the flag says that no more follows.
+    /// What the agent holds; the flag says that no more follows. Later in the stream: of the rules that it names.
     HeldRules(Vec<RuleState>, bool),
     /// The pairs of one rule; the flag says that no more of it follows.
     Detail(RuleUid, Vec<HeldIntent>, bool),
@@ -65,12 +77,16 @@ pub enum AgentFrame {
     Report(Vec<RuleState>),
     /// The content of these intents is needed.
     Want(RuleUid, Vec<SourceRef>),
+    /// The watches that are lost, instead of those that were.
+    LostWatches(Vec<LostWatch>),
     /// The next stream is at hand: say no more on this one.
     Handover,
     /// How a copy is, as the hub asked.
     Inspected(Box<Inspected>),
     /// What would become of copies, as the hub asked.
     Supposed(Supposed),
+    /// The agent is there: a sign of life on a slow link.
+    Alive,
 }
 
 /// One source as a cluster should have it.
@@ -192,4 +208,6 @@ pub enum HubFrame {
     Inspect(Inspect),
     /// What would become of the copies of a rule?
     Suppose(Box<Suppose>),
+    /// The hub is there: a sign of life on a slow link.
+    Alive,
 }

@@ -16,6 +16,15 @@ pub struct Grant {
     pub overwrite: bool,
     /// Whether missing namespaces may be created.
     pub create_namespaces: bool,
+    /// Whether `conflictPolicy: AdoptIfEqual` may be used there.
+    #[serde(default)]
+    pub adopt: bool,
+    /// The most copies that the rules of one namespace of the hub may have in one cluster; absent: any number.
+    #[serde(default)]
+    pub max_copies: Option<u64>,
+    /// The most bytes of such copies; absent: any number.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
 }
 
 /// What a rule may do about copies of one kind in one namespace, where it may have any.
@@ -25,9 +34,39 @@ pub struct Allowance {
     pub overwrite: bool,
     /// Whether the namespace may be created.
     pub create_namespaces: bool,
+    /// Whether objects that are not ours may be adopted where they are equal.
+    pub adopt: bool,
+    /// The most copies of the rules of this rule's namespace in this cluster; absent: any number.
+    pub max_copies: Option<u64>,
+    /// The most bytes of such copies; absent: any number.
+    pub max_bytes: Option<u64>,
+}
+
+impl Allowance {
+    /// All that can be granted.
+    pub const WHOLE: Self =
+        Self { overwrite: true, create_namespaces: true, adopt: true, max_copies: None, max_bytes: None };
+
+    /// What both allow together: the higher limit holds.
+    fn and(self, grant: &Grant) -> Self {
+        let higher = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(one, other)| one.max(other));
+        Self {
+            overwrite: self.overwrite || grant.overwrite,
+            create_namespaces: self.create_namespaces || grant.create_namespaces,
+            adopt: self.adopt || grant.adopt,
+            max_copies: higher(self.max_copies, grant.max_copies),
+            max_bytes: higher(self.max_bytes, grant.max_bytes),
+        }
+    }
 }
 
 impl Grant {
+    /// Whether it restricts nothing but kinds.
+    pub fn is_whole(&self) -> bool {
+        let free = self.max_copies.is_none() && self.max_bytes.is_none();
+        self.namespaces.is_none() && self.overwrite && self.create_namespaces && self.adopt && free
+    }
+
     /// Whether it speaks of a kind.
     pub fn is_of_kind(&self, resource: &str) -> bool {
         self.resources.iter().any(|granted| granted == resource)
@@ -59,14 +98,11 @@ impl Terms {
         labels: Option<&BTreeMap<String, String>>,
         runnel_namespace: &str,
     ) -> Option<Allowance> {
-        let Some(grants) = &self.grants else { return Some(Allowance { overwrite: true, create_namespaces: true }) };
+        let Some(grants) = &self.grants else { return Some(Allowance::WHOLE) };
         let fits = |grant: &&Grant| grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace);
         grants.iter().filter(fits).fold(None, |sum: Option<Allowance>, grant| {
-            let sum = sum.unwrap_or_default();
-            Some(Allowance {
-                overwrite: sum.overwrite || grant.overwrite,
-                create_namespaces: sum.create_namespaces || grant.create_namespaces,
-            })
+            let (max_copies, max_bytes) = (Some(0), Some(0));
+            Some(sum.unwrap_or(Allowance { max_copies, max_bytes, ..Allowance::default() }).and(grant))
         })
     }
 
@@ -103,15 +139,27 @@ mod tests {
             terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
         };
         let all = terms(None);
-        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance { overwrite: true, create_namespaces: true }));
+        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance::WHOLE));
         let creates = Grant { create_namespaces: true, ..grant("configmaps", &["b"]) };
         let some = terms(Some(vec![grant("configmaps", &["team-*", "b"]), creates]));
         assert_eq!(own("configmaps", "team-a", &some), Some(Allowance::default()));
-        assert_eq!(own("configmaps", "b", &some), Some(Allowance { overwrite: false, create_namespaces: true }));
+        assert_eq!(own("configmaps", "b", &some), Some(Allowance { create_namespaces: true, ..Allowance::default() }));
         assert_eq!(own("configmaps", "c", &some), None);
         assert_eq!(own("secrets", "b", &some), None);
         assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
         assert_eq!(own("configmaps", "b", &terms(Some(vec![]))), None);
+    }
+
+    #[test]
+    fn higher_limit_of_two_grants_holds() {
+        let limit = |max_copies, max_bytes| Grant { max_copies, max_bytes, ..grant("secrets", &["a"]) };
+        let limits = |grants: Vec<Grant>| {
+            let allowance = terms(Some(grants)).allowance("secrets", "a", None, "r").unwrap();
+            (allowance.max_copies, allowance.max_bytes)
+        };
+        assert_eq!(limits(vec![limit(Some(3), None)]), (Some(3), None));
+        assert_eq!(limits(vec![limit(Some(3), Some(9)), limit(Some(5), Some(7))]), (Some(5), Some(9)));
+        assert_eq!(limits(vec![limit(Some(3), Some(9)), limit(None, Some(7))]), (None, Some(9)));
     }
 
     #[test]

@@ -12,14 +12,15 @@ mod report;
 mod selector;
 mod suppose;
 mod terms;
+mod text;
 mod travel;
 
 pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
 pub use digest::SetDigest;
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
-    AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, Refusal, RuleDelta, SnapshotBegin,
-    SnapshotEnd, Tombstone,
+    AGENT_FRAME_LIMIT, AgentFrame, Batch, HeldIntent, Hello, HubFrame, Intent, LostWatch, NAMESPACES, Refusal,
+    RuleDelta, SnapshotBegin, SnapshotEnd, Tombstone,
 };
 pub use grants::{Allowance, Grant};
 pub use inspect::{CopyOutcome, CopyState, Inspect, Inspected, NamespaceState, STATES_LIMIT, StandingObject};
@@ -31,7 +32,9 @@ pub use selector::{Operator, Pattern, Requirement, Selector, matches_any};
 pub use suppose::{FieldsKey, Foreseen, SUPPOSED_LIMIT, Suppose, Supposed, SupposedCopy, SupposedIntent};
 pub use terms::{
     AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, NamespaceChoice, Terms, TermsDigest,
+    is_closed_namespace,
 };
+pub use text::{is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text};
 pub use travel::Travel;
 
 /// The label that every copy carries: `runnel` is its value.
@@ -48,6 +51,8 @@ pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
+/// The annotation by which an agent proves to itself that Runnel created an object that was left on purpose.
+pub const RETAINED_PROOF_ANNOTATION: &str = "runnel.dev/retained-proof";
 /// The label of the newest of several versions of a copy.
 pub const NEWEST_LABEL: &str = "runnel.dev/newest";
 /// The annotation that numbers the versions of a copy: the highest became the newest last.

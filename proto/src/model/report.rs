@@ -113,6 +113,8 @@ pub struct RuleState {
     pub failures: Vec<Failure>,
     /// Nothing of the rule is left here and the agent has forgotten it.
     pub gone: bool,
+    /// With `gone`: the nonce of the last batch of the stream that the agent took in before.
+    pub last_batch: u64,
     /// What is to be overwritten and waits for the hub's word.
     pub takeovers: Option<Asked>,
     /// What is to be deleted and waits for the hub's word.
@@ -141,6 +143,7 @@ impl RuleState {
             counts: Counts::default(),
             failures: Vec::new(),
             gone: false,
+            last_batch: 0,
             takeovers: None,
             given_up: None,
             travel: Travel::Plain,

@@ -5,6 +5,36 @@ use serde::{Deserialize, Serialize};
 
 use super::{FieldPath, Grant, Pattern, RuleName, Selector, matches_any};
 
+/// Namespaces of the system and of controllers, as globs: an object that is only created there can be worth as much as a
+/// right of its own. No glob and no selector means them, and members open them by name.
+const CLOSED_NAMESPACES: [&str; 15] = [
+    "kube-*",
+    "*-system",
+    "openshift",
+    "openshift-*",
+    "argocd",
+    "argo-cd",
+    "cert-manager",
+    "cattle-*",
+    "linkerd*",
+    "calico-*",
+    "kyverno",
+    "tigera-operator",
+    "external-secrets",
+    "open-cluster-management*",
+    "velero",
+];
+
+/// Whether a namespace is one of the system or of a controller: it takes copies only by its very name, and only where the
+/// member's policy names it.
+pub fn is_closed_namespace(name: &str) -> bool {
+    CLOSED_NAMESPACES.iter().any(|closed| match (closed.strip_prefix('*'), closed.strip_suffix('*')) {
+        (Some(end), _) => name.ends_with(end),
+        (None, Some(start)) => name.starts_with(start),
+        (None, None) => name == *closed,
+    })
+}
+
 /// What to do with an object that is not ours and stands where a copy should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ConflictPolicy {
@@ -59,9 +89,9 @@ pub struct AskedDigest(pub [u8; 16]);
 /// Target namespaces by name, glob and label; entries add up, `exclude` subtracts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NamespaceChoice {
-    /// Names and globs. Globs never match the namespaces of Kubernetes or Runnel; an exact name may.
+    /// Names and globs. Globs never match [closed](is_closed_namespace) namespaces or that of Runnel; an exact name may.
     pub names: Vec<Pattern>,
-    /// By label. Never matches the namespaces of Kubernetes or Runnel.
+    /// By label. Never matches closed namespaces or that of Runnel.
     pub selector: Option<Selector>,
     /// Names and globs that are subtracted.
     pub exclude: Vec<Pattern>,
@@ -75,13 +105,22 @@ impl NamespaceChoice {
 
     /// The same of a namespace that may not exist: then it has no `labels`, and only its name counts.
     pub fn takes(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
+        self.takes_unless(is_closed_namespace(name) || name == runnel_namespace, name, labels)
+    }
+
+    /// Whether it means a namespace of the hub, for whose rules something is granted: nothing is written there, so only
+    /// the namespaces of Kubernetes and Runnel need their very names.
+    pub fn takes_home(&self, name: &str, labels: Option<&BTreeMap<String, String>>, runnel_namespace: &str) -> bool {
+        self.takes_unless(name.starts_with("kube-") || name == runnel_namespace, name, labels)
+    }
+
+    fn takes_unless(&self, reserved: bool, name: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
         if matches_any(&self.exclude, name) {
             return false;
         }
         if self.literals().any(|literal| literal == name) {
             return true;
         }
-        let reserved = name.starts_with("kube-") || name == runnel_namespace;
         let by_label = || self.selector.as_ref().zip(labels).is_some_and(|(selector, labels)| selector.matches(labels));
         !reserved && (matches_any(&self.names, name) || by_label())
     }
@@ -167,6 +206,16 @@ impl Terms {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chart_closes_the_same_namespaces() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/charts/runnel-agent/templates/_helpers.tpl");
+        let helpers = std::fs::read_to_string(path).unwrap();
+        let (_, definition) = helpers.split_once("{{- define \"runnel-agent.reserved\" -}}\n").unwrap();
+        let (list, _) = definition.split_once("\n{{- end -}}").unwrap();
+        let closed: Vec<String> = serde_json::from_str(list).unwrap();
+        assert_eq!(closed, CLOSED_NAMESPACES, "{path}");
+    }
     use crate::model::{Operator, Requirement};
 
     #[test]
@@ -176,6 +225,15 @@ mod tests {
         assert!(everything.includes("team-a", &none, "runnel-system"));
         assert!(!everything.includes("kube-system", &none, "runnel-system"));
         assert!(!everything.includes("runnel-system", &none, "runnel-system"));
+
+        for closed in ["istio-system", "openshift", "openshift-etcd", "argocd", "cert-manager", "linkerd-viz", "velero"]
+        {
+            assert!(!everything.includes(closed, &none, "runnel-system"), "{closed}");
+            assert!(everything.takes_home(closed, Some(&none), "runnel-system"), "{closed}");
+        }
+        for open in ["systems", "my-openshift", "argo", "cert-manager-test", "system"] {
+            assert!(everything.includes(open, &none, "runnel-system"), "{open}");
+        }
 
         let exact = NamespaceChoice { names: vec![Pattern::new("kube-system")], ..NamespaceChoice::default() };
         assert!(exact.includes("kube-system", &none, "runnel-system"));

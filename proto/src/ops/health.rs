@@ -143,6 +143,8 @@ async fn metrics(State(shown): State<Shown>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
     use axum::body::{Body, to_bytes};
     use axum::http::Request;
     use tower::ServiceExt;
@@ -188,7 +190,8 @@ mod tests {
         let listener = bind(([127, 0, 0, 1], 0).into(), "--ops-listen").await.unwrap();
         let shutdown = CancellationToken::new();
         let registry = Arc::new(crate::ops::registry("test", "0"));
+        let serving = serve(listener, registry, Readiness::default(), shutdown.clone());
         shutdown.cancel();
-        serve(listener, registry, Readiness::default(), shutdown).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(20), serving).await.unwrap().unwrap();
     }
 }

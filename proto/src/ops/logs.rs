@@ -49,6 +49,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("said", "how many intents the hub announced"),
     ("secret", "name of a Secret of Runnel's own"),
     ("signal", "name of a signal"),
+    ("skipped", "how many lines about the same thing were left out before"),
     ("source", "a source, as resource/namespace/name"),
     ("status", "HTTP status of an API server's answer, 0 for none"),
     ("term", "how many times the lead has changed within an epoch"),
@@ -85,6 +86,12 @@ impl fmt::Display for LogFormat {
 /// Why logs cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
+    /// A word of the filter is no level.
+    #[error(
+        "{LOG_FILTER}: `{0}` is not a log level: write off, error, warn, info, debug or trace, or such as \
+         `info,runnel_hub=debug`"
+    )]
+    Level(String),
     /// The filter is none.
     #[error("{LOG_FILTER} is not a log filter ({0}): write a level such as `info`, or `info,runnel_hub=debug`")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
@@ -98,13 +105,32 @@ pub enum LogError {
 /// # Errors
 /// [`LogError`], when the filter is unreadable or logs have begun already.
 pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
-    let filter = match std::env::var(LOG_FILTER) {
-        Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(text)?,
-        _ => EnvFilter::new("info"),
-    };
+    let filter = log_filter(std::env::var(LOG_FILTER).unwrap_or_default().trim())?;
     let filter = QUIET.iter().filter_map(|quiet| quiet.parse().ok()).fold(filter, EnvFilter::add_directive);
     subscriber(format, filter, || Escaped(io::stderr())).try_init()?;
     Ok(())
+}
+
+/// Levels, in any case of letters.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Reads a log filter; an empty one is `info`. A word that is no level would be taken for the name of a part of the program,
+/// and silence all others.
+///
+/// # Errors
+/// [`LogError`], which names the word that is no level.
+pub fn log_filter(text: &str) -> Result<EnvFilter, LogError> {
+    if text.is_empty() {
+        return Ok(EnvFilter::new("info"));
+    }
+    // A filter by spans is for people who know them.
+    let words = text.split(',').filter(|_| !text.contains('['));
+    let levels = words.map(|word| word.rsplit('=').next().unwrap_or(word).trim());
+    if let Some(wrong) = levels.into_iter().find(|level| !LEVELS.contains(&level.to_ascii_lowercase().as_str())) {
+        return Err(LogError::Level(wrong.to_owned()));
+    }
+    // The parser knows no white space.
+    Ok(EnvFilter::try_new(text.split_whitespace().collect::<String>())?)
 }
 
 fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> Box<dyn tracing::Subscriber + Send + Sync>
@@ -201,6 +227,18 @@ mod tests {
         assert_eq!(line["level"], "INFO");
         let time = line["timestamp"].as_str().unwrap();
         assert!(time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
+    }
+
+    #[test]
+    fn unknown_log_level_is_refused_by_name() {
+        for text in ["", "info", "WARN", "off", "info,runnel_hub=debug", "runnel_hub::server=trace, h2=off"] {
+            assert!(log_filter(text).is_ok(), "{text}");
+        }
+        for (text, wrong) in [("verbose", "verbose"), ("info,runnel_hub", "runnel_hub"), ("h2=loud", "loud"), (",", "")]
+        {
+            let error = log_filter(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{wrong}` is not a log level")) && error.contains("info"), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Connections without a client certificate. Anybody can open them, and a join is over within seconds: so each lives for a
-//! short time only, and when there are too many the oldest goes.
-use std::collections::VecDeque;
+//! short time only, and when there are too many the oldest of the largest crowd goes.
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,12 +9,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
+use super::waiting::Origin;
+
 /// How many there are at most, and for how long each.
 pub(super) struct Anonymous {
     most: usize,
     life: Duration,
     /// The oldest first. Who is dropped from here ends.
-    here: VecDeque<oneshot::Sender<()>>,
+    here: VecDeque<(Origin, oneshot::Sender<()>)>,
 }
 
 impl Anonymous {
@@ -22,15 +24,19 @@ impl Anonymous {
         Self { most, life, here: VecDeque::new() }
     }
 
-    /// One more is there from now on.
-    pub(super) fn enter(&mut self) -> Stay {
-        self.here.retain(|stay| !stay.is_closed());
-        if self.here.len() >= self.most {
-            tracing::debug!("too many connections without a client certificate: the oldest is closed");
-            self.here.pop_front();
-        }
+    /// One more is there from now on. Of too many, the oldest goes from where most come from.
+    pub(super) fn enter(&mut self, origin: Origin) -> Stay {
+        self.here.retain(|(_, stay)| !stay.is_closed());
         let (here, ended) = oneshot::channel();
-        self.here.push_back(here);
+        self.here.push_back((origin, here));
+        if self.here.len() > self.most {
+            tracing::debug!("too many connections without a client certificate: the oldest of a crowd is closed");
+            let mut crowds: BTreeMap<Origin, usize> = BTreeMap::new();
+            self.here.iter().for_each(|(origin, _)| *crowds.entry(*origin).or_default() += 1);
+            let most = crowds.values().max();
+            let oldest = self.here.iter().position(|(origin, _)| crowds.get(origin) == most);
+            oldest.and_then(|oldest| self.here.remove(oldest));
+        }
         Stay { limit: Box::pin(sleep(self.life)), ended, over: false }
     }
 }

@@ -20,6 +20,7 @@ use tokio_rustls::client::TlsStream;
 use tonic::transport::Endpoint;
 
 use super::choose::{hint, hints};
+use super::meter::{Meter, Metered};
 use super::proxy::{ProxyError, Route};
 use super::verify::{HubVerifier, Trust};
 use super::{ALPN, TlsError, provider, tunnel};
@@ -27,8 +28,17 @@ use crate::identity::{Fingerprint, SpiffeId, is_address};
 
 /// For the name, the connection and the handshake together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
-/// A peer that is gone without a word is noticed after this twice: not much later than another replica of the hub leads.
+/// How often a quiet connection is pinged. A hub that is gone without a word is noticed after this twice: not much later than
+/// another replica of it leads.
 const KEEPALIVE: Duration = Duration::from_secs(9);
+/// A connection on which nothing moves for so long is dead.
+const SILENCE: Duration = Duration::from_secs(18);
+/// How long the answer to a ping may take behind what is sent before it: on a slow link that is a whole window.
+pub const PING_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// How much the hub may send before it is taken in. All of it may lie in buffers on the way, so it bounds for how long
+/// anything else waits behind it on a slow link; and it is what a fast one carries in the time of a round trip.
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 320 * 1024;
 
 /// Settings to join with: the hub must have the pinned authority and be the hub of that id. Nothing, the token
 /// included, is sent before this is proven.
@@ -134,8 +144,10 @@ pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
     Ok(endpoint
         .origin(origin)
         .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
-        .keep_alive_while_idle(true))
+        .keep_alive_timeout(PING_LIMIT)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW))
 }
 
 /// Connects to the hub over TLS, through the proxy that the environment names, if it names one. Clones share the settings,
@@ -143,6 +155,8 @@ pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
 #[derive(Clone)]
 pub struct Connector {
     config: Arc<ArcSwap<ClientConfig>>,
+    /// What moves on the newest connection.
+    meter: Arc<Meter>,
     /// Instead of what the environment says.
     route: Option<Arc<Route>>,
 }
@@ -150,7 +164,12 @@ pub struct Connector {
 impl Connector {
     /// A connector with these settings.
     pub fn new(config: ClientConfig) -> Self {
-        Self { config: Arc::new(ArcSwap::from_pointee(config)), route: None }
+        Self { config: Arc::new(ArcSwap::from_pointee(config)), meter: Arc::default(), route: None }
+    }
+
+    /// What moves on the newest connection.
+    pub fn meter(&self) -> Arc<Meter> {
+        self.meter.clone()
     }
 
     /// The same by this way, whatever the environment says.
@@ -168,7 +187,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`ConnectError`], which says what failed.
-    pub async fn connect(&self, address: &str) -> Result<TlsStream<TcpStream>, ConnectError> {
+    pub async fn connect(&self, address: &str) -> Result<TlsStream<Metered<TcpStream>>, ConnectError> {
         let named = || address.to_owned();
         let config = self.config.load_full();
         let attempt = async {
@@ -179,6 +198,7 @@ impl Connector {
             };
             // Frames are small and answered at once; a system that refuses this only answers later.
             let _ = tcp.set_nodelay(true);
+            let tcp = Metered::new(tcp, self.meter.clone(), SILENCE);
             let tls = TlsConnector::from(config).connect(name, tcp).await;
             tls.map_err(|source| ConnectError::Tls { address: named(), source })
         };
@@ -194,7 +214,7 @@ fn server_name(address: &str) -> Result<ServerName<'static>, ConnectError> {
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Response = TokioIo<TlsStream<Metered<TcpStream>>>;
     type Error = ConnectError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
 

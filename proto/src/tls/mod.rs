@@ -4,7 +4,9 @@
 mod anonymous;
 mod choose;
 mod client;
+mod meter;
 mod proxy;
+mod refusals;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -12,12 +14,14 @@ mod tunnel;
 #[cfg(test)]
 mod tunnel_tests;
 mod verify;
+mod waiting;
 
 use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::CryptoProvider;
 
-pub use client::{ConnectError, Connector, endpoint, join_config, session_config};
+pub use client::{ConnectError, Connector, PING_LIMIT, endpoint, join_config, session_config};
+pub use meter::{Meter, Metered};
 pub use proxy::{Proxy, ProxyError, Route};
 pub use server::{Accept, Connection, HandshakeError, Peer, ServerTls, handshake, incoming};
 pub use verify::{UNTRUSTED, is_signed_by};

@@ -1,5 +1,5 @@
 //! The hub's end.
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -23,20 +23,27 @@ use tonic::transport::server::Connected;
 
 use super::anonymous::{Anonymous, Stay};
 use super::choose::Choices;
+use super::meter::{Meter, Metered};
+use super::refusals::Refusals;
 use super::verify::MemberVerifier;
+use super::waiting::{Origin, Waiting};
 use super::{ALPN, TlsError, provider};
 use crate::identity::{IdentityError, PeerCertificate, ServingPair, SpiffeId};
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Handshakes at once; more wait in the kernel's queue.
+/// Handshakes at once; more wait for their turn.
 const HANDSHAKES: usize = 1024;
+/// Connections that wait for it. Of more, the newest of the largest crowd is closed.
+const WAITING: usize = 2048;
 /// When there are so many, each may last so long before it makes room: peers that say nothing keep nobody else out.
 const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 /// Connections without a client certificate at once; one more ends the oldest.
 const ANONYMOUS: usize = 1024;
 /// How long a connection without a client certificate may last.
 const ANONYMOUS_LIFE: Duration = Duration::from_secs(60);
+/// A connection on which nothing moves for so long is dead: the hub pings each after 15 s, and agents after 9 s.
+const SILENCE: Duration = Duration::from_secs(25);
 /// Pause after an accept error such as too many open files, doubled up to [`PAUSE_LIMIT`].
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
@@ -117,6 +124,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// What the verified certificate says; absent: anonymous. Always a member's certificate, and perhaps an expired one.
     pub certificate: Option<Arc<PeerCertificate>>,
+    /// What moves on the connection.
+    pub meter: Arc<Meter>,
 }
 
 /// Why a connection was not taken.
@@ -138,7 +147,7 @@ pub enum HandshakeError {
 
 /// A TLS connection with a known peer.
 pub struct Connection {
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<Metered<TcpStream>>,
     peer: Peer,
     /// For how long, where the peer is anonymous.
     stay: Option<Stay>,
@@ -167,6 +176,8 @@ pub async fn handshake(
 ) -> Result<Connection, HandshakeError> {
     // Frames are small and answered at once; a system that refuses this only answers later.
     let _ = tcp.set_nodelay(true);
+    let meter = Arc::new(Meter::default());
+    let tcp = Metered::new(tcp, meter.clone(), SILENCE);
     let stream = timeout(HANDSHAKE_LIMIT, TlsAcceptor::from(config).accept(tcp)).await;
     let stream = stream.map_err(|_| HandshakeError::Timeout)??;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
@@ -175,7 +186,7 @@ pub async fn handshake(
     if certificate.as_ref().is_some_and(|read| !is_member(read)) {
         return Err(HandshakeError::NotMember);
     }
-    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new) }, stay: None })
+    Ok(Connection { stream, peer: Peer { address, certificate: certificate.map(Arc::new), meter }, stay: None })
 }
 
 /// Where connections come from.
@@ -195,7 +206,9 @@ struct Incoming<A> {
     tls: Arc<ServerTls>,
     handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
     /// The handshakes, the oldest first.
-    begun: VecDeque<(Instant, AbortHandle)>,
+    begun: VecDeque<(Instant, Origin, AbortHandle)>,
+    waiting: Waiting<(TcpStream, SocketAddr)>,
+    refusals: Refusals,
     anonymous: Anonymous,
     limits: Limits,
     pause: Duration,
@@ -225,8 +238,9 @@ pub(super) fn incoming_within<A: Accept>(
     limits: Limits,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
     let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_life);
-    let (handshakes, begun) = (JoinSet::new(), VecDeque::new());
-    let state = Incoming { listener, tls, handshakes, begun, anonymous, limits, pause: PAUSE };
+    let (handshakes, begun, waiting) = (JoinSet::new(), VecDeque::new(), Waiting::new(WAITING));
+    let refusals = Refusals::default();
+    let state = Incoming { listener, tls, handshakes, begun, waiting, refusals, anonymous, limits, pause: PAUSE };
     futures::stream::unfold(state, |mut state| async move {
         let connection = state.next().await;
         Some((Ok(connection), state))
@@ -236,27 +250,25 @@ pub(super) fn incoming_within<A: Accept>(
 impl<A: Accept> Incoming<A> {
     async fn next(&mut self) -> Connection {
         loop {
+            self.begin_handshakes();
             let full_until = self.full_until();
             tokio::select! {
                 // What is done leaves before more comes in.
                 biased;
                 Some(done) = self.handshakes.join_next() => {
-                    if let Some(mut connection) = taken(done) {
-                        connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter());
+                    if let Some(mut connection) = self.refusals.taken(done) {
+                        let origin = Origin::of(connection.peer.address);
+                        connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter(origin));
                         return connection;
                     }
                 }
-                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => {
-                    if let Some((_, oldest)) = self.begun.pop_front() {
-                        oldest.abort();
-                    }
-                }
-                accepted = self.listener.accept(), if full_until.is_none() => match accepted {
+                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => self.make_room(),
+                accepted = self.listener.accept() => match accepted {
                     Ok((tcp, address)) => {
                         self.pause = PAUSE;
-                        let config = self.tls.current();
-                        let handshake = async move { (address, handshake(tcp, address, config).await) };
-                        self.begun.push_back((Instant::now(), self.handshakes.spawn(handshake)));
+                        if self.waiting.push(Origin::of(address), (tcp, address)).is_some() {
+                            tracing::debug!("too many connections wait for their TLS handshake: the newest of a crowd is closed");
+                        }
                     }
                     Err(error) => self.back_off(&error).await,
                 },
@@ -264,11 +276,50 @@ impl<A: Accept> Incoming<A> {
         }
     }
 
-    /// When the oldest handshake makes room; none, while there is room.
-    fn full_until(&mut self) -> Option<Instant> {
-        self.begun.retain(|(_, handshake)| !handshake.is_finished());
-        let (begun, _) = self.begun.front().filter(|_| self.begun.len() >= self.limits.handshakes)?;
+    /// Begins as many handshakes as there is room for. One that comes from where there are fewer than elsewhere takes the place
+    /// of the oldest there.
+    fn begin_handshakes(&mut self) {
+        self.begun.retain(|(_, _, handshake)| !handshake.is_finished());
+        while !self.waiting.is_empty() {
+            let running = self.running();
+            let count = |origin: Origin| running.get(&origin).copied().unwrap_or_default();
+            if self.begun.len() >= self.limits.handshakes {
+                let next = self.waiting.next_origin(count).map(count);
+                let most = running.values().max().copied().unwrap_or_default();
+                if next.is_none_or(|next| next + 1 >= most) {
+                    return;
+                }
+                self.make_room();
+            }
+            let Some((origin, (tcp, address))) = self.waiting.pop(count) else { return };
+            let config = self.tls.current();
+            let handshake = async move { (address, handshake(tcp, address, config).await) };
+            self.begun.push_back((Instant::now(), origin, self.handshakes.spawn(handshake)));
+        }
+    }
+
+    fn running(&self) -> BTreeMap<Origin, usize> {
+        let mut running = BTreeMap::new();
+        self.begun.iter().for_each(|(_, origin, _)| *running.entry(*origin).or_default() += 1);
+        running
+    }
+
+    /// When somebody waits for whom the oldest handshake of the largest crowd makes room.
+    fn full_until(&self) -> Option<Instant> {
+        let (begun, ..) = self.begun.get(self.oldest_of_crowd()?).filter(|_| !self.waiting.is_empty())?;
         Some(*begun + self.limits.turn)
+    }
+
+    fn oldest_of_crowd(&self) -> Option<usize> {
+        let running = self.running();
+        let most = running.values().max();
+        self.begun.iter().position(|(_, origin, _)| running.get(origin) == most)
+    }
+
+    fn make_room(&mut self) {
+        if let Some((_, _, oldest)) = self.oldest_of_crowd().and_then(|oldest| self.begun.remove(oldest)) {
+            oldest.abort();
+        }
     }
 
     async fn back_off(&mut self, error: &io::Error) {
@@ -279,31 +330,6 @@ impl<A: Accept> Incoming<A> {
         tracing::warn!(%error, "cannot accept connections: check the limit of open files; trying again");
         sleep(self.pause).await;
         self.pause = (self.pause * 2).min(PAUSE_LIMIT);
-    }
-}
-
-type Handshake = Result<(SocketAddr, Result<Connection, HandshakeError>), tokio::task::JoinError>;
-
-fn taken(done: Handshake) -> Option<Connection> {
-    match done {
-        Ok((_, Ok(connection))) => Some(connection),
-        // Probes and load balancers open and close without a word.
-        Ok((peer, Err(HandshakeError::Tls(error)))) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            tracing::debug!(%peer, "a connection was closed before its TLS handshake ended");
-            None
-        }
-        Ok((peer, Err(error))) => {
-            tracing::info!(%peer, %error, "a connection was refused");
-            None
-        }
-        Err(error) if error.is_cancelled() => {
-            tracing::debug!("too many TLS handshakes at once: the oldest was given up");
-            None
-        }
-        Err(error) => {
-            tracing::warn!(%error, "a TLS handshake was abandoned");
-            None
-        }
     }
 }
 

@@ -91,12 +91,53 @@ async fn a_member_is_known_by_its_certificate() {
 }
 
 #[tokio::test]
-async fn certificates_of_another_authority_or_of_the_future_are_refused() {
+async fn certificates_of_another_authority_are_refused() {
     let (own, foreign) = (authority(), authority());
-    let cases = [member_of(&foreign, SystemTime::now()), member_of(&own, SystemTime::now() + 3 * DAY)];
-    for (key, signed) in cases {
+    for at in [SystemTime::now(), SystemTime::now() + 3 * DAY, SystemTime::now() - 3 * DAY] {
+        let (key, signed) = member_of(&foreign, at);
         let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
         assert!(agent.is_err() && hub.is_none());
+    }
+}
+
+/// What the hub's clock made while it was ahead: the serving certificate, a member's, and an authority at its first start.
+#[tokio::test]
+async fn clock_set_back_shuts_nobody_out() {
+    let now = SystemTime::now();
+    for ahead in [Duration::from_secs(2 * 3600), 2 * DAY, 400 * DAY] {
+        let (old, new) = (authority(), Authority::generate(HUB, now + ahead).unwrap());
+        for authority in [&old, &new] {
+            let (key, signed) = member_of(authority, now + ahead);
+            let serving = || authority.sign_hub(HUB, now + ahead, DAY).unwrap();
+            let (agent, hub) = meet(authority, serving(), session_of(authority, &key, &signed)).await;
+            assert_eq!(agent, Ok(()), "{ahead:?}");
+            assert_eq!(hub.unwrap().0.certificate.unwrap().not_after, signed.not_after);
+            let joining = join_config(authority.pin(), HUB).unwrap();
+            assert_eq!(meet(authority, serving(), joining).await.0, Ok(()));
+            // And what is made at the right time.
+            let (key, signed) = member_of(authority, now);
+            let served = authority.sign_hub(HUB, now, DAY).unwrap();
+            assert_eq!(meet(authority, served, session_of(authority, &key, &signed)).await.0, Ok(()));
+        }
+    }
+    // The hub's certificate has an end.
+    let authority = Authority::generate(HUB, now - 9 * DAY).unwrap();
+    let over = authority.sign_hub(HUB, now - 2 * DAY, DAY).unwrap();
+    let (key, signed) = member_of(&authority, now);
+    assert!(meet(&authority, over, session_of(&authority, &key, &signed)).await.0.is_err());
+}
+
+#[tokio::test]
+async fn expired_hub_certificate_blames_the_clock() {
+    let own = authority();
+    let (key, signed) = member_of(&own, SystemTime::now());
+    for at in [SystemTime::now() - 3 * DAY, SystemTime::now() - 90 * DAY] {
+        for client in [session_of(&own, &key, &signed), join_config(own.pin(), HUB).unwrap()] {
+            let (agent, hub) = meet(&own, own.sign_hub(HUB, at, DAY).unwrap(), client).await;
+            let text = agent.unwrap_err();
+            assert!(text.contains("set the clock") && !text.contains(UNTRUSTED), "{text}");
+            assert!(hub.is_none());
+        }
     }
 }
 
@@ -264,6 +305,33 @@ async fn peers_that_say_nothing_keep_nobody_out() {
         // The oldest has been given up.
         let mut oldest = silent.remove(0);
         assert_eq!(timeout(DEADLINE, oldest.read(&mut [0; 8])).await.unwrap().unwrap_or_default(), 0);
+    };
+    tokio::select! { () = hub => {}, () = test => {} }
+}
+
+#[tokio::test]
+async fn member_from_elsewhere_waits_for_no_crowd() {
+    let authority = authority();
+    let (key, signed) = member_of(&authority, SystemTime::now());
+    let client = session_of(&authority, &key, &signed);
+    // A crowd of one address keeps all places, for longer than anybody waits.
+    let (address, hub) = hub_within(&authority, Limits { handshakes: 4, turn: DAY, ..ROOMY }).await;
+    let test = async {
+        let mut silent = Vec::new();
+        for _ in 0..12 {
+            silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        // A connection of that address waits with its crowd.
+        let near = Connector::new(client.clone());
+        let text = address.to_string();
+        assert!(timeout(Duration::from_millis(300), near.connect(&text)).await.is_err());
+        let elsewhere = tokio::net::TcpSocket::new_v4().unwrap();
+        elsewhere.bind((Ipv4Addr::new(127, 9, 9, 9), 0).into()).unwrap();
+        let tcp = timeout(DEADLINE, elsewhere.connect(address)).await.unwrap().unwrap();
+        let tls = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client.clone()));
+        let name = rustls::pki_types::ServerName::try_from("hub").unwrap();
+        let mut stream = timeout(DEADLINE, tls.connect(name, tcp)).await.expect("a place").unwrap();
+        assert!(echoes(&mut stream).await);
     };
     tokio::select! { () = hub => {}, () = test => {} }
 }

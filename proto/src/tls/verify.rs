@@ -1,5 +1,8 @@
 //! How an agent knows its hub: by authority and SPIFFE id. Names in DNS prove nothing here, as load balancers have any.
 //! And how a hub knows its members: by authority, at any time up to the certificate's end and after it.
+//!
+//! Neither looks at when a certificate begins. Only the hub's own authority signs, and nobody had the key before: a
+//! certificate of the future says that a clock was ahead when it was signed, or is behind now, and that shuts nobody out.
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +12,7 @@ use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 
 use super::{TlsError, provider};
 use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
@@ -42,16 +45,19 @@ impl HubVerifier {
     ) -> Result<(), Error> {
         let parsed = ParsedCertificate::try_from(leaf)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
+        let begun = period(leaf).map_or(now, |(begin, _)| now.max(begin));
         let verify =
-            |roots: &RootCertStore| verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, now, algorithms);
+            |roots: &RootCertStore| verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, begun, algorithms);
         match &self.trust {
-            Trust::Authorities(roots) => verify(roots).map_err(|why| refusal(&format!("{UNTRUSTED} ({why})"))),
+            Trust::Authorities(roots) => {
+                verify(roots).map_err(|why| of_clock(&why).unwrap_or_else(|| refusal(&format!("{UNTRUSTED} ({why})"))))
+            }
             Trust::Pin(pin) => {
                 let pinned = chain.iter().find(|ca| Fingerprint::of_certificate(ca).as_ref() == Ok(pin));
                 let Some(pinned) = pinned else { return Err(refusal(WRONG_PIN)) };
                 let mut roots = RootCertStore::empty();
                 roots.add(pinned.clone().into_owned())?;
-                verify(&roots)
+                verify(&roots).map_err(|why| of_clock(&why).unwrap_or(why))
             }
         }
     }
@@ -62,7 +68,19 @@ const WRONG_PIN: &str = "this is not the hub of the join string: it has another 
 /// What an agent says of a hub whose authority it does not trust.
 pub const UNTRUSTED: &str = "the hub has another authority than those that this agent trusts: check the address; an agent \
                              that was away while the authority was replaced needs a new join string";
+const WRONG_CLOCK: &str = "the hub's certificate is not valid at the time of this machine's clock: set the clock of this \
+                           machine; if it is right, look at the clock and the log of the hub";
 const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
+
+/// The refusal of a certificate whose time is not now.
+fn of_clock(why: &Error) -> Option<Error> {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    let is_time = matches!(
+        why,
+        Error::InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+    );
+    is_time.then(|| refusal(WRONG_CLOCK))
+}
 
 fn refusal(text: &str) -> Error {
     Error::General(text.to_owned())
@@ -124,7 +142,7 @@ pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer
 
 /// Takes members of the authorities, and clients without a certificate. A certificate that has expired is judged as it
 /// was in its last second, because an expired member may still renew: what else it may do, each call decides by
-/// `not_after`.
+/// `not_after`. One that has not begun is judged as in its first second.
 #[derive(Debug)]
 pub(super) struct MemberVerifier(Arc<dyn ClientCertVerifier>);
 
@@ -136,12 +154,17 @@ impl MemberVerifier {
     }
 }
 
-/// The moment at which a certificate is judged: now, or its last second where that has passed.
+/// When a certificate begins, and its last second.
+fn period(leaf: &CertificateDer<'_>) -> Option<(UnixTime, UnixTime)> {
+    let read = PeerCertificate::from_der(leaf).ok()?;
+    let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).ok();
+    let (begin, end) = (since(read.not_before)?, since(read.not_after)?.saturating_sub(Duration::from_secs(1)));
+    Some((UnixTime::since_unix_epoch(begin), UnixTime::since_unix_epoch(end)))
+}
+
+/// The moment at which a member's certificate is judged: now, or the nearest within its period.
 fn judged_at(leaf: &CertificateDer<'_>, now: UnixTime) -> UnixTime {
-    let end = PeerCertificate::from_der(leaf).map(|read| read.not_after);
-    let end = end.ok().and_then(|end| end.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let last = end.map(|end| UnixTime::since_unix_epoch(end.saturating_sub(Duration::from_secs(1))));
-    last.map_or(now, |last| last.min(now))
+    period(leaf).map_or(now, |(begin, last)| now.max(begin).min(last))
 }
 
 impl ClientCertVerifier for MemberVerifier {

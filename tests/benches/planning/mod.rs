@@ -76,7 +76,7 @@ pub fn cluster(number: usize) -> ClusterName {
 fn everything() -> RuleGrant {
     let spec = json!({
         "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
-        "namespaces": {"all": true}, "policies": {"overwrite": true, "createNamespaces": true},
+        "namespaces": {"all": true}, "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
     });
     let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
     RuleGrant::read(&crd::DistributionGrant::new("everything", spec))

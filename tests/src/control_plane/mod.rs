@@ -256,6 +256,15 @@ impl ControlPlane {
         stored::stored(&self.parts.etcd_url).await
     }
 
+    /// Stores a value under a key of etcd, or removes the key, past the API server: such as a Secret that the API server
+    /// cannot decode, because of which it lists no Secrets.
+    ///
+    /// # Errors
+    /// When etcd refuses.
+    pub async fn store(&self, key: &str, value: Option<&str>) -> Result<()> {
+        stored::store(&self.parts.etcd_url, key, value).await
+    }
+
     /// Ends the control plane in order. Dropping it does the same, less politely.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::control_plane::Options;
+use crate::memory::Enforcement;
 
 /// What a fleet is made of.
 #[derive(Clone, Debug)]
@@ -29,6 +30,8 @@ pub struct FleetOptions {
     pub hub_namespaces: Vec<String>,
     /// Namespaces that stand in each member before the chart is installed, such as those of `policy.namespaces`.
     pub member_namespaces: Vec<String>,
+    /// How the memory limits of the charts are enforced for hub and agents.
+    pub memory_limits: Enforcement,
     /// How each control plane differs from the usual one; a folder here is ignored.
     pub control_plane: Options,
 }
@@ -48,6 +51,7 @@ impl Default for FleetOptions {
             agent_values: Value::Null,
             hub_namespaces: Vec::new(),
             member_namespaces: Vec::new(),
+            memory_limits: Enforcement::default(),
             control_plane: Options::default(),
         }
     }

@@ -44,7 +44,7 @@ impl Hub {
         for number in 1..=options.hub_replicas {
             let log = if number == 1 { format!("{HUB}.log") } else { format!("{HUB}-{number}.log") };
             let name = format!("{HUB}-{number}");
-            let pod = release.pod(&name, hub_pod_address(number), &binaries.hub, &log).await?;
+            let pod = release.pod(&name, hub_pod_address(number), (&binaries.hub, &log), options.memory_limits).await?;
             let (address, ops_url) = (pod.port("grpc")?, format!("http://{}", pod.port("ops")?));
             replicas.push(Replica { pod, address, ops_url });
         }
@@ -153,7 +153,8 @@ impl Agent {
         log: &str,
     ) -> Result<Self> {
         let release = Release::install(helm, site, AGENT, agent_values(options)?).await?;
-        let pod = release.pod(&format!("{AGENT}-1"), hub_pod_address(1), &binaries.agent, log).await?;
+        let name = format!("{AGENT}-1");
+        let pod = release.pod(&name, hub_pod_address(1), (&binaries.agent, log), options.memory_limits).await?;
         let ops_url = format!("http://{}", pod.port("ops")?);
         Ok(Self { release, site: site.clone(), member: member.to_owned(), pod, ops_url })
     }

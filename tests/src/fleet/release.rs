@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{FleetOptions, NAMESPACE};
 use crate::control_plane::ControlPlane;
 use crate::helm::{Helm, chart};
+use crate::memory::Enforcement;
 use crate::pod::{Pod, Site, Wanted};
 use crate::ports;
 use crate::wait::eventually;
@@ -95,7 +96,13 @@ impl Release {
     ///
     /// # Errors
     /// As [`Pod::new`].
-    pub async fn pod(&self, pod: &str, address: Ipv4Addr, binary: &Path, log: &str) -> Result<Pod> {
+    pub async fn pod(
+        &self,
+        pod: &str,
+        address: Ipv4Addr,
+        (binary, log): (&Path, &str),
+        memory: Enforcement,
+    ) -> Result<Pod> {
         let wanted = Wanted {
             namespace: self.namespace.clone(),
             deployment: self.full_name(),
@@ -103,6 +110,7 @@ impl Release {
             address,
             binary: binary.to_owned(),
             log: log.to_owned(),
+            memory,
         };
         Pod::new(&self.site, wanted).await
     }
@@ -135,7 +143,7 @@ pub(crate) fn hub_values(options: &FleetOptions) -> Result<Value> {
 pub(crate) fn agent_values(options: &FleetOptions) -> Result<Value> {
     let mut values = json!({
         "join": {"existingSecret": JOIN_SECRET},
-        "policy": {"namespaces": ["*"], "createNamespaces": true},
+        "policy": {"namespaces": ["*"], "createNamespaces": true, "maxCopies": 1_000_000, "maxBytes": 1u64 << 40},
         "listenAddress": "127.0.0.1",
         "ports": {"ops": ports::free()?},
         "log": {"format": "json", "level": options.log},

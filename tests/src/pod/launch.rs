@@ -3,13 +3,14 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, EnvVarSource, PodSpec, PodTemplateSpec, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, PodSpec, PodTemplateSpec, Secret};
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 
 use super::container::{Places, Value, environment, expand};
 use super::{Pod, account_of, container_of, mounts, spec_of};
 use crate::guard::Program;
+use crate::memory::{MemoryLimit, parse_quantity};
 
 /// What a container runtime sets for an image that says nothing about it.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -35,6 +36,9 @@ impl Pod {
         let places = self.places(spec)?;
         let arguments = container.args.iter().flatten().map(|text| places.here(&expand(text, &known)));
         let mut program = Program::new(&self.wanted.binary, self.run.log()).arguments(arguments).without_inheritance();
+        if let Some(bytes) = memory_limit(container)? {
+            program = program.memory_limit(MemoryLimit { bytes, enforcement: self.wanted.memory });
+        }
         for (name, value) in &known {
             program = program.environment(name, places.here(value));
         }
@@ -115,4 +119,10 @@ impl Pod {
         }
         Ok(Places::new(places))
     }
+}
+
+/// The memory limit of a container in bytes, if it has one.
+fn memory_limit(container: &Container) -> Result<Option<u64>> {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    limits.and_then(|limits| limits.get("memory")).map(|quantity| parse_quantity(&quantity.0)).transpose()
 }

@@ -7,7 +7,8 @@
 //! Two things differ from a node. Files stand below a folder of the test instead of `/etc/runnel`, because tests run
 //! without root; paths in arguments and environment are changed accordingly. And the token is handed over in a
 //! kubeconfig (`RUNNEL_KUBECONFIG`), because the path at which clients look for a pod's token is fixed. What only a node
-//! can show (the user id, the read-only file system, limits, probes that restart) is not here.
+//! can show (the user id, the read-only file system, the limit of CPU time, probes that restart) is not here. The memory
+//! limit holds where [`crate::memory`] can enforce it; the process is not started again then, and the test fails.
 
 mod account;
 mod container;
@@ -29,6 +30,7 @@ use tokio::net::TcpStream;
 
 use crate::control_plane::{ControlPlane, client_of};
 use crate::guard::Program;
+use crate::memory::Enforcement;
 use crate::restartable::Restartable;
 use crate::wait::eventually;
 use volumes::{Asker, Files, publish};
@@ -83,6 +85,8 @@ pub struct Wanted {
     pub binary: PathBuf,
     /// The name of its log in the site's folder.
     pub log: String,
+    /// How the memory limit of its container is enforced.
+    pub memory: Enforcement,
 }
 
 /// A pod without a node; dropping it kills its process.

@@ -73,7 +73,7 @@ pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
     let hub = found.0.remove(HUB_LABEL);
     ensure!(hub.is_some_and(|hub| !hub.is_empty()), "it does not name its hub");
     let seal = found.1.remove(SEAL);
-    ensure!(seal.is_some_and(|seal| seal.starts_with("v1.")), "it is not sealed");
+    ensure!(seal.is_some_and(|seal| seal.starts_with("v1.") || seal.starts_with("v1a.")), "it is not sealed");
     ensure!(found.0 == labels, "its labels are {:?} instead of {labels:?}", found.0);
     ensure!(found.1 == annotations, "its annotations are {:?} instead of {annotations:?}", found.1);
     for foreign in ["ownerReferences", "finalizers"] {

@@ -14,7 +14,7 @@ use super::copy::is_copy_of;
 use crate::wait::eventually;
 
 /// How long anything may take that Runnel does; a second look at a conflict comes within 30 s.
-pub const SOON: Duration = Duration::from_secs(60);
+pub const SOON: Duration = Duration::from_secs(120);
 
 /// An object by kind, namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -184,6 +184,15 @@ impl Place {
     /// What the API server says against it.
     pub async fn change(&self, id: &Id, change: Value) -> Result<Value> {
         self.patch(id, &Patch::Merge(change)).await
+    }
+
+    /// Changes an object's status by a JSON merge patch and returns the object as it is then.
+    ///
+    /// # Errors
+    /// What the API server says against it.
+    pub async fn change_status(&self, id: &Id, change: Value) -> Result<Value> {
+        let changed = self.api(id).patch_status(&id.name, &PatchParams::default(), &Patch::Merge(change)).await;
+        whole(id, changed.with_context(|| format!("cannot change the status of {id} in {}", self.name))?)
     }
 
     /// Changes an object by a JSON patch and returns it as it is then.

@@ -185,6 +185,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         }
         HubFrame::Drain(_)
         | HubFrame::HandedOver
+        | HubFrame::Alive
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)
         | HubFrame::Suppose(_)

@@ -72,10 +72,10 @@ impl Holdings {
 
     /// Takes a batch in. Returns the state of every rule that it names, for a report.
     pub fn take_in(&mut self, batch: &Batch) -> Vec<RuleState> {
-        batch.rules.iter().map(|delta| self.take_delta(delta)).collect()
+        batch.rules.iter().map(|delta| self.take_delta(delta, batch.nonce)).collect()
     }
 
-    fn take_delta(&mut self, delta: &RuleDelta) -> RuleState {
+    fn take_delta(&mut self, delta: &RuleDelta, last_batch: u64) -> RuleState {
         let key = self.proof_key.as_ref();
         let rule = self.rules.entry(delta.uid.clone()).or_default();
         if let Some(terms) = &delta.terms {
@@ -93,7 +93,7 @@ impl Holdings {
         }
         rule.unclaimed |= delta.unclaimed;
         if delta.removal.is_some() {
-            let gone = RuleState { gone: true, ..rule.state(&delta.uid, key) };
+            let gone = RuleState { gone: true, last_batch, ..rule.state(&delta.uid, key) };
             self.rules.remove(&delta.uid);
             return RuleState { intents: 0, intents_digest: SetDigest::default(), counts: Counts::default(), ..gone };
         }

@@ -9,6 +9,7 @@ mod agent;
 mod credentials;
 mod holdings;
 mod line;
+mod middlebox;
 mod proxy;
 mod record;
 
@@ -18,5 +19,6 @@ pub(crate) use holdings::digest_of;
 pub use holdings::{HeldRule, Holdings};
 pub use line::Line;
 pub(crate) use line::hello;
+pub use middlebox::Middlebox;
 pub use proxy::Proxy;
 pub use record::{Record, sketch};

@@ -115,6 +115,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::SnapshotEnd(end) => format!("SnapshotEnd of {}", end.intents),
         HubFrame::Drain(within) => format!("Drain {within}"),
         HubFrame::HandedOver => "HandedOver".to_owned(),
+        HubFrame::Alive => "Alive".to_owned(),
         HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
         HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
         HubFrame::Suppose(question) => format!("Suppose {}", question.uid),

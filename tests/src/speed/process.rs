@@ -40,7 +40,8 @@ fn memory(pid: u32, which: &str) -> Result<f64> {
 /// # Errors
 /// When the system refuses.
 pub fn forget_peak(pid: u32) -> Result<()> {
-    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").with_context(|| format!("cannot reset the peak of {pid}"))
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5")
+        .with_context(|| format!("cannot reset the peak of {pid}: that needs root, as hub and agent forbid core dumps"))
 }
 
 /// The time for which a process has computed, all its threads together, in nanoseconds' resolution. What threads have

@@ -36,9 +36,14 @@ pub struct Alone {
     pub kubeconfig: PathBuf,
     /// The agent's policy, if it has one.
     pub policy_file: Option<PathBuf>,
+    /// Without a policy file, the hub may do everything.
+    pub allow_everything: bool,
     join_file: PathBuf,
-    agent: Option<(JoinSet<Result<()>>, CancellationToken)>,
+    agent: Option<Running>,
 }
+
+/// The parts of an agent that runs, and what ends them.
+pub type Running = (JoinSet<Result<()>>, CancellationToken);
 
 impl Alone {
     /// Starts a hub and an agent that joins it.
@@ -68,6 +73,9 @@ impl Alone {
     ) -> Result<Self> {
         let place = Place::new("alone", plane.client().await?);
         let hub = FakeHub::start(life).await?;
+        // What may be overwritten is what the agent's own policy says: here its admission policy does not refuse it.
+        let mut values = values.clone();
+        values["policy"]["overwrite"] = json!(true);
         place.make(&Draft::namespace(name).json()).await?;
         for short in namespaces {
             place.make(&Draft::namespace(&format!("{name}-{short}")).json()).await?;
@@ -79,8 +87,9 @@ impl Alone {
             place,
             hub,
             name: name.to_owned(),
-            kubeconfig: account(plane, AGENT, name, values).await?,
+            kubeconfig: account(plane, AGENT, name, &values).await?,
             policy_file: None,
+            allow_everything: true,
             join_file,
             agent: None,
         })
@@ -114,20 +123,30 @@ impl Alone {
     }
 
     pub async fn start_agent(&mut self) -> Result<()> {
+        self.agent = Some(self.boot_agent("1").await?);
+        Ok(())
+    }
+
+    /// Starts an agent in a pod of this name; it returns when the agent is the active one.
+    pub async fn boot_agent(&self, pod: &str) -> Result<Running> {
         let options = Options {
             join_string_file: Some(self.join_file.clone()),
             kubeconfig: Some(self.kubeconfig.clone()),
             namespace: self.name.clone(),
+            pod_name: Some(format!("{}-{pod}", self.name)),
             ops_listen: ([127, 0, 0, 1], 0).into(),
             policy_file: self.policy_file.clone(),
+            allow_everything: self.allow_everything && self.policy_file.is_none(),
             log_format: LogFormat::Text,
         };
         let drain = CancellationToken::new();
         let settings = Settings {
             client: client(&options).await?,
             namespace: options.namespace,
+            pod_name: options.pod_name,
             join_file: options.join_string_file,
             policy_file: options.policy_file,
+            allow_everything: options.allow_everything,
             metrics: Metrics::new(&mut registry("agent", "test")),
             watches: WatchTimes::default(),
             drain: drain.clone(),
@@ -136,18 +155,31 @@ impl Alone {
         for (_, task) in boot(settings, Readiness::default().wait_for("test")).await? {
             tasks.spawn(task);
         }
-        self.agent = Some((tasks, drain));
-        Ok(())
+        Ok((tasks, drain))
+    }
+
+    /// Takes the place of the agent that ran before.
+    pub fn set_agent(&mut self, agent: Running) {
+        self.agent = Some(agent);
+    }
+
+    /// Waits until the agent ends by itself, and returns what it says.
+    pub async fn ends(&mut self) -> Result<String> {
+        let (mut tasks, _) = self.agent.take().context("the agent does not run")?;
+        let ended = tokio::time::timeout(runnel_tests::scene::SOON, tasks.join_next()).await;
+        let ended = ended.context("the agent goes on")?.context("no parts")??;
+        tasks.shutdown().await;
+        Ok(ended.err().context("a part ended without an error")?.to_string())
     }
 
     /// Ends the agent in order.
     pub async fn stop_agent(&mut self) -> Result<()> {
-        let (mut tasks, drain) = self.agent.take().context("the agent does not run")?;
-        drain.cancel();
-        while let Some(ended) = tasks.join_next().await {
-            ended??;
-        }
-        Ok(())
+        end(self.take_agent()?).await
+    }
+
+    /// The agent that runs, which is nobody's any more.
+    pub fn take_agent(&mut self) -> Result<Running> {
+        self.agent.take().context("the agent does not run")
     }
 
     /// Ends the agent as a crash does.
@@ -208,6 +240,15 @@ impl Alone {
         });
         Ok(ours.map(|write| format!("{} {}/{} {}", write.verb, write.namespace, write.name, write.code)).collect())
     }
+}
+
+/// Ends an agent in order.
+pub async fn end((mut tasks, drain): Running) -> Result<()> {
+    drain.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
 }
 
 pub fn source(resource: &str, name: &str) -> SourceRef {

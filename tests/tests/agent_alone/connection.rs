@@ -2,6 +2,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use runnel_agent::store::IDENTITY_SECRET;
+use runnel_tests::scene::Id;
+use runnel_tests::simulated::Middlebox;
 use runnel_tests::wait::{eventually, steadily};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -71,6 +74,27 @@ async fn a_mistyped_join_string_keeps_nobody_from_joining_or_from_coming_back() 
 }
 
 #[tokio::test]
+async fn flow_that_a_middlebox_drops_is_replaced() -> Result<()> {
+    let mut alone = Alone::prepare("middlebox", Duration::from_secs(3600)).await?;
+    let middlebox = Middlebox::start(&alone.hub.address).await?;
+    alone.set_join_string(&alone.hub.join_string_to(&middlebox.address(), true)?)?;
+    alone.make_namespace("a").await?;
+    alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
+    alone.start_agent().await?;
+    alone.says(&alone.id("a", "one"), "1").await?;
+    let sessions = alone.hub.sessions();
+
+    // Neither side sees an end: the agent notices that nobody answers, and comes again.
+    middlebox.drop_flows();
+    alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
+    let again = async || Ok((alone.hub.sessions() > sessions).then_some(()));
+    eventually("a new session", Duration::from_secs(90), again).await?;
+    alone.says(&alone.id("a", "one"), "2").await?;
+    ensure!(alone.hub.sessions() == sessions + 1, "{} sessions", alone.hub.sessions());
+    Ok(())
+}
+
+#[tokio::test]
 async fn certificates_are_renewed_at_half_life_and_used_before_the_old_one_ends() -> Result<()> {
     let mut alone = Alone::prepare("renewed", Duration::from_secs(12)).await?;
     alone.make_namespace("a").await?;
@@ -103,4 +127,40 @@ async fn certificates_are_renewed_at_half_life_and_used_before_the_old_one_ends(
         .await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "at the end")]));
     alone.says(&alone.id("a", "one"), "at the end").await.map(drop)
+}
+
+#[tokio::test]
+async fn hub_that_has_moved_is_found_by_a_spent_join_string() -> Result<()> {
+    let mut alone = Alone::prepare("moved-hub", Duration::from_secs(3600)).await?;
+    alone.make_namespace("a").await?;
+    alone.start_agent().await?;
+    eventually("a session", Duration::from_secs(30), async || Ok((alone.hub.sessions() > 0).then_some(()))).await?;
+    // The old address does not answer any more, and the token of the new join string is good for nothing.
+    alone.hub.stop();
+    alone.hub.listen_elsewhere().await?;
+    alone.set_join_string(&alone.hub.join_string(false)?)?;
+    eventually("to be found", Duration::from_secs(60), async || Ok((alone.hub.sessions() > 1).then_some(()))).await?;
+    // The address is stored: the join string is needed no more.
+    let stored = data_encoding::BASE64.encode(alone.hub.address.as_bytes());
+    eventually("the address to be stored", Duration::from_secs(30), async || {
+        let identity = alone.place.get(&Id::secret(&alone.name, IDENTITY_SECRET)).await?;
+        Ok((identity["data"]["hub-addresses"] == stored.as_str()).then_some(()))
+    })
+    .await?;
+    alone.stop_agent().await?;
+    alone.set_join_string("")?;
+    alone.start_agent().await?;
+    alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
+    alone.says(&alone.id("a", "one"), "1").await.map(drop)
+}
+
+#[tokio::test]
+async fn malformed_join_string_does_not_stop_an_agent_that_has_joined() -> Result<()> {
+    let mut alone = Alone::prepare("garbled", Duration::from_secs(3600)).await?;
+    alone.start_agent().await?;
+    alone.stop_agent().await?;
+    alone.set_join_string("not a join string")?;
+    alone.start_agent().await?;
+    let sessions = alone.hub.sessions();
+    eventually("a session", Duration::from_secs(30), async || Ok((alone.hub.sessions() > sessions).then_some(()))).await
 }

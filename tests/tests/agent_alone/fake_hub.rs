@@ -96,6 +96,14 @@ impl FakeHub {
         Ok(())
     }
 
+    /// Listens again, on another port.
+    pub async fn listen_elsewhere(&mut self) -> Result<()> {
+        let before = std::mem::take(&mut self.address);
+        (self.address, self.task) = serve(self.shared.clone(), "127.0.0.1:0").await?;
+        anyhow::ensure!(self.address != before, "the hub has not moved");
+        Ok(())
+    }
+
     pub fn hub_id(&self) -> &str {
         &self.shared.hub_id
     }
@@ -133,6 +141,16 @@ impl FakeHub {
         let deletion_policy = wanted.terms.deletion_policy;
         delta.tombstones = lost.map(|source| Tombstone { source: source.clone(), deletion_policy }).collect();
         state.batch(vec![delta]);
+    }
+
+    /// Waits until an agent asks whether it may overwrite so many objects, and allows it.
+    pub async fn allow_takeovers(&self, uid: &str, objects: u64) -> Result<()> {
+        let asks =
+            |state: &RuleState| state.takeovers.as_ref().is_some_and(|asked| u64::from(asked.objects) == objects);
+        let state = self.hears("takeovers that wait", uid, asks).await?;
+        let overwrite = state.takeovers.map(|asked| asked.digest);
+        self.shared.state.lock().batch(vec![RuleDelta { overwrite, ..RuleDelta::new(uid.into()) }]);
+        Ok(())
     }
 
     /// Says what becomes of what copies of a rule held before.
@@ -382,7 +400,7 @@ impl Service {
 
     async fn next(&self, inbound: &mut Streaming<wire::AgentFrame>) -> Result<AgentFrame> {
         let frame = inbound.next().await.context("the stream has ended")??;
-        let frame = agent_frame(frame)?;
+        let (frame, _) = agent_frame(frame)?;
         self.shared.state.lock().heard.push(frame.clone());
         Ok(frame)
     }

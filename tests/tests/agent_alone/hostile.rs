@@ -156,7 +156,15 @@ async fn rights_hold_where_the_agents_own_check_is_off() -> Result<()> {
     alone.set_policy(&format!("{{namespaces: {{allowed: [{names}]}}, createNamespaces: true}}"))?;
     let mark = alone.plane.mark();
     alone.start_agent().await?;
-    let outside = ["kube-system", "kube-public", "default", "naive", "naive-c", "new-namespace"];
+    let outside = ["kube-system", "kube-public", "default", "naive-c", "new-namespace"];
+    // The policy names its own namespace, where the agent has rights: that namespace takes no copies all the same.
+    for (uid, name) in [("policy", "runnel-agent-policy"), ("identity", "runnel-agent-identity")] {
+        let names = vec![Pattern::new("naive")];
+        let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
+        let terms = Terms { namespaces, conflict_policy: ConflictPolicy::Overwrite, ..alone.terms(&[]) };
+        let intents = [(source("configmaps", name), config_map("x")), (source("secrets", name), secret("Opaque"))];
+        alone.hub.want(uid, Wanted { terms, intents: intents.into() });
+    }
     for namespace in outside {
         let names = vec![Pattern::new(namespace)];
         let namespaces = Some(NamespaceChoice { names, ..NamespaceChoice::default() });
@@ -173,6 +181,14 @@ async fn rights_hold_where_the_agents_own_check_is_off() -> Result<()> {
             assert_eq!(alone.place.find(&id).await?, None);
         }
     }
+    for uid in ["policy", "identity"] {
+        let state = alone.hub.hears("what is denied", uid, |state| state.counts.failed == 2).await?;
+        for failure in state.failures {
+            let own = failure.message.contains("namespace naive is the agent's own");
+            assert!(own && failure.reason == Reason::Denied, "{failure:?}");
+        }
+    }
+    assert_eq!(alone.place.find(&Id::config_map("naive", "runnel-agent-policy")).await?, None);
     let user = "system:serviceaccount:naive:naive";
     let writes = alone.plane.writes_since(mark)?.into_iter().filter(|write| write.user == user && write.code < 300);
     let reads = ["get", "list", "watch"];

@@ -20,7 +20,9 @@ pub async fn audited() -> Result<&'static ControlPlane> {
 /// An agent with Roles in namespaces a and b of its test, and in no other.
 pub async fn limited(name: &str) -> Result<Alone> {
     let namespaces = json!([format!("{name}-a"), format!("{name}-b")]);
-    let values = json!({"policy": {"namespaces": namespaces, "createNamespaces": false}});
+    // The rights change here without the chart: its admission policy would keep to the namespaces of before.
+    let policy = json!({"namespaces": namespaces, "createNamespaces": false});
+    let values = json!({"policy": policy, "admissionPolicy": {"create": false}});
     Alone::prepare_on(audited().await?, name, Duration::from_secs(3600), &["a", "b", "c", "d"], &values).await
 }
 

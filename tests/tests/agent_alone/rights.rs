@@ -30,8 +30,10 @@ async fn a_kind_without_rights_is_reported_and_taken_up_when_they_are_granted() 
     let binding = json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": fewer},
         "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": fewer}, "subjects": subject});
     place.make(&binding).await?;
+    let leases = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
+        "verbs": ["get", "list", "watch", "create", "update", "delete"]});
     let own = json!({"apiVersion": version, "kind": "Role", "metadata": {"namespace": name, "name": "own"},
-        "rules": [rule(&["secrets"])]});
+        "rules": [rule(&["secrets"]), leases]});
     place.make(&own).await?;
     let binding = json!({"apiVersion": version, "kind": "RoleBinding", "metadata": {"namespace": name, "name": "own"},
         "roleRef": {"apiGroup": group, "kind": "Role", "name": "own"}, "subjects": subject});

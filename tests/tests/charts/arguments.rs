@@ -62,3 +62,11 @@ pub fn is_a_policy(documents: &[Value]) -> Result<()> {
     let [text] = texts.as_slice() else { bail!("{} policies are mounted", texts.len()) };
     Policy::parse(text).map(drop).with_context(|| format!("the policy\n{text}"))
 }
+
+/// Says that the policy of a chart's default values is that of an agent without a policy file.
+pub fn is_the_default_policy(documents: &[Value]) -> Result<()> {
+    let text = documents.iter().find_map(|document| document["data"]["policy.yaml"].as_str());
+    let policy = Policy::parse(text.context("no policy is mounted")?)?;
+    ensure!(policy == Policy::default(), "{policy:?}");
+    Ok(())
+}

@@ -17,7 +17,7 @@ const HUB: &str = "--as=system:serviceaccount:runnel-system:runnel-hub";
 static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
 
 /// A control plane with the namespaces that the values name, shared by the tests of this file.
-async fn cluster() -> Result<&'static ControlPlane> {
+pub async fn cluster() -> Result<&'static ControlPlane> {
     CLUSTER
         .get_or_try_init(|| async {
             let cluster = ControlPlane::start("charts", Options::default()).await?;
@@ -147,6 +147,8 @@ async fn the_hub_is_installed_upgraded_and_uninstalled_and_the_definitions_stay(
     ensure!(!may(cluster, HUB, "list secrets --all-namespaces").await?);
     ensure!(may(cluster, HUB, "watch secrets -n team-b").await? && !may(cluster, HUB, "get secrets -n default").await?);
     ensure!(!may(cluster, HUB, "patch secrets -n team-b").await?);
+    ensure!(may(cluster, HUB, "create secrets/runnel-hub-identity -n runnel-system").await?);
+    ensure!(!may(cluster, HUB, "create secrets -n runnel-system").await?);
     ensure!(may(cluster, HUB, "update leases.coordination.k8s.io/runnel-hub -n runnel-system").await?);
     ensure!(!may(cluster, HUB, "update leases.coordination.k8s.io/other -n runnel-system").await?);
 
@@ -178,14 +180,15 @@ async fn the_hub_is_installed_upgraded_and_uninstalled_and_the_definitions_stay(
 
 const IDENTITY: &str =
     "{apiVersion: v1, kind: Secret, metadata: {name: runnel-agent-identity, namespace: runnel-system}}";
-const COPY: &str = "{apiVersion: v1, kind: Secret, metadata: {name: copy, namespace: team-a}}";
+const COPY: &str =
+    "{apiVersion: v1, kind: Secret, metadata: {name: copy, namespace: team-a, labels: {runnel.dev/hub: h}}}";
 
 #[tokio::test]
 async fn an_agent_of_two_namespaces_can_do_its_work_there_and_nothing_elsewhere() -> Result<()> {
     let (cluster, helm) = (cluster().await?, Helm::find().await?);
     let folder = chart("runnel-agent");
     let folder = folder.to_str().context("no text")?;
-    let values = "{join: {string: not-a-real-one}, policy: {namespaces: [team-a, team-b]}}";
+    let values = "{join: {string: runnel-join-v1.not-a-real-one}, policy: {namespaces: [team-a, team-b]}}";
     let install = ["upgrade", "--install", "runnel-agent", folder, "--namespace=runnel-system", "--values=-"];
     let said = helm.on_with(cluster.kubeconfig(), &install, values).await?;
     ensure!(said.contains("Copies may go to team-a, team-b only") && !said.contains("not-a-real-one"), "{said}");

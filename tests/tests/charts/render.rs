@@ -73,7 +73,8 @@ pub const HUB_WITH_OTHERS: &[(&str, &str)] = &[
 /// The same for the agent.
 pub const AGENT: &[(&str, &str)] = &[
     ("defaults", "{}"),
-    ("a join string", "{join: {string: not-a-real-one}}"),
+    ("two replicas", "{replicas: 2}"),
+    ("a join string", "{join: {string: runnel-join-v1.not-a-real-one}}"),
     ("a Secret", "{join: {existingSecret: from-git}}"),
     ("two namespaces", "{policy: {namespaces: [team-a, team-b]}}"),
     ("two namespaces without Roles", "{policy: {namespaces: [team-a, team-b], createRoles: false}}"),

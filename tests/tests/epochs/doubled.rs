@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions, HUB, NAMESPACE};
+use runnel_tests::memory::Enforcement;
 use runnel_tests::pod::{Pod, Site, Wanted};
 use runnel_tests::scene::{Draft, Id, Metrics, Place, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
@@ -45,6 +46,7 @@ async fn of_two_hubs_with_one_identity_the_second_rolls_nothing_back_and_the_age
         address: fleet.hub_replica(2).pod().address(),
         binary: fleet.binaries().hub.clone(),
         log: "twin.log".to_owned(),
+        memory: Enforcement::default(),
     };
     let double = Pod::new(&Site::from(&twin), wanted).await?;
     double.start().await?;

@@ -1,5 +1,7 @@
 //! What these tests look at.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
@@ -20,7 +22,8 @@ pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
 
 /// Waits until an agent has stored something else than this.
 pub async fn remembers_more(member: &Place, than: &Option<Vec<u8>>) -> Result<()> {
-    eventually("the agent to remember what it was told", SOON, async || {
+    // Agents store such news once a minute.
+    eventually("the agent to remember what it was told", SOON + Duration::from_secs(60), async || {
         let now = remembered(&member.client()).await?;
         Ok((now.is_some() && now != *than).then_some(()))
     })

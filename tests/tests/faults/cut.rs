@@ -22,7 +22,7 @@ fn noise() -> Result<String> {
 }
 
 /// Tells the agent of member 1 another address of its hub, and starts it again.
-async fn lead(stage: &Stage, address: &str) -> Result<()> {
+pub(super) async fn lead(stage: &Stage, address: &str) -> Result<()> {
     let identity = Id::secret(NAMESPACE, "runnel-agent-identity");
     let text = BASE64.encode(address.as_bytes());
     stage.fleet.kill_agent(1)?;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
-use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_hub::authority::IDENTITY_SECRET;
+use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, MANAGED_BY, SOON, Scene, condition};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
@@ -197,10 +198,14 @@ async fn copies_are_where_they_are_wanted_and_granted_whatever_becomes_of_the_gr
     }
     println!("{cases} cases");
     ensure!(cases >= 50, "{cases}");
-    // Neither a restart nor an empty list brings the first grant back.
+    // Neither a restart nor an empty list brings the first grant back, nor an identity whose data alone were restored.
     grant(&scene, &[], 99).await?;
     let fleet = fleet().await?;
     fleet.kill_hub()?;
+    let identity = scene.hub.get(&Id::secret(NAMESPACE, IDENTITY_SECRET)).await?;
+    scene.hub.delete(&Id::of(&identity)?).await?;
+    let restored = Draft::secret(NAMESPACE, IDENTITY_SECRET).with("type", identity["type"].clone());
+    scene.hub.make(&restored.with("data", identity["data"].clone()).json()).await?;
     fleet.start_hub().await?;
     fleet.connected(1).await?;
     ensure!(scene.hub.find(&Id::of(&everything)?).await?.is_none(), "the first grant came back");

@@ -188,7 +188,7 @@ impl Member {
             self.desired.take(batch, vec![], &Records::default());
             self.session.ack(nonce);
             for gone in self.desired.take_gone(&BTreeSet::new()) {
-                self.session.gone(&gone.uid);
+                self.session.gone(&gone.uid, nonce);
             }
         }
     }

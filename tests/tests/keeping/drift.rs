@@ -34,7 +34,10 @@ async fn a_user_edits_a_copy_and_a_user_deletes_a_copy_where_drift_is_reported()
     let entry = entry_of(&told, "member-1")?;
     ensure!(entry["state"] == "Drifted" && entry["drifted"] == 1, "{entry}");
     let message = entry["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("configmaps/reported/settings: changed here by kubectl-edit"), "{message}");
+    ensure!(
+        message.contains("configmaps/reported/settings: its agent reports: changed here by kubectl-edit"),
+        "{message}"
+    );
     ensure!(
         message.contains(r#"/data/color is "blue" instead of "red""#) && message.contains("/data/new"),
         "{message}"

@@ -15,6 +15,7 @@ use runnel_tests::binaries::{self, Binaries};
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{AGENT, HUB, NAMESPACE};
 use runnel_tests::helm::Helm;
+use runnel_tests::memory::Enforcement;
 use runnel_tests::pod::{Pod, Site, Wanted};
 use runnel_tests::scratch::Scratch;
 use runnel_tests::wait::eventually;
@@ -145,6 +146,7 @@ impl Stage {
             address: Ipv4Addr::LOCALHOST,
             binary: binary.to_owned(),
             log: format!("{name}-{number}.log"),
+            memory: Enforcement::default(),
         };
         let site = Site::from(cluster);
         let what = format!("the Deployment {name}");

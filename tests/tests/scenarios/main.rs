@@ -6,6 +6,7 @@ mod least_rights;
 mod metrics;
 mod query;
 mod quiet;
+mod reads;
 mod renewal;
 mod revoked;
 mod rotations;

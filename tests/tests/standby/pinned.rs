@@ -45,7 +45,7 @@ async fn agents_pinned_to_the_standby_join_are_served_and_follow_it_when_it_lead
 }
 
 #[tokio::test]
-async fn what_comes_by_the_port_of_the_replicas_is_served_by_the_leader_only() -> Result<()> {
+async fn replica_port_serves_nobody_but_replicas() -> Result<()> {
     let stage = stage::stage("replicas").await?;
     let leader = stage.leader().await?;
     let credentials = stage.join(1, &stage.balancer.address()).await?;
@@ -55,8 +55,11 @@ async fn what_comes_by_the_port_of_the_replicas_is_served_by_the_leader_only() -
         credentials.address = address;
         credentials
     };
-    ensure!(at(port(leader)?).channel().await.is_ok(), "the leader does not serve");
-    // One that stands by passes nothing on from there, so connections cannot run in circles.
-    ensure!(at(port(3 - leader)?).channel().await.is_err(), "the standby takes connections from replicas");
+    // Nobody but a replica gets anything there; one that stands by passes nothing on, so connections cannot run in circles.
+    for number in [leader, 3 - leader] {
+        ensure!(at(port(number)?).channel().await.is_err(), "replica {number} serves who is no replica");
+    }
+    let closed = "runnel_hub_peer_limits_total{limit=\"Replicas\"}";
+    ensure!(stage.metric(leader, closed).await? >= 1.0, "the leader has not counted it");
     Ok(())
 }

@@ -54,7 +54,11 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
     let hub = stage.start(Which::Hub, "hub", &hub_arguments(&hub_account, &address))?;
     hub.complains(&["cannot get the hub's identity", "trying again"]).await?;
     stage.cluster.start_api_server().await?;
-    hub.complains(&["forbidden", "the hub needs to get, create and update Secrets in its own namespace"]).await?;
+    hub.complains(&[
+        "forbidden",
+        "the hub needs to get, create, patch and update its two Secrets in its own namespace",
+    ])
+    .await?;
     grant(&stage, HUB, "hub").await?;
     hub.complains(&["cannot watch", "install the CRDs with `runnel-hub crds | kubectl apply"]).await?;
     let kubeconfig = format!("--kubeconfig={}", stage.cluster.kubeconfig().display());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use runnel_proto::model::{AgentFrame, Hello, RuleState, RuleUid, SourceRef};
+use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, RuleUid, SourceRef};
 use runnel_proto::tls::{Connector, Route};
 use runnel_proto::wire;
 use runnel_tests::scene::Metrics;
@@ -19,7 +19,7 @@ use super::stage::{Stage, shared, value};
 /// By then a refusal has come.
 const REFUSED: Duration = Duration::from_secs(10);
 
-fn hello(cluster: &str) -> AgentFrame {
+pub(super) fn hello(cluster: &str) -> AgentFrame {
     let text = || "test".to_owned();
     AgentFrame::Hello(Hello {
         protocol_min: 1,
@@ -82,7 +82,6 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         vec![hello(), AgentFrame::Report(vec![state("a")])],
         vec![hello(), AgentFrame::HeldRules(Vec::new(), false), AgentFrame::Ack(1, Vec::new())],
         [&begin[..], &[hello()]].concat(),
-        [&begin[..], &begin[1..]].concat(),
     ];
     for (number, frames) in cases.iter().enumerate() {
         let mut line = Line::open(&credentials).await?;
@@ -99,9 +98,11 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     let end = line.end(REFUSED).await?;
     ensure!(end.code() == Code::FailedPrecondition && end.message().contains("upgrade the older one"), "{end:?}");
 
-    // What an agent cannot know better is no offence: acks twice, pairs nobody asked for, wants of nothing.
+    // What an agent cannot know better is no offence: copies that came to light, acks twice, pairs nobody asked for, wants of
+    // nothing.
     let mut line = Line::greeted(&credentials, vec![state("never-heard-of")]).await?;
     for frame in [
+        AgentFrame::HeldRules(vec![state("found-later")], true),
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Detail(uid(), Vec::new(), false),
@@ -138,12 +139,18 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
         let end = line.end(REFUSED).await.with_context(|| what.to_owned())?;
         ensure!(end.code() != Code::Ok && !end.message().is_empty(), "{what}: {end:?}");
     }
-    let mut line = Line::open(&credentials).await?;
-    line.send(&hello(&credentials.cluster));
-    line.send(&AgentFrame::HeldRules(vec![long_name], true));
-    let end = line.end(REFUSED).await?;
-    ensure!(end.code() == Code::InvalidArgument && end.message().contains("rule_uid"), "{end:?}");
+    // Once it is greeted, an agent loses what cannot be read, and nothing else.
+    let mut line = Line::greeted(&credentials, vec![long_name, state("readable")]).await?;
+    line.send_bytes(Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]));
+    let known =
+        |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.unclaimed));
+    while !known(&line.must().await?) {}
+    let metrics = Metrics::of(&stage.fleet.hub_ops_url()).await?;
+    ensure!(metrics.sum("runnel_hub_peer_limits_total")? >= 1.0, "nothing was counted");
     bystander.is_unharmed(&stage, 1).await?;
+    let goes_on = tokio::time::timeout(Duration::from_millis(300), async { while line.must().await.is_ok() {} }).await;
+    ensure!(goes_on.is_err(), "the stream ended: {}", line.record().sketch());
+    drop(line);
 
     // No gRPC, no HTTP/2, no TLS.
     let connector = Connector::new(credentials.config()?).by(Route::direct());

@@ -244,8 +244,7 @@ fn what_is_granted_no_more_waits_and_what_the_hub_orders_or_another_rule_wants_d
         grants: Some(vec![Grant {
             resources: std::iter::once("configmaps".to_owned()).collect(),
             namespaces: terms("x", names).namespaces,
-            overwrite: false,
-            create_namespaces: false,
+            ..Grant::default()
         }]),
         ..chosen(&[], Some("prod"))
     };
@@ -424,8 +423,7 @@ fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
     let grants = vec![Grant {
         resources: std::iter::once("configmaps".to_owned()).collect(),
         namespaces: terms("x", granted).namespaces,
-        overwrite: false,
-        create_namespaces: false,
+        ..Grant::default()
     }];
     numbered(Terms { grants: Some(grants), ..chosen(names, Some("prod")) }, number)
 }

@@ -24,6 +24,8 @@ enum Step {
     Later,
     Restart,
     HubAway,
+    HubBack,
+    Save(bool),
     Policy(u8),
     Refuse(u8, bool),
     Right(u8, bool),
@@ -60,11 +62,36 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Later),
         1 => Just(Step::Restart),
         1 => Just(Step::HubAway),
+        1 => Just(Step::HubBack),
+        3 => any::<bool>().prop_map(Step::Save),
         1 => (0u8..6).prop_map(Step::Policy),
         1 => (0u8..2, any::<bool>()).prop_map(|(n, refuse)| Step::Refuse(n, refuse)),
         1 => (0u8..2, any::<bool>()).prop_map(|(n, permit)| Step::Right(n, permit)),
     ];
     proptest::collection::vec(step, 0..80)
+}
+
+/// Copies of two sources in two namespaces, and then removals, crashes and little else.
+fn removals() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => (0u8..2, 1u8..3).prop_map(|(s, v)| Step::Upsert(0, s, v)),
+        4 => (0u8..2).prop_map(|s| Step::Bury(0, s)),
+        1 => Just(Step::Remove(0)),
+        3 => (0u8..4).prop_map(|c| Step::Choose(0, c)),
+        2 => Just(Step::Tell),
+        8 => Just(Step::Work),
+        1 => Just(Step::Lose),
+        8 => Just(Step::GiveOut),
+        4 => any::<bool>().prop_map(Step::Save),
+        3 => Just(Step::Restart),
+        2 => Just(Step::HubBack),
+    ];
+    let applied = || {
+        let begin = [Step::Upsert(0, 0, 1), Step::Upsert(0, 1, 1), Step::GiveOut];
+        let works = std::iter::repeat_n(Step::Work, 4).chain(std::iter::repeat_n(Step::Tell, 4));
+        begin.into_iter().chain(works).chain([Step::Save(true)])
+    };
+    proptest::collection::vec(step, 4..40).prop_map(move |steps| applied().chain(steps).collect())
 }
 
 /// The hub's side of a history: what it wants, and what it has ordered to go.
@@ -178,6 +205,9 @@ impl Hub {
                     if *permit { world.permit(&area) } else { world.forbid(&area) }
                 }
             }
+            Step::HubBack if !self.connected => self.reconnect(world),
+            Step::HubBack => {}
+            Step::Save(works) => drop(world.save(*works)),
             Step::HubAway => {
                 world.core.hear(Event::HubLost, world.now);
                 self.connected = false;
@@ -211,11 +241,14 @@ impl Hub {
 /// go: work that writes what the policy denies fails in [`World::give_out`].
 fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team", "a", "b"]);
+    // What is to be stored waits, so that the agent can crash before and after.
+    world.saves = false;
     let mut hub = Hub::default();
     hub.reconnect(&mut world);
     for step in steps {
         hub.step(&mut world, step);
     }
+    world.saves = true;
     world.settle_now();
     world.allow_everything();
     hub.reconnect(&mut world);
@@ -245,6 +278,15 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     world.settle();
     prop_assert_eq!(world.writes, writes, "a restart writes");
     hub.is_shown_proofs(&world)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
+    /// The law of removals holds in every step.
+    #[test]
+    fn crash_creates_nothing_again_that_was_removed(steps in removals()) {
+        play(&steps)?;
+    }
 }
 
 proptest! {

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::*;
 
+use super::orders::Orders;
 use crate::core::{Core, Event, Setup};
 use crate::decide::{Target, Trouble};
-use crate::desired::{Home, Namespace, StoredRule};
+pub use crate::desired::Namespace;
+use crate::desired::{Home, StoredRule};
 use crate::foresee::{Found, Item, Known, Supposition, answer, foresee};
 use crate::job::{Body, Done, Job, Origin, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
-use crate::policy::{Area, Facts, Policy};
+use crate::policy::{Adopt, Area, Facts, Policy};
 use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
 use crate::records::{IntentKey, Sight};
@@ -25,6 +27,18 @@ pub struct Object {
     pub labelled: bool,
     /// Not ours, and what should stand there in all but its marks.
     pub equal: bool,
+    /// The revision with whose content somebody else wrote it, if nobody has overwritten that.
+    pub theirs: Option<u8>,
+}
+
+impl Object {
+    /// Whether it can be adopted: by what it holds, where that is modelled.
+    fn is_adoptable(&self, body: &Body) -> bool {
+        match self.theirs {
+            Some(theirs) => theirs == body.revision.0[0],
+            None => self.equal,
+        }
+    }
 }
 
 /// A cluster with an agent's core in it.
@@ -49,8 +63,13 @@ pub struct World {
     pub forbidden: BTreeSet<Area>,
     /// The hub lets go whatever the agent asks for, as soon as it hears of it.
     pub lets_go: bool,
+    /// Nothing lets the agent overwrite or delete what it did not create.
+    pub spares: bool,
     /// What the agent keeps of copies as they were before a rollout.
     pub kept: BTreeMap<IntentKey, Kept>,
+    /// What is to be stored is stored at once.
+    pub saves: bool,
+    orders: Orders,
     version: u64,
 }
 
@@ -86,6 +105,11 @@ pub fn content(revision: u8) -> Content {
         fields: BTreeMap::from([("data".to_owned(), serde_json::json!({"k": revision.to_string()}))]),
         ..Content::default()
     }
+}
+
+/// What a policy judges of content.
+fn facts(copy: &SourceRef, content: &Content) -> Facts {
+    Facts::of(Kind::by_resource(&copy.resource).unwrap(), content)
 }
 
 /// What the hub expects an agent to prove that has these sources, by name and revision, applied.
@@ -148,7 +172,10 @@ impl World {
             policy,
             forbidden: BTreeSet::new(),
             lets_go: true,
+            spares: false,
             kept: BTreeMap::new(),
+            saves: true,
+            orders: Orders::default(),
             version: 100,
         };
         world.list();
@@ -196,6 +223,8 @@ impl World {
             _ => true,
         });
         self.policy = policy;
+        // What it hides the agent knows no orders for.
+        self.orders.forget();
         self.hear(Event::Policy(Arc::new(self.policy.clone())));
         for area in self.policy.areas().difference(&before) {
             self.list_area(area);
@@ -235,6 +264,16 @@ impl World {
         }
     }
 
+    /// Whether a write for a rule is under way.
+    pub fn writes_for(&self, rule: &RuleUid) -> bool {
+        self.under_way.iter().any(|job| match &job.work {
+            Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) => {
+                body.intent.rule == *rule
+            }
+            _ => false,
+        })
+    }
+
     /// Stops the agent as a crash does, and starts it anew.
     pub fn restart(&mut self) {
         self.under_way.clear();
@@ -259,7 +298,20 @@ impl World {
     }
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
+        self.orders.sent(&rules);
         self.hear(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
+    }
+
+    /// Another agent of the same cluster has written: its objects are those of this one, too.
+    pub fn share(&mut self, with: &World) {
+        self.version = self.version.max(with.version);
+        for (copy, object) in &with.objects {
+            let known = self.objects.get(copy).map(|known| &known.live.version);
+            if known != Some(&object.live.version) {
+                self.objects.insert(copy.clone(), object.clone());
+                self.untold.push_back(Event::Copy(copy.clone(), object.live.clone()));
+            }
+        }
     }
 
     pub fn tell_one(&mut self) -> bool {
@@ -276,16 +328,25 @@ impl World {
                 self.under_way.push_back(job);
             }
             let asked = self.hear_out();
-            if asked.is_empty() {
+            let saved = self.saves && self.save(true);
+            if asked.is_empty() && !saved {
                 break;
             }
             for (uid, digest) in asked {
                 self.let_go(uid.as_str(), digest);
             }
         }
-        if let Some((_, rules)) = self.core.take_store() {
+    }
+
+    /// The agent stores what it has to, or tries to. Returns whether there was anything.
+    pub fn save(&mut self, works: bool) -> bool {
+        let Some((_, rules)) = self.core.take_store() else { return false };
+        if works {
             self.stored = rules;
         }
+        let refused = Trouble::new(Reason::Unavailable, "no answer");
+        self.core.stored(if works { Ok(()) } else { Err(refused) }, self.now);
+        true
     }
 
     /// Takes what the core says, and what it asks for if the hub lets it go.
@@ -407,6 +468,13 @@ impl World {
         }
     }
 
+    /// Somebody in the cluster creates an object again that was saved.
+    pub fn make(&mut self, copy: &SourceRef, saved: Object) {
+        let version = self.next_version();
+        self.objects.insert(copy.clone(), saved);
+        self.edit(copy, |object| object.live.uid = format!("u{version}").as_str().into());
+    }
+
     /// Somebody in the cluster makes an object of his own.
     pub fn make_foreign(&mut self, copy: &SourceRef) {
         if self.objects.contains_key(copy) || !self.namespaces.contains_key(&*copy.namespace) {
@@ -417,7 +485,9 @@ impl World {
             uid: format!("u{version}").as_str().into(),
             version: version.as_str().into(),
             ownership: Ownership::Foreign,
+            adopted: false,
             sealed: None,
+            unproved: None,
             intact: false,
             facts: Facts::default(),
             others: None,
@@ -426,7 +496,20 @@ impl World {
             newest: false,
             applied_at: 0,
         };
-        self.objects.insert(copy.clone(), Object { live, labelled: false, equal: false });
+        self.objects.insert(copy.clone(), Object { live, labelled: false, equal: false, theirs: None });
+    }
+
+    /// Somebody in the cluster writes an object of his own, also over one that Runnel adopted.
+    pub fn write_foreign(&mut self, copy: &SourceRef, revision: u8) {
+        self.make_foreign(copy);
+        let is_theirs = |object: &Object| object.theirs.is_some() || object.live.ownership == Ownership::Foreign;
+        if self.objects.get(copy).is_some_and(is_theirs) {
+            self.edit(copy, |object| {
+                let sealed = object.live.sealed.as_ref().filter(|sealed| sealed.ignored.is_empty());
+                object.live.intact &= sealed.is_none_or(|sealed| sealed.revision.0[0] == revision);
+                object.theirs = Some(revision);
+            });
+        }
     }
 
     pub fn set_namespace(&mut self, name: &str, namespace: Option<Namespace>) {
@@ -492,21 +575,29 @@ impl World {
         match job.work {
             Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => {}
             Work::Read => done.sight = Some(self.sight(&copy)),
-            Work::Create(body) => self.write(&copy, None, &body, &mut done),
+            Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {
                 let foreign = self.objects.get(&copy).filter(|object| object.live.uid == target.uid);
                 let ours = foreign.is_none_or(|object| object.live.ownership == Ownership::Ours);
                 assert!(ours, "a foreign object was changed");
-                self.write(&copy, Some(&target), &body, &mut done);
+                self.write(&copy, Some(&target), &body, &mut done, false);
             }
             Work::Adopt(target, body) => match self.objects.get(&copy) {
-                Some(object) if self.is(&copy, &target) && !object.equal => {
+                Some(_) if self.policy.adopt == Adopt::Never && !body.asks => {
+                    done.trouble = self.policy.denies_adopting();
+                }
+                Some(object) if self.is(&copy, &target) && !object.is_adoptable(&body) => {
                     (done.trouble, done.sight) = (Some(body.unequal(&object.live)), Some(self.sight(&copy)));
                 }
-                _ => self.write(&copy, Some(&target), &body, &mut done),
+                there => {
+                    let created = there.is_some_and(|object| object.live.ownership == Ownership::Retained);
+                    self.write(&copy, Some(&target), &body, &mut done, !created);
+                    done.wrote = done.wrote.map(|_| Wrote::Adopted);
+                }
             },
             Work::Overwrite(target, body) => {
-                self.write(&copy, Some(&target), &body, &mut done);
+                assert!(self.policy.overwrite, "{copy} is overwritten");
+                self.write(&copy, Some(&target), &body, &mut done, false);
                 done.wrote = done.wrote.map(|_| Wrote::Overwrote);
             }
             Work::Compare(target, _) => {
@@ -515,7 +606,12 @@ impl World {
                 done.compared = self.is(&copy, &target).then(|| Box::new((target.version, trouble)));
             }
             Work::Delete(target) if self.is(&copy, &target) => {
+                let created = self.objects.get(&copy).is_none_or(|object| object.theirs.is_none());
+                assert!(created || !self.spares, "{copy} is deleted, which Runnel did not create");
                 self.writes += 1;
+                if let Some(key) = self.objects.get(&copy).and_then(|object| object.live.intent()) {
+                    self.orders.removed(&copy, key);
+                }
                 self.delete(&copy);
                 (done.sight, done.wrote) = (Some(Sight::Absent), Some(Wrote::Deleted));
                 done.passed.push(target.version);
@@ -524,7 +620,8 @@ impl World {
                 self.writes += 1;
                 self.edit(&copy, |object| {
                     object.labelled = false;
-                    object.live.ownership = Ownership::Retained;
+                    let adopted = std::mem::take(&mut object.live.adopted);
+                    object.live.ownership = if adopted { Ownership::Foreign } else { Ownership::Retained };
                     (object.live.sealed, object.live.intact) = (None, false);
                 });
                 (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Retained));
@@ -551,7 +648,7 @@ impl World {
             .is_some_and(|object| object.live.uid == target.uid && object.live.version == target.version)
     }
 
-    fn write(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Body, done: &mut Done) {
+    fn write(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Body, done: &mut Done, adopted: bool) {
         if let Origin::Kept(_) = &body.content {
             let kept = self.kept.get(&body.intent).and_then(|kept| kept.revision);
             assert_eq!(kept, Some(body.revision), "that is not what was kept");
@@ -560,6 +657,9 @@ impl World {
             return;
         }
         self.is_kept(copy, body);
+        if target.is_none() {
+            self.orders.created(copy, &body.intent);
+        }
         let namespace = self.namespaces.get(&*copy.namespace);
         if self.poisoned.contains(&*copy.name) || namespace.is_none_or(|namespace| namespace.terminating) {
             done.trouble = Some(Trouble::new(Reason::Invalid, "no"));
@@ -573,6 +673,10 @@ impl World {
             done.sight = Some(self.sight(copy));
             return;
         }
+        let theirs = self.objects.get(copy).and_then(|object| object.theirs);
+        let changed = theirs.is_some_and(|theirs| theirs != body.revision.0[0]);
+        assert!(!changed || !(adopted || self.spares), "{copy} is changed, which Runnel did not create");
+        assert!(theirs.is_none() || adopted || !self.spares, "{copy} is taken for one that Runnel created");
         self.writes += 1;
         let version = self.next_version();
         let uid = target.map_or_else(|| format!("u{version}").as_str().into(), |target| target.uid.clone());
@@ -581,16 +685,25 @@ impl World {
             uid,
             version: version.as_str().into(),
             ownership: Ownership::Ours,
+            adopted,
             sealed: Some(Box::new(Sealed { rule, source, revision: body.revision, ignored: body.ignored.clone() })),
+            unproved: None,
             intact: true,
-            facts: Facts::default().digested(&content(body.revision.0[0]), &body.ignored),
+            facts: facts(copy, &content(body.revision.0[0])).digested(&content(body.revision.0[0]), &body.ignored),
             others: None,
             terminating: false,
             number: body.version.unwrap_or_default(),
             newest: body.version.is_some(),
             applied_at: i64::try_from(self.version).unwrap(),
         };
-        self.objects.insert(copy.clone(), Object { live: live.clone(), labelled: true, equal: true });
+        let object = match self.objects.remove(copy).filter(|_| adopted) {
+            Some(object) => Object { live: live.clone(), labelled: true, ..object },
+            None => {
+                let theirs = None;
+                Object { live: live.clone(), labelled: true, equal: true, theirs }
+            }
+        };
+        self.objects.insert(copy.clone(), object);
         self.told(copy, true);
         done.sight = Some(Sight::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));

@@ -79,3 +79,34 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "runnel-agent.joinSecret" -}}
 {{- default (printf "%s-join" (include "runnel-agent.fullname" .)) .Values.join.existingSecret -}}
 {{- end -}}
+
+{{/* The agent's own Secrets, as a list of JSON, which is one of CEL too. */}}
+{{- define "runnel-agent.ownSecrets" -}}
+{{- $names := list "runnel-agent-identity" "runnel-agent-terms" -}}
+{{- range $place := until 8 }}{{ $names = append $names (printf "runnel-agent-previous-%d" $place) }}{{ end -}}
+{{- toJson $names -}}
+{{- end -}}
+
+{{/* Types of Secrets that are credentials of the cluster and are never written. */}}
+{{- define "runnel-agent.refusedTypes" -}}
+["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", "helm.sh/release*"]
+{{- end -}}
+
+{{/* Namespaces of the system and of controllers, which no glob matches. */}}
+{{- define "runnel-agent.reserved" -}}
+["kube-*", "*-system", "openshift", "openshift-*", "argocd", "argo-cd", "cert-manager", "cattle-*", "linkerd*", "calico-*", "kyverno", "tigera-operator", "external-secrets", "open-cluster-management*", "velero"]
+{{- end -}}
+
+{{/* A regular expression, for a string of CEL, that matches any of a list of names and globs. */}}
+{{- define "runnel-agent.anyOf" -}}
+{{- $all := list -}}
+{{- range . }}{{ $all = append $all (. | replace "." "[.]" | replace "*" ".*") }}{{ end -}}
+{{- printf "^(%s)$" (join "|" $all) -}}
+{{- end -}}
+
+{{/* The names among names and globs, as a list of JSON, which is one of CEL too. */}}
+{{- define "runnel-agent.literals" -}}
+{{- $names := list -}}
+{{- range . }}{{ if not (contains "*" .) }}{{ $names = append $names . }}{{ end }}{{ end -}}
+{{- toJson $names -}}
+{{- end -}}

@@ -66,3 +66,51 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   resources: [configmaps, secrets]
   verbs: [get, list, watch]
 {{- end -}}
+
+{{/* The milliseconds of a duration such as 1h30m. */}}
+{{- define "runnel-hub.milliseconds" -}}
+{{- $units := dict "d" 86400000 "h" 3600000 "m" 60000 "s" 1000 "ms" 1 -}}
+{{- $sum := 0 -}}
+{{- range regexFindAll "[0-9]+(ms|[smhd])" . -1 -}}
+{{- $unit := regexReplaceAll "[0-9]+" . "" -}}
+{{- $sum = add $sum (mul (trimSuffix $unit . | atoi) (get $units $unit)) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
+{{/* Fails where a duration is shorter or longer than the process takes. Empty: the process' own default. */}}
+{{- define "runnel-hub.within" -}}
+{{- if .value -}}
+{{- $it := include "runnel-hub.milliseconds" .value | atoi -}}
+{{- if or (lt $it (include "runnel-hub.milliseconds" .least | atoi)) (gt $it (include "runnel-hub.milliseconds" .most | atoi)) -}}
+{{- fail (printf "%s: %s is not between %s and %s" .field .value .least .most) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a schema cannot say, or not in words: the process would refuse it, and its pods would crash. */}}
+{{- define "runnel-hub.check" -}}
+{{- range .Values.advertise -}}
+{{- if not (regexMatch "^(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$" .) -}}
+{{- fail (printf "advertise: `%s` is no address: write host:port without a scheme, such as hub.example.com:8443" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.image.tag "latest" -}}
+{{- fail "image.tag: `latest` says nothing about what runs: name a version, or leave it empty for the chart's own" -}}
+{{- end -}}
+{{- template "runnel-hub.within" dict "field" "sourceGoneGrace" "value" .Values.sourceGoneGrace "least" "0s" "most" "24h" -}}
+{{- with .Values.certificate -}}
+{{- template "runnel-hub.within" dict "field" "certificate.life" "value" .life "least" "4s" "most" "720h" -}}
+{{- template "runnel-hub.within" dict "field" "certificate.expiredRenewalLimit" "value" .expiredRenewalLimit "least" "0s" "most" "8760h" -}}
+{{- template "runnel-hub.within" dict "field" "certificate.authorityLife" "value" .authorityLife "least" "2160h" "most" "876000h" -}}
+{{- end -}}
+{{- with .Values.lease -}}
+{{- template "runnel-hub.within" dict "field" "lease.duration" "value" .duration "least" "1s" "most" "60s" -}}
+{{- $duration := include "runnel-hub.milliseconds" .duration | atoi -}}
+{{- $deadline := include "runnel-hub.milliseconds" .renewDeadline | atoi -}}
+{{- $retry := include "runnel-hub.milliseconds" .retryPeriod | atoi -}}
+{{- if or (ge $deadline $duration) (ge $retry $deadline) (eq $retry 0) -}}
+{{- fail (printf "lease: duration (%s) must be longer than renewDeadline (%s), and that longer than retryPeriod (%s), which is not 0" .duration .renewDeadline .retryPeriod) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

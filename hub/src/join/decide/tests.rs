@@ -32,6 +32,7 @@ fn peer(hub: &str, cluster: &str, uid: &str, key: &str, until: i64) -> PeerCerti
     PeerCertificate {
         id: SpiffeId::cluster(hub, cluster, uid).unwrap(),
         key: print(key),
+        not_before: SystemTime::UNIX_EPOCH,
         not_after: SystemTime::from(at(until)),
         server: false,
         client: true,

@@ -21,7 +21,10 @@ use serde_json::{Map, Value};
 use super::{Lent, Why, Withheld};
 use crate::crd;
 use overrides::Override;
-pub use template::About;
+pub use template::{About, Reads};
+
+/// The most bytes to which the template of a name is filled; no name is longer, and the message shows how it begins.
+const NAME_LIMIT: usize = 1024;
 
 /// What a rule says about the form of its copies.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,6 +125,29 @@ impl Shape {
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
+    /// What the contents of copies of a source depend on in a cluster.
+    pub fn reads(&self, source: &SourceRef, content: &Content) -> Reads {
+        let sensitive = Kind::by_resource(&source.resource).is_some_and(|kind| kind.sensitive);
+        let mut reads = Reads::default();
+        let data = content.fields.get("data").and_then(Value::as_object);
+        for (key, value) in data.into_iter().flatten() {
+            if matches_any(&self.substitute, self.rename.get(key).unwrap_or(key)) {
+                let text = value.as_str().unwrap_or_default();
+                let text = if sensitive { decoded(text) } else { Some(text.to_owned()) };
+                reads.note(&text.unwrap_or_default());
+            }
+        }
+        reads
+    }
+
+    /// What that is in a cluster, as a text: where it is equal, so are the contents.
+    pub fn read(&self, reads: &Reads, about: About<'_>) -> String {
+        let chooses = |change: &Override| if change.chooses(about) { '1' } else { '0' };
+        let mut read: String = self.overrides.iter().map(chooses).collect();
+        reads.read(about, &mut read);
+        read
+    }
+
     /// The name of the copies that hold this, given what [`Shape::name`] says. The digest is made of the revision, which
     /// is keyed, and of the source: it says nothing of the content, not even that two sources have the same, and it is
     /// the same after a restart.
@@ -156,7 +182,7 @@ impl Shape {
     fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
         let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
         let field = format!("spec.transform.name for {}", about.source);
-        let name = template::fill(template, about)
+        let name = template::fill(template, about, NAME_LIMIT)
             .map_err(|unfilled| withheld(Why::Variable, format!("{field}: {}", unfilled.describe(true))))?;
         if !valid::is_object_name(&name) {
             let message = format!(
@@ -240,14 +266,18 @@ impl Shape {
             return Ok(());
         }
         let Some(data) = content.fields.get_mut("data").and_then(Value::as_object_mut) else { return Ok(()) };
+        // No object is larger, so nothing is filled any further.
+        let mut room = valid::SIZE_LIMIT;
         for (key, value) in data.iter_mut().filter(|(key, _)| matches_any(&self.substitute, key)) {
             let field = || format!("spec.substitute for {key} of {}", about.source);
             let text = value.as_str().unwrap_or_default();
             let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
             let text = text.ok_or_else(|| withheld(Why::Transform, format!("{}: the value is no text", field())))?;
-            let filled = template::fill(&text, about).map_err(|unfilled| {
-                withheld(Why::Variable, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
+            let filled = template::fill(&text, about, room).map_err(|unfilled| {
+                let why = if unfilled == template::Unfilled::TooLong { Why::Object } else { Why::Variable };
+                withheld(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
             })?;
+            room = room.saturating_sub(filled.len());
             *value = Value::String(if kind.sensitive { BASE64.encode(filled.as_bytes()) } else { filled });
         }
         Ok(())

@@ -36,6 +36,11 @@ impl Override {
         self.secret_data.iter().map(|entry| entry.value_from.secret_key_ref.name.as_str())
     }
 
+    /// Whether it speaks of this cluster.
+    pub(super) fn chooses(&self, about: About<'_>) -> bool {
+        self.clusters.chooses(about.cluster, about.labels)
+    }
+
     /// Changes the content, if it speaks of this cluster. What a rule says is for everybody to read: nothing of it goes
     /// into a Secret; and what is in a Secret goes into nothing else.
     pub(super) fn apply(
@@ -46,7 +51,7 @@ impl Override {
         about: About<'_>,
         lent: &Lent<'_>,
     ) -> Result<(), Unmade> {
-        if !self.clusters.chooses(about.cluster, about.labels) {
+        if !self.chooses(about) {
             return Ok(());
         }
         let field = format!("spec.overrides[{number}]");

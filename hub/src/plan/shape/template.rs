@@ -1,6 +1,6 @@
 //! Texts with variables: `${cluster.name}`, `${cluster.labels.KEY}`, `${cluster.labels.KEY:-default}`,
 //! `${source.namespace}` and `${source.name}`. `$${` stands for `${`; any other `$` for itself.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, SourceRef};
 
@@ -24,6 +24,8 @@ pub enum Unfilled<'t> {
     Unknown(&'t str),
     /// The cluster has no such label, and the text gives no default.
     NoLabel(&'t str),
+    /// With its variables filled it is longer than any object may be.
+    TooLong,
 }
 
 impl Unfilled<'_> {
@@ -41,6 +43,10 @@ impl Unfilled<'_> {
             Unfilled::NoLabel(key) if quote => {
                 format!("the cluster has no label {key}; add it, or write ${{cluster.labels.{key}:-default}}")
             }
+            Unfilled::TooLong => {
+                "with its variables filled it is longer than an object may be; use fewer variables, or shorter texts"
+                    .to_owned()
+            }
             Unfilled::NoLabel(_) => {
                 "the cluster lacks a label that it names; add it, or give a default by :-".to_owned()
             }
@@ -56,17 +62,59 @@ enum Piece<'t> {
 /// The text with its variables filled.
 ///
 /// # Errors
-/// [`Unfilled`], and never an empty string instead.
-pub fn fill<'t>(text: &'t str, about: About<'_>) -> Result<String, Unfilled<'t>> {
-    let mut filled = String::with_capacity(text.len());
+/// [`Unfilled`], and never an empty string instead. Nothing is filled beyond `limit` bytes.
+pub fn fill<'t>(text: &'t str, about: About<'_>, limit: usize) -> Result<String, Unfilled<'t>> {
+    let mut filled = String::with_capacity(text.len().min(limit));
     each_piece(text, |piece| {
-        match piece {
-            Piece::Text(text) => filled.push_str(text),
-            Piece::Variable(variable) => push(&mut filled, variable, about)?,
+        let piece = match piece {
+            Piece::Text(text) => text,
+            Piece::Variable(variable) => value(variable, about)?,
+        };
+        if piece.len() > limit - filled.len() {
+            return Err(Unfilled::TooLong);
         }
+        filled.push_str(piece);
         Ok(())
     })?;
     Ok(filled)
+}
+
+/// What texts read of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    name: bool,
+    labels: BTreeSet<String>,
+}
+
+impl Reads {
+    /// Notes what a text reads.
+    pub fn note(&mut self, text: &str) {
+        // What is wrong with the text is the same in every cluster, up to there.
+        let _ = each_piece(text, |piece| {
+            if let Piece::Variable(variable) = piece {
+                self.name |= variable == "cluster.name";
+                let label = variable.strip_prefix("cluster.labels.");
+                self.labels.extend(label.map(|label| label.split_once(":-").map_or(label, |(key, _)| key).to_owned()));
+            }
+            Ok(())
+        });
+    }
+
+    /// What that is in a cluster: another text for any other values.
+    pub fn read(&self, about: About<'_>, into: &mut String) {
+        let mut add = |value: Option<&str>| match value {
+            Some(value) => {
+                into.push_str(&value.len().to_string());
+                into.push(':');
+                into.push_str(value);
+            }
+            None => into.push('-'),
+        };
+        if self.name {
+            add(Some(about.cluster.as_str()));
+        }
+        self.labels.iter().for_each(|key| add(about.labels.get(key).map(String::as_str)));
+    }
 }
 
 /// Whether the text may be another one for another cluster.
@@ -100,11 +148,11 @@ fn each_piece<'t>(
     take(Piece::Text(rest))
 }
 
-fn push<'t>(filled: &mut String, variable: &'t str, about: About<'_>) -> Result<(), Unfilled<'t>> {
-    match variable {
-        "cluster.name" => filled.push_str(about.cluster.as_str()),
-        "source.namespace" => filled.push_str(&about.source.namespace),
-        "source.name" => filled.push_str(&about.source.name),
+fn value<'v, 't: 'v>(variable: &'t str, about: About<'v>) -> Result<&'v str, Unfilled<'t>> {
+    Ok(match variable {
+        "cluster.name" => about.cluster.as_str(),
+        "source.namespace" => &about.source.namespace,
+        "source.name" => &about.source.name,
         _ => {
             let label = variable.strip_prefix("cluster.labels.").ok_or(Unfilled::Unknown(variable))?;
             let (key, default) = match label.split_once(":-") {
@@ -114,11 +162,9 @@ fn push<'t>(filled: &mut String, variable: &'t str, about: About<'_>) -> Result<
             if key.is_empty() {
                 return Err(Unfilled::Unknown(variable));
             }
-            let value = about.labels.get(key).map(String::as_str).or(default);
-            filled.push_str(value.ok_or(Unfilled::NoLabel(key))?);
+            about.labels.get(key).map(String::as_str).or(default).ok_or(Unfilled::NoLabel(key))?
         }
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -144,7 +190,7 @@ mod tests {
             ("$$${cluster.name}", "$${cluster.name}"),
             ("", ""),
         ] {
-            let filled = with(&[("topology.kubernetes.io/region", "west")], |about| fill(text, about).ok());
+            let filled = with(&[("topology.kubernetes.io/region", "west")], |about| fill(text, about, 1 << 20).ok());
             assert_eq!(filled.as_deref(), Some(expected), "{text}");
         }
     }
@@ -152,11 +198,11 @@ mod tests {
     #[test]
     fn what_cannot_be_filled_is_an_error_and_never_empty() {
         with(&[], |about| {
-            assert_eq!(fill("a ${HOME} b", about), Err(Unfilled::Unknown("HOME")));
-            assert_eq!(fill("${cluster.name:-x}", about), Err(Unfilled::Unknown("cluster.name:-x")));
-            assert_eq!(fill("${cluster.labels.}", about), Err(Unfilled::Unknown("cluster.labels.")));
-            assert_eq!(fill("${cluster.labels.tier}", about), Err(Unfilled::NoLabel("tier")));
-            assert_eq!(fill("${cluster.name", about), Err(Unfilled::Open));
+            assert_eq!(fill("a ${HOME} b", about, 1 << 20), Err(Unfilled::Unknown("HOME")));
+            assert_eq!(fill("${cluster.name:-x}", about, 1 << 20), Err(Unfilled::Unknown("cluster.name:-x")));
+            assert_eq!(fill("${cluster.labels.}", about, 1 << 20), Err(Unfilled::Unknown("cluster.labels.")));
+            assert_eq!(fill("${cluster.labels.tier}", about, 1 << 20), Err(Unfilled::NoLabel("tier")));
+            assert_eq!(fill("${cluster.name", about, 1 << 20), Err(Unfilled::Open));
             assert!(!Unfilled::Unknown("s3cret").describe(false).contains("s3cret"));
             assert!(!Unfilled::NoLabel("s3cret").describe(false).contains("s3cret"));
         });
@@ -165,7 +211,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_text_without_variables_is_left_alone(text in "[^$]*") {
-            prop_assert_eq!(with(&[], |about| fill(&text, about).ok()), Some(text.clone()));
+            prop_assert_eq!(with(&[], |about| fill(&text, about, 1 << 20).ok()), Some(text.clone()));
             prop_assert!(!speaks_of_cluster(&text));
         }
 
@@ -174,19 +220,19 @@ mod tests {
             // A `$` right before an escape would be one too many to tell from it.
             prop_assume!(!text.contains("$$"));
             let escaped = text.replace("${", "$${");
-            prop_assert_eq!(with(&[], |about| fill(&escaped, about).ok()), Some(text.clone()));
+            prop_assert_eq!(with(&[], |about| fill(&escaped, about, 1 << 20).ok()), Some(text.clone()));
         }
 
         #[test]
         fn any_text_is_filled_or_refused_without_a_panic(text: String) {
-            with(&[], |about| drop(fill(&text, about).map_err(|error| error.describe(true))));
+            with(&[], |about| drop(fill(&text, about, 1 << 20).map_err(|error| error.describe(true))));
         }
 
         #[test]
         fn what_is_filled_is_the_text_around_and_the_values(before in "[a-z]*", between in "[a-z$ ]*[a-z ]", after in "[a-z]*") {
             let text = format!("{before}${{cluster.name}}{between}${{source.name}}{after}");
             let expected = format!("{before}eu-1{between}settings{after}");
-            prop_assert_eq!(with(&[], |about| fill(&text, about).ok()), Some(expected));
+            prop_assert_eq!(with(&[], |about| fill(&text, about, 1 << 20).ok()), Some(expected));
             prop_assert!(speaks_of_cluster(&text));
         }
     }

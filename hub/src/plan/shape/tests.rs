@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use runnel_proto::model::{ClusterName, Payload, Revision, SourceRef};
+use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
 use super::super::{Body, Deal, Lent, Minter, Rule, RulePlan, SourceContent};
@@ -173,9 +173,8 @@ fn what_a_member_would_refuse_is_not_sent() {
 fn body(text: &str) -> Body {
     let content = content(json!({"app.yaml": text, "other": "x"}));
     let canonical = content.to_bytes();
-    let mut revision = [0; 16];
-    revision[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
-    Body::Read(SourceContent::new(Revision(revision), Payload::encode(canonical)).into())
+    let revision = runnel_proto::model::RevisionKey::new(b"key").revision("configmaps", &canonical);
+    Body::Read(SourceContent::new(revision, Payload::encode(canonical)).into())
 }
 
 fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)> {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::names::is_name_part;
 
 /// The most bytes that the values of an object may have together.
-const SIZE_LIMIT: usize = 1024 * 1024;
+pub(super) const SIZE_LIMIT: usize = 1024 * 1024;
 /// The most bytes that the annotations of an object may have together.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The longest key of an object.

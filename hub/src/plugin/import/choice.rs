@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
-use runnel_proto::model::{NamespaceChoice, Pattern};
+use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace};
 
 use crate::crd::{LabelExpression, LabelSelector, Namespaces, Operator};
 
@@ -45,7 +45,7 @@ impl Choice {
     /// The namespaces that a rule with this choice reaches now.
     pub fn reaches(&self, places: &Places) -> BTreeSet<String> {
         let choice = NamespaceChoice::from(&self.written());
-        let is_open = |name: &str| !name.starts_with("kube-") && name != OWN;
+        let is_open = |name: &str| !is_closed_namespace(name) && name != OWN;
         let by_name =
             |name: &str| choice.names.iter().any(|one| one.matches(name) && (one.is_literal() || is_open(name)));
         let by_label = |name: &str, labels: &BTreeMap<String, String>| {
@@ -55,10 +55,10 @@ impl Choice {
         chosen.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Globs and selectors of a rule leave `kube-*` out: those that the copier reaches there are named.
+    /// Globs and selectors of a rule leave closed namespaces out: those that the copier reaches there are named.
     fn with_hidden(mut self, places: &Places, reached: impl Fn(&str, &BTreeMap<String, String>) -> bool) -> Self {
         for (name, labels) in places {
-            if name.starts_with("kube-") && reached(name, labels) {
+            if is_closed_namespace(name) && name != OWN && reached(name, labels) {
                 self.names.insert(name.clone());
             }
         }

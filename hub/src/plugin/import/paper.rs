@@ -143,7 +143,14 @@ fn order(out: &mut String, import: &Import, around: &Around) {
     if by_place.is_empty() {
         line(out, "(there are none)");
     }
-    step(out, 4, "Uninstall the old copier:");
+    step(
+        out,
+        4,
+        "Let the copies that were there follow their sources: set conflictPolicy: Overwrite in the rules and policy.overwrite: \
+         true in the agent's values. Until then an edit of a source leaves such a copy as it is (Conflict); one that you \
+         delete is made anew:",
+    );
+    step(out, 5, "Uninstall the old copier:");
     for copier in &used {
         for (namespace, name, release) in around.copiers.get(copier).unwrap_or(&none) {
             line(

@@ -104,6 +104,29 @@ fn what_is_not_granted_in_one_cluster_and_not_at_all_in_the_other() {
 }
 
 #[test]
+fn rule_with_more_sources_than_granted_copies() {
+    let mut world = World::new(&["eu-1"]);
+    world.plan = RulePlan::empty(&world.rule);
+    for name in ["s", "t", "u"] {
+        let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
+        world.plan.set(&SourceRef::new("configmaps", "a", name), Some(&Body::Read(content.into())));
+    }
+    let resources = vec!["configmaps".into(), "secrets".into()];
+    let grant = Grant { resources, overwrite: true, adopt: true, create_namespaces: true, ..Grant::default() };
+    for (limit, said) in [(Some(2), true), (Some(3), false), (None, false)] {
+        let grants = Some(vec![Grant { max_copies: limit, ..grant.clone() }]);
+        let terms = NamedTerms::new(Terms { grants, ..Terms::clone(&world.rule.terms) });
+        world.goes.clusters.insert("eu-1".into(), terms);
+        world.applied("eu-1");
+        let page = page(&mut world);
+        let text = "more than 2 copies (maxCopies) in eu-1: the rule selects 3 sources";
+        // Lines are folded.
+        let words: Vec<_> = page.split_whitespace().collect();
+        assert_eq!(words.join(" ").contains(text), said, "{page}");
+    }
+}
+
+#[test]
 fn grants_that_cannot_be_read() {
     let mut world = World::new(&["eu-1"]);
     world.goes.unknown = true;

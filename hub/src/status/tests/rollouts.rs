@@ -111,7 +111,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
         Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() },
         vec![failure(Reason::Denied, why)],
     );
-    (progress(&mut stopped).applied, progress(&mut stopped).failed) = (0, 1);
+    (progress(&mut stopped).applied, progress(&mut stopped).failing, progress(&mut stopped).failed) = (0, 1, 1);
     let failing = ("canary-1".into(), format!("configmaps/default/s: {why}"));
     stopped.rolling.as_mut().unwrap().failing = Some(failing);
     insta::assert_snapshot!("stopped_by_a_failure", shown(&mut stopped));
@@ -121,14 +121,16 @@ fn snapshots_of_a_rollout_in_each_phase() {
     reverting.rolling.as_mut().unwrap().gate.travel =
         Travel::Revert { target: "target".to_owned(), base: String::new() };
     let told = progress(&mut reverting);
-    (told.applied, told.failed, told.failure) = (0, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
+    (told.applied, told.failing, told.failed, told.failure) =
+        (0, 1, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
     insta::assert_snapshot!("going_back", shown(&mut reverting));
 
     let reverted = &mut reverting;
     reverted.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
     reverted.applied("canary-1");
     let told = progress(reverted);
-    (told.phase, told.reverted, told.left, told.ended_at) = (Phase::Reverted, 1, 2, Some(at(3500)));
+    (told.phase, told.reverted, told.left, told.failing) = (Phase::Reverted, 1, 2, 0);
+    told.ended_at = Some(at(3500));
     insta::assert_snapshot!("gone_back", shown(reverted));
 
     let mut completed = world(Phase::Completed);

@@ -24,7 +24,7 @@ impl Row {
     }
 }
 
-const LONG: &[u8] = &[19, 20, 21, 22];
+const LONG: &[u8] = &[19, 20, 21, 22, 25];
 
 /// One thing that a row measures.
 pub(super) const fn line(what: &'static str, unit: &'static str, gate: Option<Bound>, aim: Option<Bound>) -> Line {
@@ -252,6 +252,39 @@ pub const ROWS: &[Row] = &[
             line("memory in all, rules", "MiB", None, None),
         ],
     },
+    Row {
+        number: 23,
+        name: "member-writes",
+        meaning: "writes of a real agent to its API server per edit of a source, its own Secrets included, Leases not counted",
+        lines: &[bounded("member writes per edit", "writes", most(1.1, 1.0))],
+    },
+    Row {
+        number: 24,
+        name: "rest-requests",
+        meaning: "requests of hub and agent to their API servers while nothing happens, reads included, Leases not counted",
+        lines: &[
+            bounded("hub requests a minute", "requests", most(30.0, 6.0)),
+            bounded("agent requests a minute", "requests", most(6.0, 2.0)),
+        ],
+    },
+    Row {
+        number: 25,
+        name: "shaped",
+        meaning: "a rule whose copies differ in each of 1,000 clusters, 20 sources of 100 KiB: time to plan, the index lock, memory",
+        lines: &[
+            line("rule to its plan", "ms", None, None),
+            line("edit of the rule to its plan", "ms", None, None),
+            bounded("longest hold of the index lock", "ms", most(1000.0, 250.0)),
+            bounded("hub memory at its peak", "MiB", most(1024.0, 512.0)),
+            bounded("leads lost", "times", most(0.0, 0.0)),
+        ],
+    },
+    Row {
+        number: 26,
+        name: "delete",
+        meaning: "from the deletion of a small rule until it and its copies in 3 real members are gone, beside objects that are deleted there",
+        lines: &[bounded("delete to the last copy gone, p50", "ms", most(500.0, 200.0))],
+    },
 ];
 
 /// The row with this number or name.
@@ -273,7 +306,7 @@ mod tests {
         assert!(ROWS.iter().is_sorted_by_key(|row| row.number));
         assert_eq!(find("4").map(|row| row.name), Some("fan-out"));
         assert_eq!(find("fan-out").map(|row| row.number), Some(4));
-        assert!(find("23").is_none());
+        assert!(find("99").is_none());
     }
 
     #[test]

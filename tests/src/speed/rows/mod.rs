@@ -1,6 +1,8 @@
 //! How the rows are run, and what their readings come to.
 
 mod agent;
+mod cost;
+mod deletes;
 mod fanout;
 mod goals;
 mod heavy;
@@ -11,6 +13,7 @@ mod pairs;
 mod real;
 mod reports;
 mod restart;
+mod shaped;
 mod slopes;
 
 use std::collections::BTreeSet;
@@ -42,9 +45,12 @@ const STEPS: &[(&[u8], Step)] = &[
     (others::ROWS, |_, quick| Box::pin(others::run(quick))),
     (slopes::ROWS, |_, quick| Box::pin(slopes::run(quick))),
     (heavy::ROWS, |_, quick| Box::pin(heavy::run(quick))),
+    (shaped::ROWS, |_, quick| Box::pin(shaped::run(quick))),
     (large::ROWS, |_, quick| Box::pin(large::run(quick))),
     (real::ROWS, |rows, quick| Box::pin(async move { real::run(&rows, quick).await })),
     (agent::ROWS, |rows, quick| Box::pin(async move { agent::run(&rows, quick).await })),
+    (cost::ROWS, |_, quick| Box::pin(cost::run(quick))),
+    (deletes::ROWS, |_, quick| Box::pin(deletes::run(quick))),
 ];
 
 /// Why a step has ended early, and which rows it would have measured.

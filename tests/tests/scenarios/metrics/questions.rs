@@ -29,7 +29,7 @@ pub fn of_rules(rules: &str) -> Result<Vec<String>> {
         }
         ensure!(runbook.contains(&format!("\n## {name}\n")), "deploy/runbook.md has no entry {name}");
         let anchor = format!("deploy/runbook.md#{}", name.to_lowercase());
-        ensure!(alert["annotations"]["runbook"] == *anchor, "{name} does not point to {anchor}");
+        ensure!(alert["annotations"]["runbook_url"] == *anchor, "{name} does not point to {anchor}");
         expressions.push(alert["expr"].as_str().context("an alert without expression")?.to_owned());
     }
     Ok(expressions)

@@ -31,6 +31,8 @@ enum Event {
     Restart(usize),
     /// Somebody removes the Lease; the processes are told.
     Remove,
+    /// Somebody else writes to the Lease, and changes nothing of what its holder wrote.
+    Touch,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -48,6 +50,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => who().prop_map(Event::Release),
         1 => who().prop_map(Event::Restart),
         1 => Just(Event::Remove),
+        2 => Just(Event::Touch),
     ]
 }
 
@@ -60,6 +63,7 @@ struct Request {
 }
 
 struct World {
+    start: Instant,
     now: Instant,
     lease: Option<Lease>,
     version: u64,
@@ -74,6 +78,7 @@ struct World {
 impl World {
     fn new(start: Instant) -> Self {
         let mut world = Self {
+            start,
             now: start,
             lease: None,
             version: 0,
@@ -89,7 +94,7 @@ impl World {
 
     fn born(&mut self, number: usize) -> Candidate {
         self.lives += 1;
-        let mut born = Candidate::new(me(&format!("p{number}"), &self.lives.to_string(), true), TIMING);
+        let mut born = Candidate::new(NAME, me(&format!("p{number}"), &self.lives.to_string(), true), TIMING);
         born.saw(self.lease.clone(), self.now);
         born
     }
@@ -119,7 +124,8 @@ impl World {
         if self.waits(number) {
             return None;
         }
-        match self.processes[number].next(true, self.now, Timestamp::UNIX_EPOCH) {
+        let wall = Timestamp::UNIX_EPOCH + (self.now - self.start);
+        match self.processes[number].next(true, self.now, wall) {
             Step::Look => self.processes[number].saw(self.lease.clone(), self.now),
             Step::Create(lease) | Step::Replace(lease) => return Some(lease),
             Step::Wait(_) | Step::Remove(_) => {}
@@ -188,6 +194,11 @@ impl World {
                         self.processes[number].saw(None, self.now);
                     }
                 }
+            }
+            Event::Touch => {
+                self.version += 1;
+                let version = Some(self.version.to_string());
+                self.lease.iter_mut().for_each(|lease| lease.metadata.resource_version.clone_from(&version));
             }
             Event::Tell(_) | Event::Look(_) | Event::Release(_) | Event::Restart(_) => {}
         }

@@ -1,5 +1,6 @@
 use super::*;
 
+const NAME: LeaseName = LeaseName { name: "runnel-hub", component: "hub" };
 const TIMING: Timing =
     Timing { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(2) };
 
@@ -8,7 +9,7 @@ fn me(name: &str, random: &str, is_unique: bool) -> Holder {
 }
 
 fn candidate(name: &str) -> Candidate {
-    Candidate::new(me(name, "0", true), TIMING)
+    Candidate::new(NAME, me(name, "0", true), TIMING)
 }
 
 fn at(seconds: u64) -> Duration {
@@ -26,6 +27,8 @@ fn foreign(uid: &str, version: u64, holder: &str, term: i32) -> Lease {
         holder_identity: Some(holder.into()),
         lease_transitions: Some(term),
         lease_duration_seconds: Some(15),
+        // Whoever renews writes when.
+        renew_time: Some(MicroTime(Timestamp::from_second(i64::try_from(version).unwrap()).unwrap())),
         ..LeaseSpec::default()
     };
     stored(Lease { spec: Some(spec), ..Lease::default() }, uid, version)
@@ -92,12 +95,29 @@ fn another_waits_from_when_it_saw_the_last_change() {
 }
 
 #[test]
+fn lease_touched_by_others_does_not_delay_failover() {
+    let (start, mut b) = (Instant::now(), candidate("b"));
+    let silent = foreign("e1", 5, "a_0", 3);
+    b.saw(Some(silent.clone()), start);
+    // Some controller annotates the Lease again and again; its holder is dead.
+    let mut version = 5;
+    for second in [4, 8, 12] {
+        version += 1;
+        b.heard(Some(stored(silent.clone(), "e1", version)), start + at(second));
+        assert!(matches!(next(&mut b, start + at(second)), Step::Wait(_)));
+    }
+    let taken = replaced(next(&mut b, start + at(15)));
+    assert_eq!((holder(&taken), term(&taken)), (Some("b_0"), 4));
+    assert_eq!(taken.metadata.resource_version, Some(version.to_string()));
+}
+
+#[test]
 fn nothing_is_passed_on_to_a_predecessor_at_the_same_address() {
     let start = Instant::now();
     let mut before = candidate("a");
     before.saw(None, start);
     let made = stored(replaced(next(&mut before, start)), "e1", 1);
-    let mut again = Candidate::new(me("a", "1", false), TIMING);
+    let mut again = Candidate::new(NAME, me("a", "1", false), TIMING);
     again.saw(Some(made), start);
     assert_eq!(again.leader(), Some(Leader { identity: "a_0".into(), address: None }));
 }
@@ -120,15 +140,15 @@ fn what_is_given_away_is_taken_at_once() {
 #[test]
 fn a_successor_of_its_own_name_does_not_wait_but_only_at_its_start() {
     let start = Instant::now();
-    let mut again = Candidate::new(me("a", "1", true), TIMING);
+    let mut again = Candidate::new(NAME, me("a", "1", true), TIMING);
     again.saw(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(term(&replaced(next(&mut again, start))), 4);
     // A name that others may have says nothing.
-    let mut unnamed = Candidate::new(me("a", "1", false), TIMING);
+    let mut unnamed = Candidate::new(NAME, me("a", "1", false), TIMING);
     unnamed.saw(Some(foreign("e1", 5, "a_0", 3)), start);
     assert!(matches!(next(&mut unnamed, start), Step::Wait(_)));
     // Once it has met a holder, one of its own name is no predecessor.
-    let mut second = Candidate::new(me("a", "1", true), TIMING);
+    let mut second = Candidate::new(NAME, me("a", "1", true), TIMING);
     second.saw(Some(foreign("e1", 5, "b_0", 3)), start);
     second.saw(Some(foreign("e1", 6, "a_0", 4)), start);
     assert!(matches!(next(&mut second, start), Step::Wait(_)));
@@ -167,48 +187,6 @@ fn a_restored_lease_does_not_bring_old_terms_back() {
     // With our own name in it, but not our term.
     a.saw(Some(foreign("e1", 4, "a_0", 3)), start + at(17));
     assert_eq!(term(&replaced(next(&mut a, start + at(17)))), 9);
-}
-
-#[test]
-fn who_lives_through_a_restore_takes_the_lead_anew_and_the_line_says_how_far_the_backup_went() {
-    let (start, mut a) = (Instant::now(), candidate("a"));
-    a.saw(Some(foreign("e1", 5, "", 7)), start);
-    let taken = stored(replaced(next(&mut a, start)), "e1", 6);
-    a.wrote(taken.clone(), start, start);
-    let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
-    a.wrote(renewed, start + at(2), start + at(2));
-    assert_eq!(a.standing(start + at(3)).map(|standing| standing.version), Some(9));
-    // What it wrote itself, by its own term, but earlier than what it has seen.
-    a.saw(Some(taken), start + at(3));
-    assert_eq!((a.lead(start + at(3)), a.standing(start + at(3))), (None, None));
-    let again = replaced(next(&mut a, start + at(4)));
-    assert_eq!(term(&again), 9);
-    assert_eq!(again.metadata.annotations.unwrap()[LINE], "e1/8/0/6 e1/9/0/");
-}
-
-#[test]
-fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
-    let (start, mut a) = (Instant::now(), candidate("a"));
-    a.saw(None, start);
-    let made = stored(replaced(next(&mut a, start)), "e1", 1);
-    a.wrote(made, start, start);
-    a.saw(None, start + at(1));
-    let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
-    a.wrote(made, start + at(3), start + at(3));
-    let renewed = replaced(next(&mut a, start + at(5)));
-    assert_eq!(renewed.metadata.annotations.unwrap()[LINE], format!("e1/1/0/{} e2/1/0/", u64::MAX));
-}
-
-#[test]
-fn a_line_that_somebody_took_away_comes_back_with_the_next_renewal() {
-    let (start, mut a) = (Instant::now(), candidate("a"));
-    a.saw(Some(foreign("e1", 5, "", 7)), start);
-    let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);
-    a.wrote(taken.clone(), start, start);
-    let line = taken.metadata.annotations.take();
-    a.saw(Some(stored(taken, "e1", 7)), start + at(1));
-    let renewed = replaced(next(&mut a, start + at(2)));
-    assert_eq!(renewed.metadata.annotations.unwrap()[LINE], line.unwrap()[LINE]);
 }
 
 #[test]

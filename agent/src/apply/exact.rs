@@ -1,0 +1,53 @@
+//! A copy that an apply alone cannot make: an apply leaves what others have put there, and with that the whole may be
+//! refused.
+use std::collections::BTreeSet;
+
+use kube::api::DynamicObject;
+use runnel_proto::model::{FieldPath, Reason};
+use serde_json::Value;
+
+use super::Run;
+use crate::body;
+use crate::classify::{CallError, trouble};
+use crate::decide::{Target, Trouble};
+
+impl Run<'_> {
+    /// After an apply over an object was refused as invalid or too large: removes what is in its way in one request, and
+    /// applies again. Where nothing is in its way, what was to be applied is itself what the server does not take.
+    ///
+    /// Returns the object; `None` where somebody was faster, and what is there now decides again.
+    pub(super) async fn make_exact(
+        &mut self,
+        target: Option<&Target>,
+        request: &Value,
+        ignored: &BTreeSet<FieldPath>,
+        error: &CallError,
+    ) -> Result<Option<DynamicObject>, Trouble> {
+        // Adopting changes nothing of what stands there.
+        let helps = self.makes_way && matches!(trouble(error).reason, Reason::Invalid | Reason::TooLarge);
+        let Some(target) = target.filter(|_| helps) else { return Err(self.fail(error)) };
+        let Some(object) = self.same(target).await? else { return Ok(None) };
+        let Some(patch) = body::make_way(self.kind, &object, request, ignored) else { return Err(self.fail(error)) };
+        let object = match self.member.json_patch(self.kind, self.copy, patch).await {
+            Ok(object) => object,
+            // Where nothing has moved, that is not legal either: the first refusal says why.
+            Err(refused) if refused.is_race() || refused.code() == 422 => {
+                return self.reread(Some(target), error).await.map(|()| None);
+            }
+            Err(refused) => return Err(self.fail(&refused)),
+        };
+        self.passed(target.version.clone());
+        self.show(&object);
+        let Some(seen) = self.seen() else { return Ok(None) };
+        let mut request = request.clone();
+        request["metadata"]["resourceVersion"] = seen.version.to_string().into();
+        match self.member.apply(self.kind, self.copy, &request).await {
+            Ok(applied) => {
+                self.passed(seen.version);
+                Ok(Some(applied))
+            }
+            Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! How many copies there may be, and how many bytes: by the member's policy, and by what is granted to the rules of one
+//! namespace of the hub. What is there already stays; what would go beyond is not written.
+use std::sync::Arc;
+use std::time::Instant;
+
+use runnel_proto::model::{Reason, RuleUid, SourceRef};
+
+use super::Core;
+use crate::backoff::RECHECK;
+use crate::decide::{Trouble, Want, WantedCopy};
+use crate::live::Ownership;
+use crate::queue::Key;
+use crate::records::{IntentKey, Usage};
+
+impl Core {
+    /// Denies a copy that is not there yet, or that would grow, where that would go beyond a limit.
+    pub(super) fn apply_quota(&self, copy: &SourceRef, want: &mut Want) {
+        if let Want::Copy(wanted) = want
+            && wanted.denied.is_none()
+        {
+            wanted.denied = self.beyond_quota(copy, wanted);
+        }
+    }
+
+    /// What a copy would add to what there is.
+    pub(super) fn growth(&self, copy: &SourceRef, intent: &IntentKey) -> Usage {
+        let live = self.records.live(copy).filter(|live| live.ownership == Ownership::Ours && live.sealed.is_some());
+        let bytes = self.desired.bytes(intent).unwrap_or_default();
+        match live {
+            Some(live) => Usage { copies: 0, bytes: bytes.saturating_sub(live.facts.bytes) },
+            None => Usage { copies: 1, bytes },
+        }
+    }
+
+    fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<Trouble> {
+        let adds = self.growth(copy, &wanted.intent);
+        if adds == Usage::default() {
+            return None;
+        }
+        let running = |of: &dyn Fn(&RuleUid) -> bool| {
+            let others = self.runs.iter().filter(|(other, run)| *other != copy && of(&run.about.0.rule));
+            others.fold(Usage::default(), |sum, (_, run)| sum.plus(run.adds))
+        };
+        let total = self.records.total().plus(running(&|_| true));
+        let policy = beyond(total, adds, Some(self.policy.max_copies), Some(self.policy.max_bytes));
+        if let Some((field, limit)) = policy {
+            return Some(denied(format!(
+                "this member's policy allows {limit} in all ({field}), and that many are here: raise it there, or narrow the \
+                 rules"
+            )));
+        }
+        let (max_copies, max_bytes) = self.desired.granted_limits(&wanted.intent.rule, copy);
+        if max_copies.is_none() && max_bytes.is_none() {
+            return None;
+        }
+        let (namespace, rules) = self.desired.rules_beside(&wanted.intent.rule);
+        let used = rules.iter().map(|rule| self.records.usage(rule)).fold(Usage::default(), Usage::plus);
+        let used = used.plus(running(&|rule| rules.contains(rule)));
+        let (field, limit) = beyond(used, adds, max_copies, max_bytes)?;
+        Some(denied(format!(
+            "the rules of {namespace} are granted {limit} in this cluster ({field} of the DistributionGrant), and have that \
+             many: an administrator of the hub can raise it"
+        )))
+    }
+
+    /// Comes back to a copy for which there was no room: nobody tells when there is.
+    pub(super) fn recheck_quota(&mut self, copy: &SourceRef, want: &Want, now: Instant) {
+        if self.lacks_room(copy, want) {
+            let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
+            self.queue.add_at(&Key::Copy(copy.clone()), now + delay);
+        }
+    }
+
+    /// Whether a copy waits for room.
+    pub(super) fn lacks_room(&self, copy: &SourceRef, want: &Want) -> bool {
+        matches!(want, Want::Copy(wanted) if wanted.denied.is_some() && self.beyond_quota(copy, wanted).is_some())
+    }
+}
+
+/// The limit that would be exceeded, with its field.
+fn beyond(used: Usage, adds: Usage, copies: Option<u64>, bytes: Option<u64>) -> Option<(&'static str, String)> {
+    let next = used.plus(adds);
+    if let Some(limit) = copies.filter(|limit| adds.copies > 0 && next.copies > *limit) {
+        return Some(("maxCopies", format!("{limit} copies")));
+    }
+    let limit = bytes.filter(|limit| adds.bytes > 0 && next.bytes > *limit)?;
+    Some(("maxBytes", format!("{limit} bytes of copies")))
+}
+
+fn denied(message: impl Into<Arc<str>>) -> Trouble {
+    Trouble::new(Reason::Denied, message)
+}

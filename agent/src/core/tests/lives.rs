@@ -1,0 +1,141 @@
+//! Short lives: rules that come, hand their copies on and go, each for good. The agent reports that nothing is left of a rule
+//! only when no copy of it stands, and no write for it is under way.
+use super::world::*;
+use proptest::prelude::*;
+use runnel_proto::model::*;
+
+/// A step in the lives of rules.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A new rule selects a source.
+    Create(u8),
+    /// The content that one of the rules selects is edited.
+    Edit(u8, u8),
+    /// One of the rules is deleted.
+    Remove(u8),
+    /// Somebody in the cluster deletes a copy.
+    Delete(u8),
+    /// A watch event arrives.
+    Tell,
+    /// The API server carries a request out and answers.
+    Work,
+    /// The API server carries a request out, and the answer is lost.
+    Lose,
+    /// The agent begins what is due.
+    GiveOut,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0u8..2).prop_map(Step::Create),
+        1 => (any::<u8>(), 1u8..4).prop_map(|(rule, revision)| Step::Edit(rule, revision)),
+        4 => any::<u8>().prop_map(Step::Remove),
+        1 => (0u8..2).prop_map(Step::Delete),
+        5 => Just(Step::Tell),
+        6 => Just(Step::Work),
+        1 => Just(Step::Lose),
+        6 => Just(Step::GiveOut),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+/// A cluster, and the rules that live in it.
+struct Lives {
+    world: World,
+    /// Uid and source of each rule that is alive.
+    rules: Vec<(String, String)>,
+    created: i64,
+}
+
+impl Lives {
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Create(source) => {
+                self.created += 1;
+                let (uid, name) = (format!("r{}", self.created), format!("s{source}"));
+                // Each other rule has precedence over those before it.
+                let created_at = if self.created % 2 == 0 { -self.created } else { self.created };
+                let delta = RuleDelta {
+                    upserts: vec![intent(&name, 1)],
+                    ..with_terms(&uid, Terms { created_at, ..terms(&uid, &["a"]) })
+                };
+                self.world.batch(vec![delta]);
+                self.rules.push((uid, name));
+            }
+            Step::Edit(rule, revision) => {
+                if let Some((uid, name)) = self.rules.get(usize::from(*rule) % self.rules.len().max(1)) {
+                    let upserts = vec![intent(name, *revision)];
+                    self.world.batch(vec![RuleDelta { upserts, ..RuleDelta::new(uid.as_str().into()) }]);
+                }
+            }
+            Step::Remove(rule) => {
+                if !self.rules.is_empty() {
+                    let (uid, _) = self.rules.remove(usize::from(*rule) % self.rules.len());
+                    self.remove(&uid);
+                }
+            }
+            Step::Delete(source) => self.world.delete(&copy("a", &format!("s{source}"))),
+            Step::Tell => drop(self.world.tell_one()),
+            Step::Work => drop(self.world.work_one()),
+            Step::Lose => self.world.lose_one(),
+            Step::GiveOut => self.world.give_out(),
+        }
+        self.check()
+    }
+
+    fn remove(&mut self, uid: &str) {
+        let removal = Some(DeletionPolicy::Delete);
+        self.world.batch(vec![RuleDelta { removal, ..RuleDelta::new(uid.into()) }]);
+    }
+
+    /// No rule of which the agent reported that nothing is left has a copy, or a write under way.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let states = self.world.sent.iter().flat_map(|frame| match frame {
+            AgentFrame::Report(states) => states.as_slice(),
+            _ => &[],
+        });
+        for state in states.filter(|state| state.gone) {
+            for (copy, object) in &self.world.objects {
+                let of = object.live.sealed.as_ref().map(|sealed| &sealed.rule);
+                prop_assert!(of != Some(&state.uid), "{} is gone and has {copy}", state.uid);
+            }
+            prop_assert!(!self.world.writes_for(&state.uid), "{} is gone and is being written", state.uid);
+        }
+        Ok(())
+    }
+}
+
+fn play(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    world.confirm();
+    let mut lives = Lives { world, rules: vec![], created: 0 };
+    for step in steps {
+        lives.step(step)?;
+    }
+    for (uid, _) in std::mem::take(&mut lives.rules) {
+        lives.remove(&uid);
+    }
+    lives.world.settle();
+    lives.check()?;
+    let left: Vec<_> = lives.world.objects.keys().collect();
+    prop_assert!(left.is_empty(), "copies without a rule: {left:?}");
+    for number in 1..=lives.created {
+        let uid = format!("r{number}");
+        prop_assert!(
+            lives.world.told_state(&uid).is_some_and(|state| state.gone),
+            "{uid} is not reported as gone: {:?}",
+            lives.world.told_states(&uid)
+        );
+    }
+    prop_assert_eq!(lives.world.core.counts(), Counts::default());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
+    #[test]
+    fn rule_that_is_gone_leaves_no_copy(steps in steps()) {
+        play(&steps)?;
+    }
+}

@@ -1,0 +1,131 @@
+//! Watches that fail, or cannot be begun.
+use super::*;
+use crate::policy::Area;
+
+fn area(resource: &'static str) -> Area {
+    Area { resource, namespace: None }
+}
+
+/// What the hub was told last of lost watches.
+fn told_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
+    let lost = world.sent.iter().rev().find_map(|frame| match frame {
+        AgentFrame::LostWatches(watches) => Some(watches.clone()),
+        _ => None,
+    });
+    lost.map(|watches| watches.iter().map(|watch| (watch.resource, watch.status)).collect())
+}
+
+fn hear(world: &mut World, event: Event) {
+    world.core.hear(event, world.now);
+    world.settle_now();
+}
+
+#[test]
+fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
+    let mut world = applied();
+    assert!(world.told_state("r").unwrap().proof.is_some());
+    assert_eq!(told_lost(&world), None);
+    hear(&mut world, Event::WatchLost(WatchScope::Copies(area("configmaps")), 0));
+    hear(&mut world, Event::WatchLost(WatchScope::Namespaces, 0));
+    assert_eq!(told_lost(&world), Some(vec![("configmaps", 0), ("namespaces", 0)]));
+    world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["a", "b"]) })]);
+    world.settle_now();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.proof), (4, None));
+    hear(&mut world, Event::WatchResumed(WatchScope::Namespaces));
+    assert_eq!(told_lost(&world), Some(vec![("configmaps", 0)]));
+    assert_eq!(world.told_state("r").unwrap().proof, None);
+    // What happened meanwhile is reported before the word that all is seen again.
+    world.objects.remove(&copy("a", "s0"));
+    world.poisoned.insert("s0".into());
+    world.list_area(&area("configmaps"));
+    world.settle_now();
+    assert_eq!(told_lost(&world), Some(vec![]));
+    let states: Vec<_> = world.sent.iter().rev().take(2).collect();
+    assert!(matches!(states[0], AgentFrame::LostWatches(_) | AgentFrame::Report(_)));
+    let at = world.sent.iter().rposition(|frame| matches!(frame, AgentFrame::LostWatches(_))).unwrap();
+    let before = world.sent[..at].iter().rev().find_map(|frame| match frame {
+        AgentFrame::Report(states) => Some(states[0].counts.applied),
+        _ => None,
+    });
+    assert_eq!(before, Some(3));
+}
+
+#[test]
+fn new_stream_says_again_which_watches_are_lost() {
+    let mut world = applied();
+    hear(&mut world, Event::WatchLost(WatchScope::Copies(area("secrets")), 500));
+    world.sent.clear();
+    world.connect();
+    world.settle_now();
+    assert_eq!(told_lost(&world), Some(vec![("secrets", 500)]));
+    world.sent.clear();
+    hear(&mut world, Event::WatchResumed(WatchScope::Copies(area("secrets"))));
+    assert_eq!(told_lost(&world), Some(vec![]));
+}
+
+#[test]
+fn kind_that_cannot_be_listed_stops_no_other_kind() {
+    let mut world = applied();
+    world.core = world::core(world.stored.clone(), &world.policy);
+    let (now, broken) = (world.now, area("secrets"));
+    world.core.hear(Event::NamespacesListed, now);
+    for name in ["team", "a", "b"] {
+        world.core.hear(Event::Namespace(name.into(), Namespace::default()), now);
+    }
+    world.core.hear(Event::NamespacesComplete, now);
+    world.core.hear(Event::CopiesListed(broken.clone()), now);
+    world.list_area(&area("configmaps"));
+    assert!(!world.core.has_started());
+    world.core.hear(Event::WatchLost(WatchScope::Copies(broken.clone()), 500), now);
+    assert!(world.core.has_started());
+    world.connect();
+    let mut secret = intent("s9", 1);
+    secret.source = SourceRef::new("secrets", "team", "s9");
+    world.batch(vec![RuleDelta { upserts: vec![secret], ..RuleDelta::new("r".into()) }]);
+    world.edit(&copy("a", "s0"), |object| object.live.intact = false);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "the other kind is kept right");
+    assert_eq!(told_lost(&world), Some(vec![("secrets", 500)]));
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.counts.applied, state.counts.failed), (4, 2));
+    let failure = &state.failures[0];
+    assert_eq!(failure.reason, Reason::Unavailable);
+    assert!(failure.message.contains("kubectl get secrets"), "{}", failure.message);
+    world.list_area(&broken);
+    world.settle();
+    assert_eq!((world.told_state("r").unwrap().counts.applied, told_lost(&world)), (6, Some(vec![])));
+}
+
+#[test]
+fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
+    let mut world = applied();
+    world.core = world::core(world.stored.clone(), &world.policy);
+    world.delete(&copy("b", "s1"));
+    world.untold.clear();
+    let (now, writes) = (world.now, world.writes);
+    world.core.hear(Event::NamespacesListed, now);
+    for resource in ["configmaps", "secrets"] {
+        world.list_area(&area(resource));
+    }
+    assert!(!world.core.has_started());
+    world.core.hear(Event::WatchLost(WatchScope::Namespaces, 403), now);
+    assert!(world.core.has_started());
+    world.connect();
+    world.settle();
+    let state = world.told_state("r").unwrap();
+    assert_eq!((state.intents, state.counts.copies, state.counts.failed), (2, 4, 4));
+    assert_eq!(state.failures[0].reason, Reason::Forbidden);
+    assert!(state.failures[0].message.contains("kubectl auth can-i list namespaces"), "{}", state.failures[0].message);
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert_eq!(world.writes, writes, "nothing is decided");
+    for (name, namespace) in world.namespaces.clone() {
+        world.core.hear(Event::Namespace(name.as_str().into(), namespace), world.now);
+    }
+    world.core.hear(Event::NamespacesComplete, world.now);
+    world.settle();
+    let held: Vec<_> = world.objects.keys().cloned().collect();
+    assert_eq!(held, [copy("a", "s1"), copy("b", "s1")], "the order was taken in, and the rest is kept right");
+    assert_eq!(told_lost(&world), Some(vec![]));
+}

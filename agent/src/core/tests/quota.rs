@@ -1,0 +1,130 @@
+//! Limits of copies and bytes, and of deletions.
+use super::world::*;
+use crate::core::*;
+use crate::job::{Job, Recreate, Work};
+use crate::live::Ownership;
+use runnel_proto::model::*;
+
+fn limited(policy: Policy) -> World {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.set_policy(policy);
+    world.connect();
+    world
+}
+
+fn send(world: &mut World, uid: &str, terms: Terms, intents: Vec<Intent>) {
+    world.batch(vec![RuleDelta { upserts: intents, ..with_terms(uid, terms) }]);
+    world.settle();
+}
+
+fn intents(names: std::ops::Range<u8>, revision: u8) -> Vec<Intent> {
+    names.map(|n| intent(&format!("s{n}"), revision)).collect()
+}
+
+fn counts(world: &World, uid: &str) -> (u32, u32) {
+    let counts = world.told_state(uid).unwrap().counts;
+    (counts.applied, counts.failed)
+}
+
+fn message(world: &World, uid: &str) -> String {
+    let failure = world.told_state(uid).unwrap().failures[0].clone();
+    assert_eq!(failure.reason, Reason::Denied);
+    failure.message
+}
+
+#[test]
+fn copies_beyond_max_copies_are_denied_until_there_is_room() {
+    let mut world = limited(Policy { max_copies: 3, ..Policy::open() });
+    send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
+    assert_eq!((world.objects.len(), counts(&world, "r")), (3, (3, 2)));
+    assert!(message(&world, "r").contains("3 copies in all (maxCopies)"), "{}", message(&world, "r"));
+    // What is there is kept right, also after a restart, and nothing is added.
+    world.restart();
+    world.connect();
+    send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
+    let held = world.objects.keys().next().unwrap().clone();
+    world.edit(&held, |object| object.live.intact = false);
+    world.settle();
+    assert_eq!((world.objects.len(), world.objects[&held].live.intact), (3, true));
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone(&held.name)], ..RuleDelta::new("r".into()) }]);
+    world.settle();
+    assert_eq!((world.objects.len(), counts(&world, "r")), (3, (3, 1)));
+    world.set_policy(Policy::open());
+    world.settle();
+    assert_eq!(counts(&world, "r"), (4, 0));
+}
+
+#[test]
+fn content_beyond_max_bytes_is_denied() {
+    let mut world = limited(Policy { max_bytes: 3, ..Policy::open() });
+    send(&mut world, "r", terms("r", &["a"]), intents(0..2, 1));
+    assert_eq!(counts(&world, "r"), (2, 0));
+    // The values of revision 100 have three bytes.
+    send(&mut world, "r", terms("r", &["a"]), intents(0..1, 100));
+    assert!(message(&world, "r").contains("3 bytes of copies in all (maxBytes)"), "{}", message(&world, "r"));
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    send(&mut world, "r", terms("r", &["a"]), intents(0..1, 2));
+    assert_eq!(counts(&world, "r"), (2, 0));
+}
+
+#[test]
+fn granted_limit_is_that_of_all_rules_of_a_namespace() {
+    let granted = |name: &str, namespace: &str, max_copies| {
+        let resources = vec!["configmaps".to_owned()];
+        let grants = Some(vec![Grant { resources, max_copies, ..Grant::default() }]);
+        let terms = terms(name, &["a"]);
+        Terms { rule: RuleName { namespace: namespace.into(), ..terms.rule }, grants, ..terms }
+    };
+    let mut world = limited(Policy::open());
+    send(&mut world, "r", granted("r", "team", Some(3)), intents(0..2, 1));
+    send(&mut world, "q", granted("q", "team", Some(3)), intents(2..5, 1));
+    send(&mut world, "p", granted("p", "other", None), intents(5..9, 1));
+    assert_eq!((counts(&world, "r"), counts(&world, "q"), counts(&world, "p")), ((2, 0), (1, 2), (4, 0)));
+    let said = message(&world, "q");
+    assert!(
+        said.contains("rules of team are granted 3 copies") && said.contains("maxCopies of the Distribution"),
+        "{said}"
+    );
+    send(&mut world, "q", Terms { created_at: 7, ..granted("q", "team", Some(5)) }, vec![]);
+    assert_eq!(counts(&world, "q"), (3, 0));
+}
+
+#[test]
+fn recreation_waits_where_no_more_may_be_deleted() {
+    let mut world = limited(Policy { deletes_per_hour: 1, ..Policy::open() });
+    let terms = Terms { immutable_policy: ImmutablePolicy::Recreate, ..terms("r", &["a"]) };
+    send(&mut world, "r", terms, intents(0..3, 1));
+    let recreates = |world: &mut World| {
+        world.batch(vec![RuleDelta { upserts: intents(0..2, 2), ..RuleDelta::new("r".into()) }]);
+        world.give_out();
+        let of = |job: &Job| match &job.work {
+            Work::Change(_, body) => Some(body.recreate),
+            _ => None,
+        };
+        world.under_way.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let mut fresh = recreates(&mut world);
+    fresh.sort_by_key(|recreate| *recreate != Recreate::Yes);
+    assert_eq!(fresh, [Recreate::Yes, Recreate::Later(1)], "one at a time may delete");
+    world.settle_now();
+    world.batch(vec![RuleDelta { tombstones: vec![tombstone("s2")], ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    world.batch(vec![RuleDelta { upserts: intents(0..2, 1), ..RuleDelta::new("r".into()) }]);
+    world.settle_now();
+    assert_eq!(recreates(&mut world), [Recreate::Later(1); 2]);
+}
+
+#[test]
+fn purge_deletes_as_many_copies_an_hour_as_the_policy_allows() {
+    let mut world =
+        limited(Policy { deletes_per_hour: 2, on_revoke: crate::policy::OnRevoke::Purge, ..Policy::open() });
+    send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
+    world.core.hear(Event::Revoked, world.now);
+    world.settle_now();
+    assert_eq!(world.objects.len(), 3);
+    for left in [1, 0] {
+        world.now += Duration::from_secs(3600);
+        world.settle_now();
+        assert_eq!(world.objects.values().filter(|object| object.live.ownership == Ownership::Ours).count(), left);
+    }
+}

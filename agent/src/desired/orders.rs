@@ -1,0 +1,82 @@
+//! Orders: which copies are to go, and how.
+use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
+
+use super::Desired;
+use crate::policy::names;
+use crate::records::IntentKey;
+
+/// How a copy is to go, and by whose word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ordered {
+    pub policy: DeletionPolicy,
+    /// This agent computed it: the copy's namespace is no longer a target. So it is braked, where the hub brakes what it
+    /// orders itself.
+    pub given_up: bool,
+    /// The [generation](Desired::generation) that must be stored first.
+    pub generation: u64,
+}
+
+impl Ordered {
+    /// By the hub's word, or by a deliberate act.
+    pub fn by_word(policy: DeletionPolicy) -> Self {
+        Self { policy, given_up: false, generation: 0 }
+    }
+
+    /// Whether the hub must say so first. What is only left without marks is not lost.
+    pub fn asks(self) -> bool {
+        self.given_up && self.policy == DeletionPolicy::Delete
+    }
+}
+
+impl Desired {
+    /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
+    /// somebody else wants the copy and can have it, the order waits until it is taken over.
+    pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
+        let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
+        if !stays || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
+            return;
+        }
+        if let Some(rule) = self.rules.get_mut(&key.rule) {
+            let order = Ordered { generation: self.generation, ..order };
+            rule.orders.insert(copy.clone());
+            if self.orders.entry(copy.clone()).or_default().insert(key.clone(), order).is_none() {
+                rule.removals.ordered(&key.source);
+            }
+        }
+    }
+
+    /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
+    pub fn asks(&self, key: &IntentKey, copy: &SourceRef) -> bool {
+        self.order_of(key, copy).is_some_and(Ordered::asks)
+    }
+
+    pub(super) fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<Ordered> {
+        self.orders.get(copy)?.get(key).copied()
+    }
+
+    /// Notes that an intent's order for a copy needs nothing more.
+    pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
+        if let Some(orders) = self.orders.get_mut(copy) {
+            if orders.remove(key).is_some()
+                && let Some(rule) = self.rules.get_mut(&key.rule)
+                && rule.removals.resolved(&key.source)
+            {
+                self.generation = self.generation.saturating_add(1);
+            }
+            let others = orders.keys().any(|other| other.rule == key.rule);
+            if orders.is_empty() {
+                self.orders.remove(copy);
+            }
+            if !others {
+                self.order_done(&key.rule, copy);
+            }
+        }
+    }
+
+    fn order_done(&mut self, uid: &RuleUid, copy: &SourceRef) {
+        if let Some(rule) = self.rules.get_mut(uid) {
+            rule.orders.remove(copy);
+        }
+        self.drop_if_gone(uid);
+    }
+}

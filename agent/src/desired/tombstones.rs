@@ -1,0 +1,153 @@
+//! Tombstones that outlive a restart.
+//!
+//! The terms of a rule and the seals of its copies are all that an agent knows after a restart. In the middle of a removal
+//! they say that the rest of the copies is wanted, and the rest is a twin from which the deleted ones could be created
+//! again. So the tombstones of sources whose copies are being removed are stored with the terms, before the first copy is
+//! deleted. After a restart nothing is written for these sources until the hub has sent content or a tombstone. A stored
+//! tombstone deletes nothing: the hub may have changed its mind since.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{RuleUid, SourceRef};
+
+use super::{Desired, Rule};
+use crate::records::{IntentKey, Records};
+
+/// How many tombstones are stored by name, of all rules together.
+const STORED_LIMIT: usize = 1_024;
+
+/// The tombstones of a rule that are stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tombstones {
+    /// Of these sources.
+    pub sources: BTreeSet<SourceRef>,
+    /// There were too many to store each: it may be any source of the rule.
+    pub any: bool,
+}
+
+impl Tombstones {
+    /// Whether there may be one of this source.
+    pub fn cover(&self, source: &SourceRef) -> bool {
+        self.any || self.sources.contains(source)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        !self.any && self.sources.is_empty()
+    }
+}
+
+/// The removals of a rule that are under way.
+#[derive(Clone, Default)]
+pub(super) struct Removals {
+    /// How many orders there are for copies of each source.
+    orders: BTreeMap<SourceRef, usize>,
+    /// What was stored last.
+    stored: Tombstones,
+    /// How many of the stored sources have orders.
+    open: usize,
+}
+
+impl Removals {
+    /// After a restart.
+    pub fn restored(stored: Tombstones) -> Self {
+        Self { stored, ..Self::default() }
+    }
+
+    /// What was stored last.
+    pub fn stored(&self) -> &Tombstones {
+        &self.stored
+    }
+
+    /// A copy of a source was ordered to go.
+    pub fn ordered(&mut self, source: &SourceRef) {
+        *self.orders.entry(source.clone()).or_default() += 1;
+    }
+
+    /// An order for a copy of a source needs nothing more. Returns whether other tombstones are to be stored for that.
+    pub fn resolved(&mut self, source: &SourceRef) -> bool {
+        let Some(count) = self.orders.get_mut(source) else { return false };
+        *count = count.saturating_sub(1);
+        if *count > 0 {
+            return false;
+        }
+        self.orders.remove(source);
+        if self.stored.any {
+            return self.orders.len() == STORED_LIMIT / 2 || self.orders.is_empty();
+        }
+        let was_stored = self.stored.sources.contains(source);
+        self.open = self.open.saturating_sub(usize::from(was_stored));
+        was_stored && self.open == 0
+    }
+}
+
+impl Rule {
+    /// Whether a source that is not held any more is one: another version of it may be held.
+    fn is_removed(&self, uid: &RuleUid, source: &SourceRef) -> bool {
+        let key = || IntentKey { rule: uid.clone(), source: source.clone() };
+        !self.intents.contains_key(source) && (self.versions().is_none() || self.beside(&key()).next().is_none())
+    }
+
+    /// Renews what is to be stored, of which there is room for so many.
+    fn renew_tombstones(&mut self, uid: &RuleUid, room: &mut usize) {
+        // The hub has not yet spoken of these since a restart.
+        let is_open = |source: &&SourceRef| self.intents.get(*source).map_or(self.unconfirmed, |held| held.found);
+        let stored = &self.removals.stored;
+        let old = stored.sources.iter().filter(is_open);
+        let now = self.removals.orders.keys().filter(|source| self.is_removed(uid, source));
+        let sources: BTreeSet<_> = old.chain(now).take(*room + 1).cloned().collect();
+        let any = stored.any && (self.unconfirmed || self.intents.values().any(|held| held.found));
+        let stored = if any || sources.len() > *room {
+            Tombstones { sources: BTreeSet::new(), any: true }
+        } else {
+            Tombstones { sources, any: false }
+        };
+        *room -= stored.sources.len();
+        self.removals.open = stored.sources.iter().filter(|source| self.removals.orders.contains_key(*source)).count();
+        self.removals.stored = stored;
+    }
+}
+
+impl Desired {
+    /// How often what is to be stored has changed. An order is carried out when what is stored is not older than it.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// What is to be stored has changed.
+    pub fn note_change(&mut self) {
+        self.generation = self.generation.saturating_add(1);
+    }
+
+    /// The generation that must be stored before a copy is removed for an intent.
+    pub fn generation_of(&self, key: &IntentKey, copy: &SourceRef) -> u64 {
+        self.order_of(key, copy).map_or(0, |order| order.generation)
+    }
+
+    /// Renews the tombstones that are to be stored.
+    pub(super) fn renew_tombstones(&mut self) {
+        let mut room = STORED_LIMIT;
+        for (uid, rule) in &mut self.rules {
+            rule.renew_tombstones(uid, &mut room);
+        }
+    }
+
+    /// Whether a copy of an intent could be created again from another one while they are being removed.
+    pub(super) fn has_twins(&self, key: &IntentKey, records: &Records) -> bool {
+        let is_ordered = |rule: &Rule| rule.removals.orders.contains_key(&key.source);
+        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
+        self.rules.get(&key.rule).is_some_and(is_ordered)
+            || self.copies(key).into_iter().chain(holders()).collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// Notes that tombstones of a rule are to be stored before they are carried out, where twins stand. Where another
+    /// version of a source stays, its copies tell after a restart which one is the newest.
+    pub(super) fn note_tombstones(&mut self, uid: &RuleUid, sources: &BTreeSet<SourceRef>, records: &Records) {
+        let Some(rule) = self.rules.get(uid) else { return };
+        let is_edit =
+            |key: &IntentKey| rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source));
+        let mut keys = sources.iter().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
+        if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
+            self.note_change();
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The right to write: a Lease in the agent's own namespace. Of all agents of a cluster one holds it; the others stand by.
+//!
+//! [`runnel_proto::lease`] decides who holds it. The right ends at a moment of this process's monotonic clock, so an agent
+//! that was paused, or whose way to the API server is cut, stops writing before another one may begin.
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{Stream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Error};
+use prometheus_client::metrics::gauge::Gauge;
+use runnel_proto::lease::{Candidate, Holder, Lead, LeaseName, Step, Timing, holder};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::classify::CallError;
+
+/// The name of the Lease, in the agent's namespace.
+pub const LEASE: &str = "runnel-agent";
+/// Each member cluster pays for the renewals, so there are fewer than the hub's: twelve a minute.
+const TIMING: Timing =
+    Timing { lease: Duration::from_secs(20), renew: Duration::from_secs(15), retry: Duration::from_secs(5) };
+/// The server ends a watch after this long.
+const WATCH_SECONDS: u32 = 290;
+/// How long the writes under way may take at the end before the Lease is kept.
+const LAST_WRITES: Duration = Duration::from_secs(4);
+/// Tries to release the Lease; a failure only makes the next holder wait.
+const TRIES: usize = 3;
+
+/// What an agent may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Nothing is known yet.
+    Starting,
+    /// Another agent holds the Lease.
+    Standby,
+    /// It may write until then.
+    Active(Instant),
+    /// It held the Lease and could not renew it; nobody else is known to hold it.
+    Lapsed,
+}
+
+/// The right to write, as the parts of an agent see it. Clones are the same; while any exists, the Lease is not released.
+#[derive(Clone)]
+pub struct WriteRight(watch::Receiver<Standing>);
+
+impl WriteRight {
+    /// Whether a write may be sent now.
+    pub fn holds(&self) -> bool {
+        matches!(*self.0.borrow(), Standing::Active(until) if Instant::now() < until)
+    }
+
+    /// Waits until this agent holds the Lease.
+    pub async fn acquired(&mut self) {
+        self.reaches(|standing| matches!(standing, Standing::Active(_))).await;
+    }
+
+    /// Waits until another agent is seen to hold the Lease.
+    pub async fn stands_by(&mut self) {
+        self.reaches(|standing| *standing == Standing::Standby).await;
+    }
+
+    /// Waits for the next gain or loss of the right.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    async fn reaches(&mut self, is_it: impl FnMut(&Standing) -> bool) {
+        if self.0.wait_for(is_it).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// One agent's part in the election.
+pub struct Election {
+    leases: Api<Lease>,
+    namespace: Arc<str>,
+    me: Holder,
+    candidate: Candidate,
+    /// The right that this agent had last.
+    led: Option<Lead>,
+    standing: watch::Sender<Standing>,
+    metric: Gauge,
+}
+
+/// How a request about the Lease ended.
+enum Answer {
+    /// With the Lease, if there is one.
+    Lease(Option<Box<Lease>>),
+    /// The Lease is not as it was seen.
+    Changed,
+    /// Anything else.
+    Failed,
+}
+
+impl Election {
+    /// A part in the election over the Lease of this namespace, and the right that follows from it. Without a pod's name
+    /// the process has the name of its host, which others may have too.
+    pub fn new(client: Client, namespace: &str, pod_name: Option<String>, random: u64) -> (Self, WriteRight) {
+        let is_unique = pod_name.is_some();
+        let name = pod_name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| LEASE.to_owned());
+        let me = Holder { name, is_unique, random: format!("{random:016x}"), address: None };
+        let candidate = Candidate::new(LeaseName { name: LEASE, component: "agent" }, me.clone(), TIMING);
+        let (standing, right) = watch::channel(Standing::Starting);
+        let leases = Api::namespaced(client, namespace);
+        (
+            Self { leases, namespace: namespace.into(), me, candidate, led: None, standing, metric: Gauge::default() },
+            WriteRight(right),
+        )
+    }
+
+    /// Shows in this gauge whether the agent holds the Lease.
+    pub fn counted(self, metric: Gauge) -> Self {
+        Self { metric, ..self }
+    }
+
+    /// Takes part until the drain, and releases the Lease when no part of the agent can write any more.
+    ///
+    /// # Errors
+    /// When another agent has taken the Lease from this one: what this process remembers may be out of date.
+    pub async fn run(mut self, drain: CancellationToken) -> anyhow::Result<()> {
+        let mut events = None;
+        loop {
+            let step = self.candidate.next(true, Instant::now(), Timestamp::now());
+            self.publish()?;
+            let Step::Wait(until) = step else {
+                tokio::select! {
+                    () = drain.cancelled() => break,
+                    () = self.act(step) => {}
+                }
+                continue;
+            };
+            // Only an agent that waits for the Lease watches it.
+            if self.candidate.lead(Instant::now()).is_some() {
+                events = None;
+            }
+            let is_active = self.candidate.lead(Instant::now()).is_some();
+            tokio::select! {
+                () = drain.cancelled() => break,
+                Some(event) = next_event(&mut events, &self.leases), if !is_active => self.observe(event),
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+        }
+        self.release().await;
+        Ok(())
+    }
+
+    fn observe(&mut self, event: Result<Event<Lease>, watcher::Error>) {
+        match event {
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.heard(Some(lease), Instant::now()),
+            Ok(Event::Delete(_)) => self.candidate.heard(None, Instant::now()),
+            Ok(Event::Init | Event::InitDone) => {}
+            Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
+        }
+    }
+
+    async fn act(&mut self, step: Step) {
+        let (sent, params) = (Instant::now(), PostParams::default());
+        let answer = match &step {
+            Step::Wait(_) => return,
+            Step::Look => self.call("get", self.leases.get_opt(LEASE)).await,
+            // A PUT creates a Lease too, and its right is granted for this one name.
+            Step::Create(lease) => {
+                self.call("create", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+            }
+            Step::Replace(lease) => {
+                self.call("update", async { self.leases.replace(LEASE, &params, lease).await.map(Some) }).await
+            }
+            Step::Remove(uid) => {
+                let preconditions = Preconditions { uid: Some(uid.clone()), resource_version: None };
+                let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                self.call("delete", async { self.leases.delete(LEASE, &params).await.map(|_| None) }).await
+            }
+        };
+        let now = Instant::now();
+        match answer {
+            Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(*lease, sent, now),
+            Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
+            Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), now),
+            Answer::Changed => self.candidate.failed(true, now),
+            Answer::Failed => self.candidate.failed(false, now),
+        }
+    }
+
+    /// Sends one request, within a part of the time in which a renewal must succeed.
+    async fn call(&self, verb: &str, call: impl Future<Output = Result<Option<Lease>, Error>>) -> Answer {
+        let namespace = &self.namespace;
+        match tokio::time::timeout(TIMING.renew / 3, call).await {
+            Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
+            // Without a version a PUT is refused where the Lease exists.
+            Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => Answer::Changed,
+            Ok(Err(Error::Api(status))) if matches!(status.code, 401 | 403) => {
+                tracing::error!(
+                    status = status.code,
+                    "the agent may not {verb} its Lease and writes nothing: grant its ServiceAccount get, list, watch, \
+                     create, update and delete on leases.coordination.k8s.io, resourceName {LEASE}, in namespace \
+                     {namespace} (the chart's Role does)"
+                );
+                Answer::Failed
+            }
+            Ok(Err(error)) => {
+                let status = CallError::from(error).code();
+                tracing::warn!(status, "cannot {verb} the Lease {LEASE} in namespace {namespace}; trying again");
+                Answer::Failed
+            }
+            Err(_) => {
+                tracing::warn!(
+                    "cannot {verb} the Lease {LEASE} in namespace {namespace}: no answer in time; trying again"
+                );
+                Answer::Failed
+            }
+        }
+    }
+
+    /// Shows the right to the other parts.
+    fn publish(&mut self) -> anyhow::Result<()> {
+        let lead = self.candidate.lead(Instant::now()).cloned();
+        if let (None, Some(led), Some(lease)) = (&lead, &self.led, self.candidate.lease())
+            && is_taken(led, &self.me, lease)
+        {
+            self.standing.send_replace(Standing::Lapsed);
+            anyhow::bail!(
+                "another agent ({}) has taken the Lease {LEASE}: this process ends, and stands by when it is started again",
+                holder(lease).unwrap_or("now gone")
+            );
+        }
+        let next = match &lead {
+            Some(lead) => Standing::Active(lead.valid_until),
+            None if self.candidate.is_held_by_another() && self.led.is_none() => Standing::Standby,
+            None if self.led.is_some() => Standing::Lapsed,
+            None => Standing::Starting,
+        };
+        self.led = lead.or(self.led.take());
+        let (candidate, is_new) =
+            (&self.candidate, |known: &Standing| std::mem::discriminant(known) != std::mem::discriminant(&next));
+        self.metric.set(i64::from(matches!(next, Standing::Active(_))));
+        self.standing.send_if_modified(|known| {
+            let changed = is_new(known);
+            if changed {
+                log(&next, candidate);
+            }
+            *known = next.clone();
+            changed
+        });
+        Ok(())
+    }
+
+    /// Releases the Lease, so that the next agent need not wait; not while a write may be under way.
+    async fn release(mut self) {
+        if tokio::time::timeout(LAST_WRITES, self.standing.closed()).await.is_err() {
+            return;
+        }
+        for _ in 0..TRIES {
+            let Some(released) = self.candidate.release() else { break };
+            let params = PostParams::default();
+            match self.call("update", async { self.leases.replace(LEASE, &params, &released).await.map(Some) }).await {
+                Answer::Lease(_) => {
+                    tracing::info!("the Lease {LEASE} is released");
+                    break;
+                }
+                // A renewal that was cut off may have arrived.
+                Answer::Changed => match self.call("get", self.leases.get_opt(LEASE)).await {
+                    Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), Instant::now()),
+                    Answer::Changed | Answer::Failed => break,
+                },
+                Answer::Failed => break,
+            }
+        }
+    }
+}
+
+/// Whether another process has held the Lease since this one did.
+fn is_taken(led: &Lead, me: &Holder, lease: &Lease) -> bool {
+    let uid = lease.metadata.uid.as_deref().unwrap_or_default();
+    let is_later = uid != led.epoch || runnel_proto::lease::term(lease) > led.term;
+    holder(lease) != Some(me.identity().as_str()) && is_later
+}
+
+fn log(standing: &Standing, candidate: &Candidate) {
+    match standing {
+        Standing::Starting => {}
+        Standing::Active(_) => tracing::info!("this agent holds the Lease {LEASE}: it is the active one"),
+        Standing::Standby => {
+            let holder = candidate.leader().map(|leader| leader.identity).unwrap_or_default();
+            tracing::info!(leader = holder, "another agent holds the Lease {LEASE}: this one stands by");
+        }
+        Standing::Lapsed => tracing::warn!("the Lease {LEASE} could not be renewed: nothing is written until it is"),
+    }
+}
+
+type Events = std::pin::Pin<Box<dyn Stream<Item = Result<Event<Lease>, watcher::Error>> + Send>>;
+
+async fn next_event(events: &mut Option<Events>, leases: &Api<Lease>) -> Option<Result<Event<Lease>, watcher::Error>> {
+    let config = || watcher::Config::default().fields(&format!("metadata.name={LEASE}")).timeout(WATCH_SECONDS);
+    events.get_or_insert_with(|| Box::pin(watcher::watcher(leases.clone(), config()).default_backoff())).next().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(uid: &str, holder: &str, term: i32) -> Lease {
+        let spec = serde_json::json!({"holderIdentity": holder, "leaseTransitions": term});
+        serde_json::from_value(serde_json::json!({"metadata": {"uid": uid}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn lease_that_another_agent_has_held_since_is_taken() {
+        let me = Holder { name: "a".into(), is_unique: true, random: "0".into(), address: None };
+        let led = Lead { epoch: "e".into(), term: 3, valid_until: Instant::now() };
+        assert!(is_taken(&led, &me, &lease("e", "b_1", 4)));
+        assert!(is_taken(&led, &me, &lease("e", "", 4)), "taken and released");
+        assert!(is_taken(&led, &me, &lease("f", "b_1", 1)), "removed and created by another");
+        assert!(!is_taken(&led, &me, &lease("e", "a_0", 4)));
+        assert!(!is_taken(&led, &me, &lease("e", "", 3)), "a person took the holder out");
+        assert!(!is_taken(&led, &me, &lease("e", "b_1", 2)), "restored from a backup");
+    }
+
+    #[test]
+    fn right_ends_by_the_clock_without_any_message() {
+        let (sender, right) = watch::channel(Standing::Active(Instant::now() + Duration::from_secs(60)));
+        let right = WriteRight(right);
+        assert!(right.holds());
+        sender.send_if_modified(|standing| {
+            *standing = Standing::Active(Instant::now());
+            false
+        });
+        assert!(!right.holds());
+    }
+}

@@ -1,0 +1,344 @@
+//! Lists objects and watches them from there, for as long as somebody listens.
+//!
+//! A list is made again whenever the watch cannot tell what happened since: when the API server has forgotten the version, and
+//! when its versions went back, as after a restore of its etcd. The latter is looked for after each end of a watch that
+//! is out of order, since an API server accepts a watch from a version that it has not reached yet, and stays silent.
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::StreamExt;
+use kube::Client;
+use kube::api::{ListParams, Request, WatchParams};
+use kube::core::{Status, WatchEvent};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::hint;
+use super::pages::{PageSize, WatchError, in_time, parse, read};
+use crate::core::Event;
+
+/// An API server that has not answered a watch for so long is reported: together with [`GRACE`] and the life of the watch of
+/// namespaces that is noticed within 30 seconds.
+const LOST_AFTER: Duration = Duration::from_secs(20);
+/// How much later than asked for a server may end a watch.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long a refused watch waits until it is tried again.
+const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+/// The waits after other failures.
+const BACKOFF: [u64; 4] = [500, 1_000, 2_000, 5_000];
+
+/// What is watched, and what becomes of what the watch shows.
+pub(super) trait Source: Send {
+    /// An object as it is read.
+    type Object: DeserializeOwned + Clone + Debug + Send + 'static;
+    /// A list begins.
+    fn begins(&self) -> Event;
+    /// An object exists; of a list or of the watch.
+    fn seen(&self, object: Self::Object, listed: bool) -> Vec<Event>;
+    /// An object is gone.
+    fn gone(&self, object: Self::Object) -> Option<Event>;
+    /// The list is complete.
+    fn complete(&self) -> Event;
+    /// The agent may not watch it.
+    fn forbidden(&self, status: &Status) -> Event;
+    /// The API server has not answered for a while; with the last HTTP status.
+    fn lost(&self, status: u16) -> Event;
+    /// It answers again.
+    fn resumed(&self) -> Event;
+    /// The version of an object.
+    fn version(object: &Self::Object) -> Option<&str>;
+    /// The resource, and the namespace where it is watched in one.
+    fn name(&self) -> (&'static str, Option<&str>);
+}
+
+/// Nobody listens any more.
+struct Closed;
+
+/// How a watch ended.
+enum Ended {
+    /// At the end of its time.
+    InOrder,
+    /// The connection was closed before: the API server may have been restarted.
+    Early,
+    /// The server has forgotten the version.
+    Expired,
+    /// The server refused, or was silent.
+    Failed(WatchError),
+}
+
+/// A list and watch of one source.
+pub(super) struct Follow<S> {
+    pub(super) client: Client,
+    pub(super) path: Request,
+    /// Only the metadata of the objects is read.
+    pub(super) metadata: bool,
+    pub(super) labels: Option<String>,
+    /// How long one watch lasts.
+    pub(super) life: u32,
+    pub(super) source: S,
+    pub(super) events: mpsc::Sender<Event>,
+    /// How many pages are read at once.
+    pub(super) pages: Arc<Semaphore>,
+    /// How large pages may be, as the lists so far have shown.
+    page_size: PageSize,
+    heard: Instant,
+    lost: Option<u16>,
+    refused: bool,
+    failures: usize,
+}
+
+impl<S: Source> Follow<S> {
+    pub(super) fn new(
+        client: Client,
+        path: String,
+        source: S,
+        events: mpsc::Sender<Event>,
+        pages: Arc<Semaphore>,
+        life: u32,
+    ) -> Self {
+        let path = Request::new(path);
+        let (metadata, labels, heard) = (false, None, Instant::now());
+        Self {
+            client,
+            path,
+            metadata,
+            labels,
+            life,
+            source,
+            events,
+            pages,
+            page_size: PageSize::default(),
+            heard,
+            lost: None,
+            refused: false,
+            failures: 0,
+        }
+    }
+
+    /// Watches until the receiver is gone.
+    pub(super) async fn run(mut self) {
+        let Err(Closed) = self.go().await;
+    }
+
+    async fn go(&mut self) -> Result<Infallible, Closed> {
+        loop {
+            self.send(self.source.begins()).await?;
+            match self.list().await? {
+                Ok(version) => {
+                    // The list says more than that the server answers.
+                    (self.refused, self.lost) = (false, None);
+                    self.send(self.source.complete()).await?;
+                    self.is_heard().await?;
+                    self.watch(version).await?;
+                }
+                Err(error) => self.failed(&error).await?,
+            }
+        }
+    }
+
+    async fn send(&self, event: Event) -> Result<(), Closed> {
+        self.events.send(event).await.map_err(|_| Closed)
+    }
+
+    /// The server has answered.
+    async fn is_heard(&mut self) -> Result<(), Closed> {
+        (self.heard, self.failures) = (Instant::now(), 0);
+        if self.lost.take().is_some() {
+            self.send(self.source.resumed()).await?;
+        }
+        Ok(())
+    }
+
+    /// Lists everything, and returns the version from which to watch.
+    async fn list(&mut self) -> Result<Result<String, WatchError>, Closed> {
+        let mut next = None;
+        loop {
+            let _permit = self.pages.clone().acquire_owned().await.map_err(|_| Closed)?;
+            let size = self.page_size;
+            let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) if self.page_size.shrink() => continue,
+                // A page may be too large for its time: the next list has smaller ones.
+                Err(WatchError::Late) => {
+                    self.page_size.late();
+                    return Ok(Err(WatchError::Late));
+                }
+                Ok(None) => return Ok(Err(WatchError::Unanswered)),
+                Err(error) => return Ok(Err(error)),
+            };
+            self.page_size.fits(bytes.len());
+            let mut events = vec![];
+            let metadata = match parse(&bytes, |object| events.extend(self.source.seen(object, true))) {
+                Ok(metadata) => metadata,
+                Err(error) => return Ok(Err(error)),
+            };
+            drop(bytes);
+            self.heard = Instant::now();
+            for event in events {
+                self.send(event).await?;
+            }
+            next = metadata.continue_.filter(|token| !token.is_empty());
+            if next.is_none() {
+                self.page_size.complete();
+                return Ok(metadata.resource_version.ok_or(WatchError::Unanswered));
+            }
+        }
+    }
+
+    async fn page(&self, limit: u32, next: Option<&str>, bytes: usize) -> Result<Option<Vec<u8>>, WatchError> {
+        let mut params = ListParams { label_selector: self.labels.clone(), ..ListParams::default() }.limit(limit);
+        if let Some(token) = next {
+            params = params.continue_token(token);
+        }
+        let request = if self.metadata { self.path.list_metadata(&params) } else { self.path.list(&params) };
+        read(&self.client, request.map_err(|_| WatchError::Unanswered)?, bytes).await
+    }
+
+    /// Watches until a list is needed.
+    async fn watch(&mut self, mut version: String) -> Result<(), Closed> {
+        let mut in_doubt = false;
+        loop {
+            if in_doubt {
+                match self.has_gone_back(&version).await {
+                    Ok(true) => {
+                        let (resource, namespace) = self.source.name();
+                        tracing::warn!(resource, namespace, "the API server's versions went back: listing again");
+                        return Ok(());
+                    }
+                    Ok(false) => in_doubt = false,
+                    Err(error) => {
+                        self.failed(&error).await?;
+                        if self.refused {
+                            return Ok(());
+                        }
+                        continue;
+                    }
+                }
+            }
+            match self.watch_once(&mut version).await? {
+                Ended::InOrder => {}
+                Ended::Early => {
+                    in_doubt = true;
+                    self.wait().await;
+                }
+                Ended::Expired => return Ok(()),
+                Ended::Failed(error) => {
+                    in_doubt = true;
+                    self.failed(&error).await?;
+                    if self.refused {
+                        // Begun anew, with a list: what happened meanwhile is not to be missed.
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the API server's present version is older than one that it has given before.
+    async fn has_gone_back(&self, before: &str) -> Result<bool, WatchError> {
+        let params = ListParams { label_selector: self.labels.clone(), ..ListParams::default() }.limit(1);
+        let request = self.path.list_metadata(&params).map_err(|_| WatchError::Unanswered)?;
+        let bytes = read(&self.client, request, PageSize::default().bytes()).await?.ok_or(WatchError::Unanswered)?;
+        let metadata = parse(&bytes, |_: serde::de::IgnoredAny| {})?;
+        let number = |version: &str| version.parse::<u64>().ok();
+        let now = metadata.resource_version.as_deref().and_then(number);
+        // Versions that cannot be compared say nothing.
+        Ok(now.zip(number(before)).is_none_or(|(now, before)| now < before))
+    }
+
+    async fn watch_once(&mut self, version: &mut String) -> Result<Ended, Closed> {
+        let params = WatchParams { label_selector: self.labels.clone(), ..WatchParams::default() }.timeout(self.life);
+        let request =
+            if self.metadata { self.path.watch_metadata(&params, version) } else { self.path.watch(&params, version) };
+        let Ok(request) = request else { return Ok(Ended::Failed(WatchError::Unanswered)) };
+        let begin = Instant::now();
+        let life = Duration::from_secs(self.life.into());
+        let stream = match in_time(self.client.request_events::<S::Object>(request)).await {
+            Ok(stream) => stream,
+            Err(WatchError::Refused(status)) if status.code == 410 => return Ok(Ended::Expired),
+            Err(error) => return Ok(Ended::Failed(error)),
+        };
+        self.is_heard().await?;
+        let mut stream = std::pin::pin!(stream);
+        loop {
+            let left = (begin + life + GRACE).saturating_duration_since(Instant::now());
+            let Ok(next) = timeout(left, stream.next()).await else {
+                return Ok(Ended::Failed(WatchError::Unanswered));
+            };
+            self.heard = Instant::now();
+            let event = match next {
+                None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
+                None => return Ok(Ended::Early),
+                Some(Ok(event)) => event,
+                Some(Err(error)) => return Ok(Ended::Failed(error.into())),
+            };
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    self.passed(&object, version);
+                    for event in self.source.seen(object, false) {
+                        self.send(event).await?;
+                    }
+                }
+                WatchEvent::Deleted(object) => {
+                    self.passed(&object, version);
+                    if let Some(event) = self.source.gone(object) {
+                        self.send(event).await?;
+                    }
+                }
+                WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
+                WatchEvent::Error(status) if status.code == 410 => return Ok(Ended::Expired),
+                WatchEvent::Error(status) => return Ok(Ended::Failed(WatchError::Refused(status))),
+            }
+        }
+    }
+
+    fn passed(&self, object: &S::Object, version: &mut String) {
+        if let Some(passed) = S::version(object) {
+            passed.clone_into(version);
+        }
+    }
+
+    /// Says why the watch failed, and waits until it is to be tried again: a missing right is said once, as it may stay missing
+    /// for long.
+    async fn failed(&mut self, error: &WatchError) -> Result<(), Closed> {
+        let (resource, namespace) = self.source.name();
+        if let WatchError::Refused(status) = error
+            && status.code == 403
+        {
+            if !std::mem::replace(&mut self.refused, true) {
+                tracing::warn!(resource, namespace, "this cannot be watched here yet: {}", hint(403));
+            }
+            self.heard = Instant::now();
+            self.send(self.source.forbidden(status)).await?;
+            sleep(AFTER_REFUSAL).await;
+            return Ok(());
+        }
+        self.refused = false;
+        let code = error.code();
+        tracing::warn!(resource, namespace, status = code, "a watch failed; trying again: {}", hint(code));
+        let begin = Instant::now();
+        let wait = self.next_wait();
+        let said_at = self.heard + LOST_AFTER;
+        if self.lost != Some(code) && (self.lost.is_some() || said_at <= begin + wait) {
+            sleep(said_at.saturating_duration_since(begin)).await;
+            self.lost = Some(code);
+            self.send(self.source.lost(code)).await?;
+        }
+        sleep(wait.saturating_sub(begin.elapsed())).await;
+        Ok(())
+    }
+
+    fn next_wait(&mut self) -> Duration {
+        let wait = BACKOFF.get(self.failures).or(BACKOFF.last()).copied().unwrap_or_default();
+        self.failures = self.failures.saturating_add(1);
+        Duration::from_millis(wait)
+    }
+
+    async fn wait(&mut self) {
+        let wait = self.next_wait();
+        sleep(wait).await;
+    }
+}

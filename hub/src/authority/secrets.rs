@@ -1,0 +1,165 @@
+//! The watch of one of the hub's own Secrets: while nothing changes, nobody reads it.
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::runtime::watcher::Event;
+
+use crate::index::version_number;
+use crate::rounds::Follower;
+use crate::watch::{Anew, Heard, events_of, failure, refusal};
+
+/// One Secret of the hub, as its watch shows it. A new right to lead begins with a new list.
+pub(super) struct SecretWatch {
+    name: &'static str,
+    events: Anew<Secret>,
+    state: SecretState,
+}
+
+/// What the events of a watch of one Secret amount to.
+#[derive(Default)]
+struct SecretState {
+    /// The Secret, if it exists.
+    present: Option<Secret>,
+    /// Whether a list has been complete since the watch began.
+    is_listed: bool,
+    /// What the list that is under way has shown.
+    coming: Option<Secret>,
+}
+
+impl SecretWatch {
+    /// A watch of the Secret of this name.
+    pub(super) fn new(api: Api<Secret>, name: &'static str, rounds: Follower) -> Self {
+        let events = Anew::new(rounds, move || events_of(api.clone(), name).boxed());
+        Self { name, events, state: SecretState::default() }
+    }
+
+    /// Completes when the Secret may have changed. May be dropped and called again.
+    pub(super) async fn changed(&mut self) {
+        loop {
+            let event = self.events.next().await;
+            if let Some(Err(error)) = &event {
+                let name = self.name;
+                match refusal(error, "give the hub get, list and watch on it by a Role in the hub's namespace") {
+                    Some(why) => tracing::error!(why, "cannot watch the Secret {name}; trying again"),
+                    None => {
+                        tracing::warn!(error = failure(error), "the watch of the Secret {name} broke; trying again")
+                    }
+                }
+            }
+            if self.state.take_in(event) {
+                return;
+            }
+        }
+    }
+
+    /// The Secret as it is now, or none; nothing while no list says whether it exists.
+    pub(super) fn known(&self) -> Option<Option<&Secret>> {
+        self.state.is_listed.then_some(self.state.present.as_ref())
+    }
+
+    /// The hub itself has written this: the watch shows it later.
+    pub(super) fn wrote(&mut self, secret: Secret) {
+        self.state.see(Some(secret));
+    }
+}
+
+fn version(secret: &Secret) -> u64 {
+    version_number(secret.metadata.resource_version.as_deref())
+}
+
+impl SecretState {
+    /// Takes in an event of the watch, or that it has begun again. Returns whether the Secret may have changed.
+    fn take_in(&mut self, event: Option<Heard<Secret>>) -> bool {
+        match event {
+            None => *self = Self { present: self.present.take(), ..Self::default() },
+            Some(Ok(Event::Init)) => self.coming = None,
+            Some(Ok(Event::InitApply(secret))) => self.coming = Some(secret),
+            Some(Ok(Event::InitDone)) => {
+                (self.present, self.is_listed) = (self.coming.take(), true);
+                return true;
+            }
+            Some(Ok(Event::Apply(secret))) => return self.see(Some(secret)),
+            // It was made again since.
+            Some(Ok(Event::Delete(secret))) if self.is_newer_than(&secret) => {}
+            Some(Ok(Event::Delete(_))) => return self.see(None),
+            Some(Err(_)) => {}
+        }
+        false
+    }
+
+    fn is_newer_than(&self, other: &Secret) -> bool {
+        self.present.as_ref().is_some_and(|present| version(present) > version(other))
+    }
+
+    /// This is the Secret now, unless a newer state of it is known. Returns whether it is news.
+    fn see(&mut self, secret: Option<Secret>) -> bool {
+        if secret.as_ref().is_some_and(|secret| self.is_newer_than(secret)) {
+            return false;
+        }
+        self.present = secret;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::ByteString;
+    use kube::api::ObjectMeta;
+
+    fn secret(version: u32) -> Secret {
+        let metadata = ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() };
+        let data = [("version".to_owned(), ByteString(version.to_string().into_bytes()))];
+        Secret { metadata, data: Some(data.into()), ..Secret::default() }
+    }
+
+    /// The version that is known; 0 for a Secret that does not exist, `None` while nobody can tell.
+    fn known(state: &SecretState) -> Option<u64> {
+        state.is_listed.then(|| state.present.as_ref().map_or(0, version))
+    }
+
+    fn takes_in(state: &mut SecretState, events: Vec<Event<Secret>>) -> Vec<bool> {
+        events.into_iter().map(|event| state.take_in(Some(Ok(event)))).collect()
+    }
+
+    #[test]
+    fn secret_is_known_from_its_first_list_on() {
+        let mut state = SecretState::default();
+        assert_eq!(known(&state), None);
+        assert_eq!(takes_in(&mut state, vec![Event::Init, Event::InitDone]), [false, true]);
+        assert_eq!(known(&state), Some(0));
+        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(5)), Event::Apply(secret(7))]), [true, true]);
+        assert_eq!(known(&state), Some(7));
+        assert_eq!(takes_in(&mut state, vec![Event::Delete(secret(8))]), [true]);
+        assert_eq!(known(&state), Some(0));
+    }
+
+    #[test]
+    fn own_write_outlives_events_of_before() {
+        let mut state = SecretState::default();
+        takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(5)), Event::InitDone]);
+        assert!(state.see(Some(secret(9))));
+        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(7)), Event::Delete(secret(8))]), [false, false]);
+        assert_eq!(known(&state), Some(9));
+        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(10))]), [true]);
+    }
+
+    #[test]
+    fn new_list_replaces_what_was_known() {
+        let mut state = SecretState::default();
+        takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone]);
+        // The right to lead is new: what was known may be behind.
+        assert!(!state.take_in(None));
+        assert_eq!(known(&state), None);
+        // The API server was restored from a backup.
+        assert_eq!(takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(40))]), [false, false]);
+        assert_eq!(known(&state), None);
+        takes_in(&mut state, vec![Event::InitDone]);
+        assert_eq!(known(&state), Some(40));
+        // A list by the watch itself, as after an error: what was known stands until it is complete.
+        takes_in(&mut state, vec![Event::Init]);
+        assert_eq!(known(&state), Some(40));
+        takes_in(&mut state, vec![Event::InitDone]);
+        assert_eq!(known(&state), Some(0));
+    }
+}

@@ -1,0 +1,404 @@
+//! Rendering beside the index: copies that are not just what a rule selects take time for every source and cluster, and
+//! nobody waits for the index so long.
+//!
+//! What a change needs rendered is noted ([`Effect::render`]) and stays as it was, as if the change had not come yet. A
+//! [`RenderJob`] holds all that is needed, runs without the index, and what it gives is swapped in. Selection and copies
+//! change together, so that nobody sees one without the other. What makes something unknown or takes it away needs no
+//! rendering, and is never put off; it is done again on what a job has rendered meanwhile.
+//!
+//! An index that is not told to render aside does all of it at once.
+mod defer;
+mod job;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
+
+use super::changes::note_choice;
+use super::rules::remove_from;
+use super::{Effect, Index, RuleEntry};
+use crate::plan::{Body, Deal, Lots, Minter, NamedTerms, RemovalTerms, Rule, RulePlan};
+pub use job::{RenderJob, Rendered};
+use job::{What, Work};
+
+/// A rule as it will be once its copies are rendered.
+struct Awaited {
+    rule: Rule,
+    /// Tells it from what was given before and after.
+    serial: u64,
+}
+
+/// What waits to be rendered, and has no other place.
+#[derive(Default)]
+pub(super) struct Rendering {
+    /// Whether it is done elsewhere.
+    aside: bool,
+    /// Rules as they will be once their copies are rendered.
+    awaited: BTreeMap<RuleUid, Awaited>,
+    /// Counts jobs.
+    last: u64,
+    /// What is dropped when nobody waits for the index any more.
+    garbage: Vec<Deal>,
+}
+
+impl Rendering {
+    /// Forgets a rule that is gone, or needs nothing rendered.
+    pub(super) fn forget(&mut self, uid: &RuleUid) {
+        self.awaited.remove(uid);
+    }
+
+    /// The rules that are to be rendered as a whole.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &RuleUid> {
+        self.awaited.keys()
+    }
+
+    /// What is said of a rule's brake is this now.
+    pub(super) fn set_removal(&mut self, uid: &RuleUid, removal: &RemovalTerms) {
+        if let Some(awaited) = self.awaited.get_mut(uid) {
+            awaited.rule.removal = removal.clone();
+        }
+    }
+
+    /// Drops what an index had, when nobody waits for it any more.
+    pub(super) fn drop_later(&mut self, deal: Deal) {
+        if self.aside {
+            self.garbage.push(deal);
+        }
+    }
+}
+
+/// What of a rule has changed and waits to be rendered.
+#[derive(Default)]
+pub(super) struct Unrendered {
+    sources: BTreeSet<SourceRef>,
+    clusters: BTreeSet<ClusterName>,
+    /// What a job under way does not know of: it was done at once.
+    since: Option<(u64, BTreeSet<SourceRef>)>,
+    /// The job that was the last one when agents may have been sent newer things by another leader: until a later one is
+    /// done, nothing is said of the rule.
+    outdated: Option<u64>,
+}
+
+impl Unrendered {
+    fn is_empty(&self) -> bool {
+        self.sources.is_empty() && self.clusters.is_empty()
+    }
+
+    /// What the job of this number does not know of, if it is the one under way.
+    fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
+        self.since.take_if(|(under_way, _)| *under_way == number).map(|(_, since)| since)
+    }
+
+    /// Whether agents may hold newer things than the index.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.outdated.is_some()
+    }
+
+    /// A source changes at once.
+    pub(super) fn set_at_once(&mut self, source: &SourceRef) {
+        self.sources.remove(source);
+        self.note(source);
+    }
+
+    fn note(&mut self, source: &SourceRef) {
+        if let Some((_, since)) = &mut self.since {
+            since.insert(source.clone());
+        }
+    }
+}
+
+impl RuleEntry {
+    /// Whether what is sent to a cluster has not been rendered yet.
+    pub(super) fn lacks(&self, cluster: &ClusterName) -> bool {
+        self.deal.plan(cluster, &self.plan).is_none()
+    }
+}
+
+impl Index {
+    /// What takes long is left to whoever changes the index: what [`Effect::render`] and [`Effect::follow`] name.
+    pub fn working_aside(mut self) -> Self {
+        self.rendering.aside = true;
+        self
+    }
+
+    /// Whether what takes long is done elsewhere.
+    pub(super) fn is_aside(&self) -> bool {
+        self.rendering.aside
+    }
+
+    /// The rule as it was given last: what the index has of it may wait to be rendered.
+    pub fn latest_rule(&self, uid: &RuleUid) -> Option<&Rule> {
+        let awaited = self.rendering.awaited.get(uid).map(|awaited| &awaited.rule);
+        awaited.or_else(|| self.rules.get(uid).map(|entry| &entry.rule))
+    }
+
+    /// Rules that are not here yet, as their copies are being rendered.
+    pub(super) fn awaited_rules(&self) -> impl Iterator<Item = &Rule> {
+        self.rendering.awaited.values().map(|awaited| &awaited.rule)
+    }
+
+    /// Whether the copies of a rule, as it is given now, are being rendered.
+    pub(super) fn is_awaited(&self, uid: &RuleUid) -> bool {
+        self.rendering.awaited.contains_key(uid)
+    }
+
+    /// Another leader may have sent what waits to be rendered here. Nothing is said of those rules until it is.
+    pub(super) fn doubt_unrendered(&mut self) {
+        let last = self.rendering.last;
+        for (uid, entry) in &mut self.rules {
+            let waits = !entry.unrendered.is_empty() || entry.unrendered.since.is_some();
+            if waits || self.rendering.awaited.contains_key(uid) {
+                entry.unrendered.outdated = Some(last);
+            }
+        }
+    }
+
+    /// A rule whose copies are not just what it selects is as given now.
+    pub(super) fn set_rendered_rule(&mut self, rule: Rule) -> Effect {
+        let uid = rule.uid.clone();
+        let mut effect = Effect::default();
+        if rule.deleting
+            && let Some(former) = self.rules.get(&uid)
+        {
+            // Nothing new of it is sent any more.
+            self.rendering.awaited.remove(&uid);
+            let terms = Terms { deletion_policy: rule.terms.deletion_policy, ..Terms::clone(&former.rule.terms) };
+            let (plan, deal) = (former.plan.clone(), former.deal.clone());
+            let unrendered = Unrendered { outdated: former.unrendered.outdated, ..Unrendered::default() };
+            let mut going = former.rule.clone();
+            (going.deleting, going.generation, going.removal) = (true, rule.generation, rule.removal);
+            going.terms = NamedTerms::new(terms);
+            let rule = going;
+            return self.put_rule(rule, plan, deal, unrendered);
+        }
+        self.rendering.last += 1;
+        let awaited = Awaited { rule, serial: self.rendering.last };
+        self.rendering.awaited.insert(uid.clone(), awaited);
+        effect.render.insert(uid);
+        self.render_here(&mut effect);
+        effect
+    }
+
+    /// Renders at once what an event needs, where that is not done elsewhere.
+    pub(super) fn render_here(&mut self, effect: &mut Effect) {
+        while !self.rendering.aside
+            && let Some(uid) = effect.render.pop_first()
+        {
+            if let Some(job) = self.render_job(&uid) {
+                let mut rendered = job.run();
+                effect.merge(self.take_rendered(&mut rendered));
+            }
+        }
+    }
+
+    /// What of a rule is to be rendered now.
+    pub fn render_job(&mut self, uid: &RuleUid) -> Option<RenderJob> {
+        self.rendering.last += 1;
+        let number = self.rendering.last;
+        let minter = self.minter.clone();
+        if let Some(Awaited { rule, serial }) = self.rendering.awaited.get(uid) {
+            let (rule, serial) = (rule.clone(), *serial);
+            let known = self.rules.get(uid).filter(|former| is_rendered_alike(&former.rule, &rule));
+            let known = known.map(|former| former.deal.clone()).unwrap_or_default();
+            let plan = Arc::new(self.plan_of(&rule));
+            let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
+            let clusters = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
+            return Some(RenderJob { rule, number, minter, work: Work::Whole { serial, plan, clusters, known } });
+        }
+        let (sources, clusters) = (&self.sources, &self.clusters);
+        let lacks = |entry: &&mut RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
+        let entry = self.rules.get_mut(uid).filter(lacks)?;
+        let rule = &entry.rule;
+        let changed = entry.unrendered.sources.iter().map(|source| {
+            let known = sources.get(source);
+            let selected = known.filter(|known| rule.selects(source, &known.labels));
+            let lent = known.filter(|_| rule.takes_from(source));
+            (source.clone(), selected.map(|known| known.body.clone()), lent.map(|known| known.body.clone()))
+        });
+        let changed = changed.collect();
+        let chosen = entry.unrendered.clusters.iter().filter_map(|name| Some((name, clusters.get(name)?)));
+        let chosen = chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
+        let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
+        let (plan, deal) = (entry.plan.clone(), entry.deal.clone());
+        let work = Work::Changes { plan, deal, sources: changed, clusters: chosen };
+        let job = RenderJob { rule: rule.clone(), number, minter, work };
+        (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
+        entry.unrendered.since = Some((number, BTreeSet::new()));
+        Some(job)
+    }
+
+    /// Swaps in what was rendered, if the rule is still the one for which it was.
+    pub fn take_rendered(&mut self, rendered: &mut Rendered) -> Effect {
+        let mut effect = match std::mem::replace(&mut rendered.what, What::Whole(0)) {
+            What::Whole(serial) => self.take_whole(rendered, serial),
+            What::Changes(sources, clusters) => self.take_changes(rendered, &sources, &clusters),
+        };
+        let uid = rendered.rule.uid.clone();
+        let lacks = |entry: &RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
+        if self.is_awaited(&uid) || self.rules.get(&uid).is_some_and(lacks) {
+            effect.render.insert(uid);
+        }
+        rendered.garbage = std::mem::take(&mut self.rendering.garbage);
+        effect
+    }
+
+    fn take_whole(&mut self, rendered: &mut Rendered, serial: u64) -> Effect {
+        let uid = rendered.rule.uid.clone();
+        if self.rendering.awaited.get(&uid).is_none_or(|awaited| awaited.serial != serial) {
+            return Effect::default();
+        }
+        let Some(Awaited { rule, .. }) = self.rendering.awaited.remove(&uid) else { return Effect::default() };
+        let (mut plan, mut deal) = (rendered.plan.clone(), std::mem::take(&mut rendered.deal));
+        let mut unrendered = Unrendered::default();
+        let now = self.plan_of(&rule);
+        for source in now.changed_since(&plan) {
+            let body = now.body(&source);
+            if has_content(body.as_ref()) {
+                unrendered.sources.insert(source);
+            } else {
+                let plan = Arc::make_mut(&mut plan);
+                plan.set(&source, body.as_ref());
+                deal.update(&rule, plan, &source, &self.minter);
+            }
+        }
+        for secret in now.lent_since(&plan) {
+            let plan = Arc::make_mut(&mut plan);
+            lend_now(&rule, plan, &mut deal, &secret, now.lent.get(&secret), &mut unrendered, &self.minter);
+        }
+        if plan.unknown != now.unknown {
+            Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
+            deal.set_unknown(&now.unknown);
+        }
+        self.drop_unchosen(&rule, &plan, &mut deal);
+        for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name)) {
+            if deal.lacks(name, &cluster.labels) {
+                unrendered.clusters.insert(name.clone());
+            }
+        }
+        let outdated = self.rules.get(&uid).and_then(|former| former.unrendered.outdated);
+        unrendered.outdated = outdated.filter(|last| rendered.number <= *last);
+        let was_outdated = outdated.is_some();
+        let waiting = unrendered.sources.clone();
+        let mut effect = self.put_rule(rule, plan, deal, unrendered);
+        for source in waiting {
+            self.selected_by.entry(source).or_default().insert(uid.clone());
+        }
+        if was_outdated {
+            self.touch(&uid, &mut effect);
+        }
+        effect
+    }
+
+    fn take_changes(
+        &mut self,
+        rendered: &mut Rendered,
+        sources: &BTreeSet<SourceRef>,
+        clusters: &[ClusterName],
+    ) -> Effect {
+        let (mut effect, uid) = (Effect::default(), rendered.rule.uid.clone());
+        let Some(since) = self.rules.get_mut(&uid).and_then(|entry| entry.unrendered.ends(rendered.number)) else {
+            return effect;
+        };
+        let Some(mut entry) = self.rules.remove(&uid) else { return effect };
+        let (mut plan, mut deal) = (rendered.plan.clone(), std::mem::take(&mut rendered.deal));
+        for source in &since {
+            let known = Arc::make_mut(&mut plan);
+            let body = entry.plan.body(source);
+            known.set(source, body.as_ref());
+            match has_content(body.as_ref()) {
+                // It was said at once that it has none, and has it again.
+                true => drop(entry.unrendered.sources.insert(source.clone())),
+                false => deal.update(&entry.rule, known, source, &self.minter),
+            }
+            if entry.rule.takes_from(source) {
+                let body = entry.plan.lent.get(source);
+                lend_now(&entry.rule, known, &mut deal, source, body, &mut entry.unrendered, &self.minter);
+            }
+        }
+        if plan.unknown != entry.plan.unknown {
+            Arc::make_mut(&mut plan).unknown.clone_from(&entry.plan.unknown);
+            deal.set_unknown(&entry.plan.unknown);
+        }
+        let former = std::mem::replace(&mut entry.deal, deal);
+        let former_plan = std::mem::replace(&mut entry.plan, plan);
+        for source in sources.iter().chain(&since) {
+            if entry.plan.names(source) || entry.unrendered.sources.contains(source) {
+                self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+            } else {
+                remove_from(&mut self.selected_by, source, &uid);
+                self.drop_unselected([source]);
+            }
+            if entry.plan.awaits(source) {
+                effect.read.insert(source.clone());
+            }
+            if former_plan.wants(source) != entry.plan.wants(source) {
+                entry.brake.wants_something_else();
+            }
+        }
+        entry.unrendered.outdated = entry.unrendered.outdated.filter(|last| rendered.number <= *last);
+        for name in clusters {
+            self.take_cluster(&mut entry, name, former.plan(name, &former_plan));
+        }
+        self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.deal);
+        entry.keep_wanted();
+        if entry.brake.is_open() {
+            effect.judge.insert(uid.clone());
+        }
+        self.rendering.drop_later(former);
+        self.rules.insert(uid.clone(), entry);
+        self.touch(&uid, &mut effect);
+        effect
+    }
+
+    /// What is sent to a cluster was rendered.
+    fn take_cluster(&self, entry: &mut RuleEntry, name: &ClusterName, former: Option<&Arc<RulePlan>>) {
+        let Some(cluster) = self.clusters.get(name).filter(|cluster| cluster.is_chosen_by(&entry.rule, name)) else {
+            return;
+        };
+        let lot = Lots::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
+        let former = (entry.goes.clusters.get(name).cloned(), former.cloned());
+        entry.goes.set(&entry.rule, name, Some(lot), cluster.cordoned);
+        if entry.deal.lacks(name, &cluster.labels) {
+            entry.unrendered.clusters.insert(name.clone());
+        }
+        note_choice(entry, name, former, true);
+    }
+
+    /// Clusters that a rule has left while its copies were rendered.
+    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, deal: &mut Deal) {
+        let chosen = |name: &&ClusterName| self.clusters.get(*name).is_some_and(|known| known.is_chosen_by(rule, name));
+        let gone: Vec<_> = deal.clusters().filter(|name| !chosen(name)).cloned().collect();
+        for name in gone {
+            deal.set_cluster(rule, plan, &name, None, &self.minter);
+        }
+    }
+}
+
+/// Takes in that a Secret from which values are taken is this; what is made of it is rendered, or unknown until it is read.
+fn lend_now(
+    rule: &Rule,
+    plan: &mut RulePlan,
+    deal: &mut Deal,
+    secret: &SourceRef,
+    body: Option<&Body>,
+    unrendered: &mut Unrendered,
+    minter: &Minter,
+) {
+    if !matches!(body, Some(Body::Unread)) {
+        unrendered.sources.insert(secret.clone());
+        return;
+    }
+    if plan.lend(secret, body) {
+        deal.set_lent_unread(rule, plan, secret, minter);
+    }
+}
+
+fn has_content(body: Option<&Body>) -> bool {
+    matches!(body, Some(Body::Read(_) | Body::Stale(_)))
+}
+
+/// Whether what was rendered of one rule is the same for the other.
+fn is_rendered_alike(one: &Rule, two: &Rule) -> bool {
+    one.shape == two.shape && one.shape.lenders().next().is_none()
+}

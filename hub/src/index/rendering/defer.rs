@@ -1,0 +1,76 @@
+//! What is put off until it has been rendered.
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+
+use super::super::{Cluster, Effect, Index};
+use super::{has_content, lend_now};
+use crate::plan::Body;
+
+impl Index {
+    /// Whether what one source is to a rule now waits to be rendered.
+    pub(in crate::index) fn defer_source(
+        &mut self,
+        uid: &RuleUid,
+        source: &SourceRef,
+        selected: Option<&Body>,
+        effect: &mut Effect,
+    ) -> bool {
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| self.rendering.aside && entry.deal.is_rendered())
+        else {
+            return false;
+        };
+        if !has_content(selected) {
+            return false;
+        }
+        if !entry.plan.already_says(source, selected) || entry.unrendered.since.is_some() {
+            self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
+            entry.unrendered.sources.insert(source.clone());
+            effect.render.insert(uid.clone());
+        }
+        true
+    }
+
+    /// What a Secret is to a rule that takes values from it waits to be rendered, or makes them unknown at once. `None`: that
+    /// is to be seen to here; else whether the rule takes values from it.
+    pub(in crate::index) fn defer_lent(
+        &mut self,
+        uid: &RuleUid,
+        secret: &SourceRef,
+        body: Option<&Body>,
+        effect: &mut Effect,
+    ) -> Option<bool> {
+        let aside = self.rendering.aside;
+        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.deal.is_rendered())?;
+        if !entry.rule.takes_from(secret) {
+            return Some(false);
+        }
+        self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());
+        if matches!(body, Some(Body::Unread)) {
+            entry.unrendered.note(secret);
+            let plan = Arc::make_mut(&mut entry.plan);
+            lend_now(&entry.rule, plan, &mut entry.deal, secret, body, &mut entry.unrendered, &self.minter);
+            self.touch(uid, effect);
+        } else {
+            entry.unrendered.sources.insert(secret.clone());
+        }
+        effect.render.insert(uid.clone());
+        Some(true)
+    }
+
+    /// Whether a cluster that a rule chooses waits until what is sent to it is rendered. Returns whether the rule goes there
+    /// already.
+    pub(in crate::index) fn defer_cluster(
+        &mut self,
+        uid: &RuleUid,
+        name: &ClusterName,
+        effect: &mut Effect,
+    ) -> Option<bool> {
+        let Cluster { labels, .. } = self.clusters.get(name)?;
+        let aside = self.rendering.aside;
+        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.deal.lacks(name, labels))?;
+        entry.unrendered.clusters.insert(name.clone());
+        effect.render.insert(uid.clone());
+        Some(!entry.lacks(name))
+    }
+}

@@ -1,0 +1,92 @@
+//! What is rendered beside the index.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+
+use crate::plan::{Body, Deal, Labels, Minter, Rule, RulePlan};
+
+/// All that it takes to render what has changed of a rule.
+pub struct RenderJob {
+    pub(super) rule: Rule,
+    pub(super) number: u64,
+    pub(super) minter: Minter,
+    pub(super) work: Work,
+}
+
+pub(super) enum Work {
+    /// The rule is another one.
+    Whole { serial: u64, plan: Arc<RulePlan>, clusters: Vec<(ClusterName, Labels)>, known: Deal },
+    /// Some of its sources or clusters are.
+    Changes {
+        plan: Arc<RulePlan>,
+        deal: Deal,
+        sources: Vec<(SourceRef, Option<Body>, Option<Body>)>,
+        clusters: Vec<(ClusterName, Labels)>,
+    },
+}
+
+/// What a job has rendered. Whatever it holds after it was swapped in is to be dropped.
+pub struct Rendered {
+    pub(super) rule: Rule,
+    pub(super) number: u64,
+    pub(super) plan: Arc<RulePlan>,
+    pub(super) deal: Deal,
+    pub(super) what: What,
+    pub(super) garbage: Vec<Deal>,
+}
+
+pub(super) enum What {
+    /// The rule that was given so.
+    Whole(u64),
+    /// Sources and clusters that had changed.
+    Changes(BTreeSet<SourceRef>, Vec<ClusterName>),
+}
+
+impl RenderJob {
+    /// Renders. May take long.
+    pub fn run(self) -> Rendered {
+        let Self { rule, number, minter, work } = self;
+        let (plan, deal, what) = match work {
+            Work::Whole { serial, plan, clusters, known } => {
+                let deal = known.again(&rule, &plan, clusters.into_iter(), &minter);
+                (plan, deal, What::Whole(serial))
+            }
+            Work::Changes { mut plan, mut deal, sources, clusters } => {
+                let mut changed = BTreeSet::new();
+                for (source, selected, lent) in sources {
+                    let known = Arc::make_mut(&mut plan);
+                    if !known.already_says(&source, selected.as_ref()) {
+                        known.set(&source, selected.as_ref());
+                        if !deal.exceeds() {
+                            deal.update(&rule, known, &source, &minter);
+                        }
+                    }
+                    if rule.takes_from(&source) && known.lend(&source, lent.as_ref()) && !deal.exceeds() {
+                        deal.update_lent(&rule, known, &source, &minter);
+                    }
+                    changed.insert(source);
+                }
+                for (name, labels) in &clusters {
+                    if !deal.exceeds() {
+                        deal.set_cluster(&rule, &plan, name, Some(labels), &minter);
+                    }
+                }
+                let names = clusters.iter().map(|(name, _)| name.clone()).collect();
+                if deal.exceeds() {
+                    // Perhaps not with all that has changed.
+                    deal.begin_again(&rule, &plan, clusters, &minter);
+                }
+                (plan, deal, What::Changes(changed, names))
+            }
+        };
+        Rendered { rule, number, plan, deal, what, garbage: Vec::new() }
+    }
+}
+
+impl Rendered {
+    /// The rule.
+    pub fn uid(&self) -> &RuleUid {
+        &self.rule.uid
+    }
+}

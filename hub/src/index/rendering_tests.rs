@@ -1,0 +1,389 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, SourceRef};
+use serde_json::{Value, json};
+
+use super::{Claim, Cluster, Effect, Index, PlaceState, RenderJob, Rendered};
+use crate::plan::{Body, Minter, Place, Rule, SourceContent, Why};
+
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A rule that sends the ConfigMaps and Secrets of one label to all clusters, or to those of one environment.
+fn rule(generation: i64, selects: &str, clusters: &Value, shape: &Value, deleting: bool) -> Rule {
+    let mut spec = json!({
+        "sources": [{
+            "namespaces": ["team"], "resources": ["configmaps", "secrets"], "selector": {"matchLabels": {"rule": selects}},
+        }],
+        "clusters": clusters,
+    });
+    spec.as_object_mut().unwrap().extend(shape.as_object().unwrap().clone());
+    let mut metadata = json!({"name": "r", "uid": "r", "generation": generation});
+    if deleting {
+        metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule", "metadata": metadata, "spec": spec,
+    });
+    Rule::cluster_scoped(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
+}
+
+fn shapes() -> [Value; 5] {
+    [
+        json!({}),
+        json!({"substitute": {"keys": ["k"]}}),
+        json!({"transform": {"name": "${source.name}-${cluster.labels.env}"}, "substitute": {"keys": ["k"]}}),
+        json!({"transform": {"labels": {"add": {"a": "b"}}}}),
+        json!({"overrides": [{
+            "clusters": {"selector": {"matchLabels": {"env": "e1"}}},
+            "secretData": [{"key": "p", "valueFrom": {"secretKeyRef": {"name": "s0", "key": "k"}}}],
+        }]}),
+    ]
+}
+
+fn cluster(env: u8) -> Cluster {
+    let labels = BTreeMap::from([("env".to_owned(), format!("e{env}"))]);
+    Cluster { uid: "u".to_owned(), labels, accepted: true, was_connected: true, ..Cluster::default() }
+}
+
+fn source(secret: bool, name: u8) -> SourceRef {
+    SourceRef::new(if secret { "secrets" } else { "configmaps" }, "team", &format!("s{name}"))
+}
+
+fn labels(value: u8) -> BTreeMap<String, String> {
+    BTreeMap::from([("rule".to_owned(), format!("v{value}"))])
+}
+
+fn content(text: &str) -> Body {
+    let fields = BTreeMap::from([("data".to_owned(), json!({"k": text}))]);
+    let canonical = Content { fields, ..Content::default() }.to_bytes();
+    let revision = RevisionKey::new(b"key").revision("any", &canonical);
+    Body::Read(Arc::new(SourceContent::new(revision, Payload::encode(canonical))))
+}
+
+fn text(secret: bool, number: u8) -> &'static str {
+    match (secret, number) {
+        (false, 0) => "${cluster.name}",
+        (false, 1) => "in ${cluster.labels.env}",
+        (false, _) => "fixed",
+        (true, 0) => "JHtjbHVzdGVyLm5hbWV9",
+        (true, 1) => "eA==",
+        (true, _) => "eQ==",
+    }
+}
+
+fn known(index: Index) -> Index {
+    let mut index = index;
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
+    index
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Rule { value: u8, all: bool, shape: usize },
+    Delete,
+    Remove,
+    Seen { secret: bool, name: u8, value: u8 },
+    Read { secret: bool, name: u8, value: u8, text: u8 },
+    Unreadable { secret: bool, name: u8 },
+    Gone { secret: bool, name: u8 },
+    Cluster { name: u8, env: u8 },
+    RemoveCluster(u8),
+    Place(bool),
+    Doubt,
+    Begin,
+    Take,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..2u8, any::<bool>(), 0..5usize).prop_map(|(value, all, shape)| Step::Rule { value, all, shape }),
+        1 => Just(Step::Delete),
+        1 => Just(Step::Remove),
+        2 => (any::<bool>(), 0..3u8, 0..2u8).prop_map(|(secret, name, value)| Step::Seen { secret, name, value }),
+        6 => (any::<bool>(), 0..3u8, 0..2u8, 0..3u8)
+            .prop_map(|(secret, name, value, text)| Step::Read { secret, name, value, text }),
+        1 => (any::<bool>(), 0..3u8).prop_map(|(secret, name)| Step::Unreadable { secret, name }),
+        1 => (any::<bool>(), 0..3u8).prop_map(|(secret, name)| Step::Gone { secret, name }),
+        3 => (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
+        1 => (0..3u8).prop_map(Step::RemoveCluster),
+        1 => any::<bool>().prop_map(Step::Place),
+        1 => Just(Step::Doubt),
+        4 => Just(Step::Begin),
+        4 => Just(Step::Take),
+    ]
+}
+
+/// Does a step to an index. The last version and generation are counted.
+fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) -> Effect {
+    let now = Instant::now();
+    let generation = i64::try_from(count).unwrap();
+    match step {
+        Step::Rule { value, all, shape } => {
+            let clusters =
+                if *all { json!({"all": true}) } else { json!({"selector": {"matchLabels": {"env": "e0"}}}) };
+            let rule = rule(generation, &format!("v{value}"), &clusters, &shapes()[*shape], false);
+            *last = Some(rule.clone());
+            index.set_rule(rule)
+        }
+        Step::Delete => match last.take() {
+            Some(mut rule) => {
+                rule.deleting = true;
+                index.set_rule(rule)
+            }
+            None => Effect::default(),
+        },
+        Step::Remove => {
+            *last = None;
+            index.remove_rule(&"r".into())
+        }
+        Step::Seen { secret, name, value } => index.saw(&source(*secret, *name), count, labels(*value)),
+        Step::Read { secret, name, value, text: number } => {
+            let source = source(*secret, *name);
+            let mut effect = index.saw(&source, count, labels(*value));
+            effect.merge(index.read(&source, count, labels(*value), content(text(*secret, *number))));
+            effect
+        }
+        Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
+        Step::Gone { secret, name } => {
+            index.vanish_source(&source(*secret, *name), now);
+            index.bury(now + GRACE, GRACE)
+        }
+        Step::Cluster { name, env } => index.set_cluster(format!("c{name}").as_str().into(), cluster(*env)),
+        Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
+        Step::Place(known) => {
+            let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".to_owned()) };
+            index.set_place(Place::everywhere("configmaps"), state)
+        }
+        Step::Doubt => {
+            index.doubt(&Place::everywhere("secrets"));
+            index.doubt(&Place::everywhere("configmaps"));
+            Effect::default()
+        }
+        Step::Begin | Step::Take => Effect::default(),
+    }
+}
+
+/// What is left for others is done.
+fn follow(index: &mut Index, mut effect: Effect, render: &mut BTreeSet<RuleUid>) {
+    while let Some(uid) = effect.follow.pop_first() {
+        effect.merge(index.follow(&uid));
+    }
+    render.append(&mut effect.render);
+}
+
+/// What may be sent is of sources that the rule selects, and nothing is sent whose content is unknown.
+fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
+    for (_, entry) in index.rules() {
+        for (_, plan) in entry.deal.plans(&entry.plan) {
+            for intent in plan.intents.keys() {
+                let source = intent.plain();
+                prop_assert!(entry.plan.intents.contains_key(&source), "{source} is sent and not known");
+            }
+            prop_assert_eq!(&plan.unknown, &entry.plan.unknown);
+        }
+        for cluster in entry.deal.clusters() {
+            let chosen = index.cluster(cluster).is_some_and(|known| known.is_chosen_by(&entry.rule, cluster));
+            prop_assert!(chosen, "{cluster:?} is not chosen");
+        }
+    }
+    Ok(())
+}
+
+fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
+    let uids = |index: &Index| index.rules().map(|(uid, _)| uid.clone()).collect::<Vec<_>>();
+    prop_assert_eq!(uids(aside), uids(here));
+    for (uid, entry) in aside.rules() {
+        let expected = here.rule(uid).unwrap();
+        prop_assert_eq!(entry.rule.generation, expected.rule.generation);
+        if entry.rule.deleting {
+            // What would have been rendered for it is not sent any more.
+            continue;
+        }
+        prop_assert!(entry.plan.says_the_same(&expected.plan), "the plan of {uid:?} is another one");
+        prop_assert!(entry.deal.says_the_same(&expected.deal), "what is sent of {uid:?} is something else");
+        prop_assert!(entry.goes == expected.goes);
+    }
+    for (source, readers) in &here.selected_by {
+        let all = aside.selected_by.get(source).is_some_and(|known| readers.is_subset(known));
+        prop_assert!(all || here.rules().any(|(_, entry)| entry.rule.deleting), "nobody would read {source}");
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever happens while copies are rendered beside the index: it is never inconsistent, and ends where an index ends
+    /// that renders at once.
+    #[test]
+    fn rendering_aside_ends_as_rendering_at_once(steps in proptest::collection::vec(step(), 1..60)) {
+        let (mut aside, mut here) = (known(Index::new().working_aside()), known(Index::new()));
+        let (mut render, mut job): (BTreeSet<RuleUid>, Option<RenderJob>) = (BTreeSet::new(), None);
+        let (mut last, mut also_last) = (None, None);
+        for (count, step) in steps.iter().enumerate() {
+            let count = count as u64 + 1;
+            let effect = apply(step, &mut aside, count, &mut last);
+            follow(&mut aside, effect, &mut render);
+            apply(step, &mut here, count, &mut also_last);
+            match step {
+                Step::Begin if job.is_none() => {
+                    let uid = render.pop_first();
+                    job = uid.and_then(|uid| aside.render_job(&uid));
+                }
+                Step::Take => {
+                    if let Some(mut rendered) = job.take().map(RenderJob::run) {
+                        let effect = aside.take_rendered(&mut rendered);
+                        follow(&mut aside, effect, &mut render);
+                    }
+                }
+                _ => {}
+            }
+            is_consistent(&aside)?;
+        }
+        // All that there is comes to be read.
+        let sources: Vec<_> = here.sources.iter().map(|(source, known)| (source.clone(), known.labels.clone())).collect();
+        for (source, labels) in sources {
+            let secret = *source.resource == *"secrets";
+            for index in [&mut aside, &mut here] {
+                let mut effect = index.saw(&source, 1000, labels.clone());
+                effect.merge(index.read(&source, 1000, labels.clone(), content(text(secret, 1))));
+                follow(index, effect, &mut render);
+            }
+        }
+        let mut rendered: Option<Rendered> = job.map(RenderJob::run);
+        for _ in 0..20 {
+            if let Some(mut rendered) = rendered.take() {
+                let effect = aside.take_rendered(&mut rendered);
+                for source in effect.read.clone() {
+                    let known = aside.source(&source).map(|known| known.labels.clone());
+                    let body = content(text(*source.resource == *"secrets", 1));
+                    let effect = aside.read(&source, 1000, known.unwrap_or_default(), body);
+                    follow(&mut aside, effect, &mut render);
+                }
+                follow(&mut aside, effect, &mut render);
+                is_consistent(&aside)?;
+            }
+            let Some(uid) = render.pop_first() else { break };
+            rendered = aside.render_job(&uid).map(RenderJob::run);
+            if rendered.is_none() && render.is_empty() {
+                break;
+            }
+        }
+        prop_assert!(rendered.is_none() && render.is_empty(), "it does not come to an end");
+        is_same(&aside, &here)?;
+    }
+}
+
+fn many(index: Index, clusters: u32) -> Index {
+    let mut index = known(index);
+    for number in 0..clusters {
+        index.set_cluster(format!("c{number}").as_str().into(), cluster(0));
+    }
+    index
+}
+
+fn sent(index: &Index, cluster: &str) -> usize {
+    let entry = index.rule(&"r".into()).unwrap();
+    entry.share(&ClusterName::from(cluster)).map_or(0, |share| share.plan.intents.len())
+}
+
+#[test]
+fn rule_over_its_render_budget_sends_nothing() {
+    let minter = Minter::default().with_budget(20 * 2048);
+    let mut index = many(Index::new().minting(minter), 10);
+    index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
+    let noise = |seed: u64| {
+        let mut state = seed;
+        let next = |_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            char::from(b'a' + u8::try_from((state >> 40) % 26).unwrap())
+        };
+        (0..2000).map(next).collect::<String>() + "${cluster.name}"
+    };
+    let read = |index: &mut Index, name: u8, version: u64, text: &str| {
+        index.saw(&source(false, name), version, labels(0));
+        index.read(&source(false, name), version, labels(0), content(text));
+    };
+    read(&mut index, 0, 1, &noise(1));
+    assert_eq!((sent(&index, "c0"), sent(&index, "c9")), (1, 1), "one source is within the budget");
+    for name in 1..3 {
+        read(&mut index, name, 2, &noise(u64::from(name) + 7));
+    }
+    let entry = index.rule(&"r".into()).unwrap();
+    assert!(entry.deal.exceeds() && sent(&index, "c0") == 0);
+    let share = entry.share(&"c7".into()).unwrap();
+    let (_, why) = share.plan.withheld.first_key_value().unwrap();
+    assert_eq!((why.why, share.plan.withheld.len()), (Why::Budget, 3));
+    assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
+    // What stands of it stays.
+    assert!(share.is_unknown(&source(false, 0)) && matches!(index.claim(&"r".into(), &"c7".into()), Claim::Wanted(_)));
+    // Back within it, all is sent again.
+    for name in 1..3 {
+        read(&mut index, name, 9, "the same everywhere");
+    }
+    assert_eq!((sent(&index, "c0"), sent(&index, "c9")), (3, 3));
+    for number in 10..80 {
+        index.set_cluster(format!("c{number}").as_str().into(), cluster(0));
+    }
+    assert_eq!((sent(&index, "c0"), sent(&index, "c79")), (0, 0), "too many clusters");
+    for number in 6..80 {
+        index.remove_cluster(&format!("c{number}").as_str().into());
+    }
+    read(&mut index, 2, 10, "another");
+    assert_eq!(sent(&index, "c0"), 3, "fewer clusters");
+}
+
+#[test]
+fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
+    let mut index = many(Index::new().working_aside(), 1);
+    let claim = |index: &Index| index.claim(&"r".into(), &"c0".into());
+    index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
+    assert!(matches!(claim(&index), Claim::Unknown), "an agent may hold copies of it");
+    let take = |index: &mut Index| {
+        let mut rendered = index.render_job(&"r".into()).unwrap().run();
+        index.take_rendered(&mut rendered)
+    };
+    take(&mut index);
+    index.saw(&source(false, 0), 1, labels(0));
+    let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
+    assert!(effect.render.contains(&"r".into()) && matches!(claim(&index), Claim::Wanted(_)));
+    index.begin_to_judge();
+    assert!(matches!(claim(&index), Claim::Unknown), "agents may have the newer content of another leader");
+    assert!(take(&mut index).clusters.contains(&"c0".into()));
+    assert!(matches!(claim(&index), Claim::Wanted(share) if share.plan.intents.len() == 1));
+    // A job that was under way, and nothing to render after it: the rule is not left unknown.
+    index.saw(&source(false, 0), 2, labels(0));
+    index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));
+    let job = index.render_job(&"r".into()).unwrap();
+    index.begin_to_judge();
+    let effect = index.take_rendered(&mut job.run());
+    assert!(effect.render.contains(&"r".into()) && matches!(claim(&index), Claim::Unknown));
+    take(&mut index);
+    assert!(matches!(claim(&index), Claim::Wanted(_)));
+}
+
+#[test]
+fn labels_of_unselected_object_are_bounded() {
+    let mut index = many(Index::new(), 1);
+    let many: BTreeMap<String, String> = (0..50_000).map(|number| (format!("a{number}"), String::new())).collect();
+    let labelled = |more: &[(&str, &str)]| {
+        let mut all = many.clone();
+        all.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        all
+    };
+    let of = source(false, 0);
+    index.saw(&of, 1, labelled(&[("rule", "v0")]));
+    assert_eq!(index.source(&of).map(|known| known.labels.len()), Some(0), "no rule chooses by any of them");
+    let rule = rule(1, "v0", &json!({"all": true}), &json!({}), false);
+    assert!(index.set_rule(rule.clone()).relist, "the label by which it chooses was left out");
+    let effect = index.saw(&of, 1, labelled(&[("rule", "v0")]));
+    assert!(effect.read.contains(&of), "it is selected after all");
+    assert!(!index.set_rule(rule).relist, "nothing is missing any more");
+    // What is read of it is cut in the same way.
+    index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
+    assert_eq!((sent(&index, "c0"), index.source(&of).map(|known| known.labels.len())), (1, Some(1)));
+}

@@ -1,0 +1,78 @@
+//! How many connections one member may have that no session is registered on.
+//!
+//! Any certificate that an authority ever signed for a member passes TLS, expired ones and those of keys that were given up
+//! too, as the hub tells their holders what to do. So connections are counted by member and by key, and who has an old key
+//! takes no room from who has the new one.
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId};
+
+use super::fence::Tie;
+
+/// Connections without a session that one key may have: one for its next session, one for a renewal, and those that a broken
+/// network leaves behind.
+pub(super) const PER_KEY: usize = 6;
+/// The same of all keys of one member.
+pub(super) const PER_MEMBER: usize = 16;
+
+/// Which key of which member a certificate is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemberKey {
+    /// Uid of the `MemberCluster`.
+    pub uid: Arc<str>,
+    /// The key.
+    pub key: Fingerprint,
+}
+
+impl MemberKey {
+    /// That of a certificate; none for one that is not a member's.
+    pub fn of(certificate: &PeerCertificate) -> Option<Self> {
+        match &certificate.id {
+            SpiffeId::Cluster { uid, .. } => Some(Self { uid: uid.as_str().into(), key: certificate.key }),
+            SpiffeId::Hub { .. } => None,
+        }
+    }
+}
+
+/// The connections of members, the oldest first.
+#[derive(Default)]
+pub(super) struct MemberConnections(BTreeMap<Arc<str>, Vec<Weak<Tie>>>);
+
+impl MemberConnections {
+    /// One more is there. Ends the oldest without a session where the key, or the member, has too many, and returns how many
+    /// it has ended.
+    pub(super) fn enter(&mut self, new: &Arc<Tie>) -> u64 {
+        let Some(member) = new.member() else { return 0 };
+        let known = self.0.entry(member.uid.clone()).or_default();
+        known.retain(|tie| tie.strong_count() > 0);
+        known.push(Arc::downgrade(new));
+        let mut idle: Vec<_> = known.iter().filter_map(Weak::upgrade).filter(|tie| tie.is_idle()).collect();
+        let mut ended = 0;
+        loop {
+            let mut by_key: BTreeMap<Option<&MemberKey>, usize> = BTreeMap::new();
+            idle.iter().for_each(|tie| *by_key.entry(tie.member()).or_default() += 1);
+            let most = by_key.values().copied().max().unwrap_or_default();
+            if most <= PER_KEY && idle.len() <= PER_MEMBER {
+                return ended;
+            }
+            let oldest = idle.iter().position(|tie| by_key.get(&tie.member()) == Some(&most));
+            let Some(oldest) = oldest.map(|oldest| idle.remove(oldest)) else { return ended };
+            oldest.end();
+            ended += 1;
+        }
+    }
+
+    /// Forgets connections that are gone.
+    pub(super) fn drop_gone(&mut self) {
+        self.0.retain(|_, known| {
+            known.retain(|tie| tie.strong_count() > 0);
+            !known.is_empty()
+        });
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

@@ -1,0 +1,81 @@
+//! What a replica says before the bytes of a connection that it passes on: where that comes from, under a seal that only
+//! replicas of this hub can make. So limits by address hold for whoever comes by way of a standby, and nobody else gets
+//! anything by the port for replicas.
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use runnel_proto::model::RevisionKey;
+
+const MAGIC: [u8; 8] = *b"passed-1";
+const WORDS: usize = 8 + 16 + 2;
+/// How long the preamble is, in bytes.
+pub(super) const PREAMBLE: usize = WORDS + 16;
+
+/// The preamble of a connection from this address.
+pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
+    let mut bytes = [0; PREAMBLE];
+    let address = match from.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..24].copy_from_slice(&address.octets());
+    bytes[24..WORDS].copy_from_slice(&from.port().to_be_bytes());
+    let seal = key.seal(&bytes[..WORDS]);
+    bytes[WORDS..].copy_from_slice(&seal);
+    bytes
+}
+
+/// Where a connection comes from; `None`, if no replica of this hub says so.
+pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<SocketAddr> {
+    let (words, seal) = preamble.split_at(WORDS);
+    // Sealed once more, so that the time of the comparison tells nothing.
+    let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
+    let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
+    let port: [u8; 2] = words.get(24..)?.try_into().ok()?;
+    let origin = SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be_bytes(port));
+    is_ours.then_some(origin)
+}
+
+/// How many connections a standby passes on at a time, of a process that may open so many files: each takes two, and some
+/// 20 KiB for what is under way.
+pub(super) fn passed_on_limit(open_files: usize) -> usize {
+    (open_files.saturating_sub(1024) / 2).clamp(64, 20_000)
+}
+
+/// The soft limit of open files, as `/proc/self/limits` tells it.
+pub(super) fn open_files(limits: &str) -> Option<usize> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(usize::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origin_is_known_to_replicas_of_the_same_hub_only() {
+        let (key, other) = (RevisionKey::new(b"key"), RevisionKey::new(b"other"));
+        for from in ["10.1.2.3:4567", "[2001:db8::7]:1", "127.0.0.1:0"] {
+            let from: SocketAddr = from.parse().unwrap();
+            let sent = preamble(from, &key);
+            assert_eq!(origin(&sent, &key), Some(from));
+            assert_eq!(origin(&sent, &other), None);
+            for at in 0..PREAMBLE {
+                let mut changed = sent;
+                changed[at] ^= 1;
+                assert_eq!(origin(&changed, &key), None, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn passed_on_connections_leave_files_for_others() {
+        let limits = "Limit      Soft Limit   Hard Limit  Units\nMax open files            8192                 524288               files\n";
+        assert_eq!(open_files(limits).map(passed_on_limit), Some(3584));
+        assert_eq!(open_files("Max open files  unlimited unlimited files").map(passed_on_limit), Some(20_000));
+        assert_eq!((open_files(""), passed_on_limit(10)), (None, 64));
+    }
+}

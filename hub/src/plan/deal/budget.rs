@@ -1,0 +1,50 @@
+//! How many bytes a rule may take whose copies differ by cluster.
+use std::sync::Arc;
+
+use super::super::made::{Made, Outcome, Why, Withheld};
+use super::super::render::{Contents, Minter};
+use super::super::{Rule, RulePlan};
+use super::{Deal, To};
+
+/// What an entry of a plan takes, besides content.
+const ENTRY: u64 = 256;
+
+impl Deal {
+    /// More is wanted than the budget allows: nothing is sent, and what stands stays.
+    pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, minter: &Minter) {
+        let To::Each(cuts) = &mut self.to else { return };
+        let mut nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
+        let (sources, clusters) = (selection.selected().count(), cuts.len());
+        let message: Arc<str> = format!(
+            "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
+             {} bytes that one rule may have (--render-budget, `renderBudget` in the chart); choose fewer sources or \
+             clusters, use variables with fewer values than there are clusters, or raise the limit",
+            minter.budget()
+        )
+        .into();
+        for source in selection.selected() {
+            let body = selection.body(source);
+            let why = Withheld { why: Why::Budget, message: message.clone() };
+            nothing.set(source, body.as_ref(), Some(Outcome::Withheld(None, why)));
+        }
+        let nothing = Arc::new(nothing);
+        cuts.values_mut().for_each(|cut| cut.made = nothing.clone());
+        self.exceeds = true;
+        *self.contents.lock() = Contents::default();
+    }
+
+    /// How many bytes it takes.
+    pub(super) fn takes(&self) -> u64 {
+        let entries = self.entries.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+        self.contents.lock().bytes().saturating_add(entries.saturating_mul(ENTRY))
+    }
+
+    /// Whether it is within the budget, what clusters had that are gone not counted.
+    pub(super) fn fits(&self, minter: &Minter) -> bool {
+        if self.takes() <= minter.budget() {
+            return true;
+        }
+        self.contents.lock().recount();
+        self.takes() <= minter.budget()
+    }
+}

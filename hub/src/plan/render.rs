@@ -1,0 +1,244 @@
+//! Renders the contents of copies: once for each source and everything that the rule reads of a cluster, whatever the number
+//! of clusters for which that is equal.
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
+
+use super::made::Outcome;
+use super::shape::{About, Reads, Unmade};
+use super::{Body, Lent, Rule, RulePlan, SourceContent, Withheld};
+
+/// The most bytes of rendered content that one rule may have, unless it is configured.
+pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
+
+/// What a rendered content takes besides its bytes: its entries in the plans of its clusters.
+const OVERHEAD: u64 = 512;
+
+/// Names contents that the hub has rendered, and bounds them.
+#[derive(Clone)]
+pub struct Minter {
+    key: RevisionKey,
+    budget: u64,
+}
+
+impl Minter {
+    /// Names them with the hub's key.
+    pub fn new(key: RevisionKey) -> Self {
+        Self { key, budget: RENDER_BUDGET }
+    }
+
+    /// With this budget of rendered bytes for each rule.
+    pub fn with_budget(self, budget: u64) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// The most bytes of rendered content that one rule may have.
+    pub(super) fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    fn revision(&self, resource: &str, canonical: &[u8]) -> Revision {
+        self.key.revision(resource, canonical)
+    }
+}
+
+impl Default for Minter {
+    /// With an empty key: revisions that tell contents apart, and keep nothing secret.
+    fn default() -> Self {
+        Self::new(RevisionKey::new(&[]))
+    }
+}
+
+/// The contents that were rendered, for as long as some plan has them: equal ones are one.
+#[derive(Default)]
+pub(super) struct Contents {
+    sources: BTreeMap<SourceRef, OfSource>,
+    /// The bytes that are rendered, or were for clusters that have left since the last count.
+    bytes: u64,
+}
+
+/// The rendered contents of one source in one version.
+struct OfSource {
+    of: Arc<SourceContent>,
+    /// What the rule reads of a cluster for them.
+    reads: Reads,
+    /// By what was read of a cluster.
+    rendered: BTreeMap<Box<str>, Rendered>,
+    /// Equal ones are one.
+    contents: BTreeMap<[u8; 16], Weak<SourceContent>>,
+    bytes: u64,
+}
+
+#[derive(Clone)]
+enum Rendered {
+    /// Just what the source holds.
+    AsSource,
+    Content(Weak<SourceContent>),
+    Withheld(Withheld),
+}
+
+impl Contents {
+    /// The bytes that are rendered, or were for clusters that have left since the last count.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Counts again what is there, and forgets what no plan has any more.
+    pub(super) fn recount(&mut self) -> u64 {
+        self.bytes = 0;
+        for of in self.sources.values_mut() {
+            of.contents.retain(|_, content| content.strong_count() > 0);
+            of.rendered.retain(|_, rendered| match rendered {
+                Rendered::Content(content) => content.strong_count() > 0,
+                Rendered::AsSource | Rendered::Withheld(_) => true,
+            });
+            let sizes = of.contents.values().filter_map(Weak::upgrade).map(|content| weight(&content));
+            of.bytes = sizes.fold(0, u64::saturating_add);
+            self.bytes = self.bytes.saturating_add(of.bytes);
+        }
+        self.bytes
+    }
+
+    /// Forgets what was rendered of a source.
+    pub(super) fn forget(&mut self, source: &SourceRef) {
+        if let Some(of) = self.sources.remove(source) {
+            self.bytes = self.bytes.saturating_sub(of.bytes);
+        }
+    }
+}
+
+fn weight(content: &SourceContent) -> u64 {
+    OVERHEAD.saturating_add(content.payload.bytes().len() as u64)
+}
+
+/// Renders one source.
+pub(super) struct Renderer<'a> {
+    rule: &'a Rule,
+    source: &'a SourceRef,
+    body: Option<&'a Body>,
+    lent: Lent<'a>,
+    minter: &'a Minter,
+    /// The content and what is not copied unless it is allowed, decoded once for all clusters.
+    decoded: OnceCell<Option<(Content, Content)>>,
+}
+
+impl<'a> Renderer<'a> {
+    pub(super) fn new(
+        rule: &'a Rule,
+        source: &'a SourceRef,
+        body: Option<&'a Body>,
+        selection: &'a RulePlan,
+        minter: &'a Minter,
+    ) -> Self {
+        Self { rule, source, body, lent: Lent::of(selection), minter, decoded: OnceCell::new() }
+    }
+
+    /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
+    pub(super) fn awaited(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Option<Outcome> {
+        if matches!(self.body?, Body::Refused(_)) {
+            return None;
+        }
+        Some(match self.rule.shape.name(About { source: self.source, cluster, labels }) {
+            Ok(name) => Outcome::Copy(name, None),
+            Err(why) => Outcome::Withheld(None, why),
+        })
+    }
+
+    pub(super) fn outcome(
+        &self,
+        cluster: &ClusterName,
+        labels: &BTreeMap<String, String>,
+        contents: &mut Contents,
+    ) -> Option<Outcome> {
+        let awaited = self.awaited(cluster, labels)?;
+        let (Body::Read(content) | Body::Stale(content)) = self.body? else { return Some(awaited) };
+        let Outcome::Copy(name, _) = awaited else { return Some(awaited) };
+        if self.rule.shape.leaves_content() {
+            return Some(self.copy(name, content.clone()));
+        }
+        let about = About { source: self.source, cluster, labels };
+        let Some((of, bytes)) = self.of_source(content, contents) else { return Some(Outcome::Copy(name, None)) };
+        let read = self.rule.shape.read(&of.reads, about);
+        let known = of.rendered.get(read.as_str()).cloned();
+        let rendered = match known {
+            Some(Rendered::AsSource) => Ok(content.clone()),
+            Some(Rendered::Withheld(why)) => Err(Unmade::Withheld(why)),
+            Some(Rendered::Content(known)) => match known.upgrade() {
+                Some(content) => Ok(content),
+                None => self.render(content, (of, bytes), read, about),
+            },
+            None => self.render(content, (of, bytes), read, about),
+        };
+        Some(match rendered {
+            Ok(content) => self.copy(name, content),
+            Err(Unmade::Awaited) => Outcome::Copy(name, None),
+            Err(Unmade::Withheld(why)) => Outcome::Withheld(Some(name), why),
+        })
+    }
+
+    fn decoded(&self, content: &SourceContent) -> Option<&(Content, Content)> {
+        let decode = || {
+            let denied =
+                content.denied.as_ref().map_or_else(|| Some(Content::default()), |denied| denied.decode().ok());
+            Some((content.payload.decode().ok()?, denied?))
+        };
+        // What this hub has encoded it decodes.
+        self.decoded.get_or_init(decode).as_ref()
+    }
+
+    fn of_source<'c>(
+        &self,
+        content: &Arc<SourceContent>,
+        contents: &'c mut Contents,
+    ) -> Option<(&'c mut OfSource, &'c mut u64)> {
+        if contents.sources.get(self.source).is_none_or(|known| !known.of.is(content)) {
+            let (plain, _) = self.decoded(content)?;
+            let fresh = OfSource {
+                of: content.clone(),
+                reads: self.rule.shape.reads(self.source, plain),
+                rendered: BTreeMap::new(),
+                contents: BTreeMap::new(),
+                bytes: 0,
+            };
+            contents.forget(self.source);
+            contents.sources.insert(self.source.clone(), fresh);
+        }
+        Some((contents.sources.get_mut(self.source)?, &mut contents.bytes))
+    }
+
+    fn render(
+        &self,
+        content: &Arc<SourceContent>,
+        (of, bytes): (&mut OfSource, &mut u64),
+        read: String,
+        about: About<'_>,
+    ) -> Result<Arc<SourceContent>, Unmade> {
+        let Some((plain, denied)) = self.decoded(content) else { return Err(Unmade::Awaited) };
+        let (rendered, result) = match self.rule.shape.content(plain.clone(), denied, about, &self.lent) {
+            Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
+            Ok(shaped) => {
+                let canonical = shaped.to_bytes();
+                let revision = self.minter.revision(&self.source.resource, &canonical);
+                let known = of.contents.get(&revision.0).and_then(Weak::upgrade);
+                let content = known.unwrap_or_else(|| {
+                    let content = Arc::new(SourceContent::of(revision, &shaped, canonical));
+                    of.contents.insert(revision.0, Arc::downgrade(&content));
+                    of.bytes = of.bytes.saturating_add(weight(&content));
+                    *bytes = bytes.saturating_add(weight(&content));
+                    content
+                });
+                (Rendered::Content(Arc::downgrade(&content)), Ok(content))
+            }
+            Err(Unmade::Awaited) => return Err(Unmade::Awaited),
+            Err(Unmade::Withheld(why)) => (Rendered::Withheld(why.clone()), Err(Unmade::Withheld(why))),
+        };
+        of.rendered.insert(read.into(), rendered);
+        result
+    }
+
+    fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> Outcome {
+        Outcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
+    }
+}

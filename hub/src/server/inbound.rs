@@ -1,0 +1,267 @@
+//! What an agent sends, and how much of it is taken in: frames that cannot be read are passed over, a session reads as fast as
+//! an honest agent reports and no faster, and what its reports cause is spread over time.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use runnel_proto::convert::FrameError;
+use runnel_proto::model::{AgentFrame, HubFrame, Refusal, RuleUid};
+use runnel_proto::{convert, wire};
+use tonic::Status;
+
+use super::peers::{Peers, UnregisteredStream};
+use super::session::Running;
+use crate::lease::{Leash, RegisteredSession};
+use crate::metrics::{HubMetrics, PeerLimit};
+use crate::rate_limit::{Rate, RateLimit};
+use crate::session::RULES_LIMIT;
+
+/// States of rules and refusals that a session reads: all that an agent with 20,000 rules says at its beginning at once, and
+/// 2,000 a second from then on.
+const READS: Rate = Rate { burst: 60_000, every: Duration::from_micros(500) };
+/// Statuses that a session marks as out of date. Each may cost a write.
+const STATUSES: Rate = Rate { burst: 5000, every: Duration::from_millis(10) };
+/// Rules that are judged because a session asks for something else than before. Each looks at all clusters of the rule.
+const JUDGEMENTS: Rate = Rate { burst: 1000, every: Duration::from_millis(50) };
+/// How long what came too early waits beyond its time, so that it goes on together.
+const TOGETHER: Duration = Duration::from_millis(100);
+/// Refusals that one session logs.
+const REFUSALS_LOGGED: u64 = 10;
+/// Pairs of a rule that cost as much as one state.
+const PAIRS: usize = 16;
+/// Rules that were left out of what an agent says it holds, and for which it is worth while that it comes again.
+const WORTH_COMING_AGAIN: usize = 1000;
+
+/// What one session may take.
+pub(super) struct Bounds {
+    peers: Arc<Peers>,
+    /// Until the session is registered.
+    stream: Option<UnregisteredStream>,
+    leash: Option<Leash>,
+    /// From then on.
+    session: Option<RegisteredSession>,
+    reads: RateLimit,
+    /// When the session reads on.
+    pub(super) read_at: Option<Instant>,
+    statuses: RateLimit,
+    judgements: RateLimit,
+    /// Rules whose status is marked later.
+    late_statuses: BTreeSet<RuleUid>,
+    /// Rules that are judged later.
+    late_judgements: BTreeSet<RuleUid>,
+    /// When something late is due.
+    pub(super) late_at: Option<Instant>,
+    refusals: u64,
+}
+
+impl Bounds {
+    /// Those of a stream that begins on a connection.
+    pub(super) fn new(peers: Arc<Peers>, stream: Option<UnregisteredStream>, leash: Option<Leash>) -> Self {
+        Self {
+            peers,
+            stream,
+            leash,
+            session: None,
+            reads: RateLimit::new(READS),
+            read_at: None,
+            statuses: RateLimit::new(STATUSES),
+            judgements: RateLimit::new(JUDGEMENTS),
+            late_statuses: BTreeSet::new(),
+            late_judgements: BTreeSet::new(),
+            late_at: None,
+            refusals: 0,
+        }
+    }
+
+    /// Completes when newer streams have taken the place of this one.
+    pub(super) async fn displaced(&self) {
+        UnregisteredStream::displaced(self.stream.as_ref()).await;
+    }
+
+    /// The agent goes on saying what it holds.
+    fn extend(&self) {
+        if let Some(leash) = &self.leash {
+            leash.extend();
+        }
+    }
+
+    /// The session counts as connected.
+    pub(super) fn registered(&mut self) {
+        self.stream = None;
+        self.session = self.leash.as_ref().map(Leash::registered);
+    }
+
+    fn spend_reads(&mut self, items: usize, metrics: &HubMetrics) {
+        let now = Instant::now();
+        self.reads.spend(u32::try_from(items).unwrap_or(u32::MAX), now);
+        let read_at = self.reads.room_at(now);
+        if read_at.is_some() && self.read_at.is_none() {
+            metrics.limited(PeerLimit::Reports, 1);
+        }
+        self.read_at = read_at;
+    }
+
+    /// The rules whose status may be marked now; the others wait.
+    fn statuses_now(&mut self, rules: Vec<RuleUid>, metrics: &HubMetrics) -> Vec<RuleUid> {
+        let now = Instant::now();
+        let (soon, late): (Vec<_>, Vec<_>) = rules.into_iter().partition(|_| self.statuses.take(now));
+        metrics.limited(PeerLimit::Statuses, late.len() as u64);
+        self.late_statuses.extend(late);
+        self.set_late(now);
+        soon
+    }
+
+    /// The rules that may be judged now; the others wait.
+    fn judgements_now(&mut self, rules: BTreeSet<RuleUid>, metrics: &HubMetrics) -> BTreeSet<RuleUid> {
+        let now = Instant::now();
+        let (soon, late): (BTreeSet<_>, BTreeSet<_>) = rules.into_iter().partition(|_| self.judgements.take(now));
+        metrics.limited(PeerLimit::Judgements, late.len() as u64);
+        self.late_judgements.extend(late);
+        self.set_late(now);
+        soon
+    }
+
+    fn set_late(&mut self, now: Instant) {
+        let statuses = (!self.late_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
+        let judgements = (!self.late_judgements.is_empty()).then(|| self.judgements.room_at(now).unwrap_or(now));
+        self.late_at = statuses.into_iter().chain(judgements).min().map(|at| at + TOGETHER);
+    }
+}
+
+/// What a frame costs, in states of rules, besides one for the frame itself.
+fn cost_of(frame: &AgentFrame) -> usize {
+    match frame {
+        AgentFrame::HeldRules(states, _) | AgentFrame::Report(states) => states.len(),
+        AgentFrame::Ack(_, refused) => refused.len(),
+        AgentFrame::Detail(_, pairs, _) => pairs.len() / PAIRS,
+        AgentFrame::Want(_, sources) => sources.len() / PAIRS,
+        AgentFrame::Supposed(answer) => answer.copies.len() / PAIRS,
+        AgentFrame::Hello(_)
+        | AgentFrame::Handover
+        | AgentFrame::Inspected(_)
+        | AgentFrame::LostWatches(_)
+        | AgentFrame::Alive => 0,
+    }
+}
+
+impl Running {
+    pub(super) fn take_in(&mut self, frame: wire::AgentFrame) {
+        self.bounds.spend_reads(1, &self.metrics);
+        let (frame, refused) = match convert::agent_frame(frame) {
+            Ok(read) => read,
+            Err(error) if self.hello.is_none() => return self.end(Status::invalid_argument(error.to_string())),
+            Err(error) => return self.pass_over_frame(&error),
+        };
+        self.pass_over_items(refused);
+        self.bounds.spend_reads(cost_of(&frame), &self.metrics);
+        match (frame, self.hello.is_some(), self.registered) {
+            (AgentFrame::Hello(hello), false, _) => self.greet(hello),
+            (AgentFrame::HeldRules(rules, last), true, false) => {
+                self.bounds.extend();
+                self.extend_hello();
+                let index = self.shared.index.read();
+                self.held.add(rules, |uid| index.rule(uid).is_some());
+                drop(index);
+                if last {
+                    self.register();
+                }
+            }
+            (AgentFrame::HeldRules(rules, _), true, true) => self.resynced(rules),
+            (AgentFrame::LostWatches(watches), _, true) => self.lost_watches(watches),
+            (AgentFrame::Detail(uid, intents, last), _, true) => {
+                self.live.session.lock().detail(&uid, intents, last);
+                self.ask_brake();
+            }
+            (AgentFrame::Ack(nonce, refused), _, true) => {
+                self.live.session.lock().ack(nonce);
+                self.refused(&refused);
+            }
+            (AgentFrame::Report(rules), _, true) => self.reported(rules),
+            (AgentFrame::Want(uid, sources), _, true) => self.live.session.lock().want(&uid, sources),
+            (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
+            (AgentFrame::Supposed(answer), _, true) => self.live.inquiries.supposed(answer),
+            (AgentFrame::Handover, _, true) => self.hand_over(),
+            (AgentFrame::Alive, true, _) => {}
+            _ => self.end(Status::failed_precondition("a frame out of order: Hello, HeldRules, then all others")),
+        }
+    }
+
+    /// Newer streams of this member began before this one said what its agent holds.
+    pub(super) fn displaced(&mut self) {
+        let text = "other streams of this cluster began before this one had said what the agent holds";
+        self.end(Status::resource_exhausted(text));
+    }
+
+    /// Whether a line about this member may be logged now. What was not logged is told with the next one.
+    pub(super) fn may_log(&self) -> bool {
+        let line = self.bounds.peers.line(self.identity.uid(), Instant::now());
+        if let Some(skipped) = line.filter(|skipped| *skipped > 0) {
+            tracing::info!(cluster = %self.identity.cluster, skipped, "lines about this member were not logged");
+        }
+        line.is_some()
+    }
+
+    /// A frame of a newer agent, or of a broken one: as if it had not been sent.
+    fn pass_over_frame(&self, error: &FrameError) {
+        self.metrics.limited(PeerLimit::Frames, 1);
+        tracing::debug!(cluster = %self.identity.cluster, %error, "a frame of an agent is passed over");
+    }
+
+    /// Items of a frame that could not be read: as if they had not been sent.
+    fn pass_over_items(&self, items: usize) {
+        self.metrics.limited(PeerLimit::Items, items as u64);
+        if items > 0 {
+            tracing::debug!(cluster = %self.identity.cluster, count = items, "items of an agent's frame are passed over");
+        }
+    }
+
+    /// What the agent refused. A session logs the first few; the others are counted.
+    fn refused(&mut self, refused: &[Refusal]) {
+        for refusal in refused {
+            self.bounds.refusals += 1;
+            if self.bounds.refusals > REFUSALS_LOGGED {
+                continue;
+            }
+            let Refusal { rule, source, reason, message: why, .. } = refusal;
+            let cluster = &self.identity.cluster;
+            tracing::warn!(%cluster, %rule, %source, reason = reason.as_str(), why, "the agent refused an intent");
+            if self.bounds.refusals == REFUSALS_LOGGED {
+                tracing::warn!(%cluster, "further refusals of this session are only counted");
+            }
+        }
+        self.metrics.refused_by_agents(refused.len() as u64);
+    }
+
+    /// The status of these rules may be out of date. A session that changes very many is shown with a delay.
+    pub(super) fn mark_statuses(&mut self, rules: Vec<RuleUid>) {
+        let soon = self.bounds.statuses_now(rules, &self.metrics);
+        self.shared.dirty_rules.add(soon);
+    }
+
+    /// The rules of these that may be judged now; the others are judged later.
+    pub(super) fn judged_now(&mut self, rules: BTreeSet<RuleUid>) -> BTreeSet<RuleUid> {
+        self.bounds.judgements_now(rules, &self.metrics)
+    }
+
+    /// What had to wait goes on.
+    pub(super) fn catch_up_late(&mut self) {
+        let late = std::mem::take(&mut self.bounds.late_statuses);
+        self.mark_statuses(late.into_iter().collect());
+        let late: Vec<_> = std::mem::take(&mut self.bounds.late_judgements).into_iter().collect();
+        let cluster = self.identity.cluster.clone();
+        self.judge_asked(&cluster, &late);
+        self.bounds.set_late(Instant::now());
+    }
+
+    /// An agent that holds more rules than a session keeps says them again when there is room.
+    pub(super) fn come_again_for_left_out(&mut self) {
+        let session = self.live.session.lock();
+        let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);
+        let has_room = left_out > 0 && session.held_rules().count() + left_out <= RULES_LIMIT;
+        drop(session);
+        if has_room {
+            self.end(Status::ok(""));
+            self.out_of_band(HubFrame::Drain(0));
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What callers get before a session is theirs, and how often: what was refused a moment ago is refused again without a look
+//! at the API server, certificates are renewed at a bounded rate, and few streams at a time may be about to register.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::lease::MemberKey;
+use crate::metrics::{HubMetrics, PeerLimit};
+use crate::rate_limit::{LogLimits, Rate, RateLimits};
+
+/// For how long a refusal is given again as it is.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+/// Refusals that are remembered at a time.
+const REFUSALS: usize = 4096;
+/// One key is renewed once, or twice when the answer was lost.
+const RENEWALS_OF_A_KEY: Rate = Rate { burst: 2, every: Duration::from_secs(60) };
+/// Each renewal is a write, and gives another key.
+const RENEWALS_OF_A_MEMBER: Rate = Rate { burst: 10, every: Duration::from_secs(10) };
+/// Lines about one member that are no news to the hub's administrator any more.
+const LINES: Rate = Rate { burst: 20, every: Duration::from_secs(6) };
+/// An agent renews when half of a certificate's life is over, and a new session follows: in each such part of that life there
+/// is room for one more of anything.
+const PARTS_OF_A_LIFE: u32 = 8;
+
+/// This rate; a higher one where certificates live so short that a well-behaved agent needs it.
+fn at_least(rate: Rate, certificate_life: Duration) -> Rate {
+    Rate { every: rate.every.min(certificate_life / PARTS_OF_A_LIFE), ..rate }
+}
+/// Streams of one key that have not said what they hold: the next one, and one that a broken network left behind.
+const STREAMS_OF_A_KEY: usize = 2;
+/// The same of one member.
+const STREAMS_OF_A_MEMBER: usize = 4;
+
+/// A call that can be refused, and when the certificate ends that it was made with: one key may have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Call {
+    Renew(SystemTime),
+    Session(SystemTime),
+}
+
+/// What is remembered of callers.
+pub(super) struct Peers {
+    metrics: Arc<HubMetrics>,
+    refused: Mutex<BTreeMap<(Call, MemberKey), (Instant, Status)>>,
+    renewals_of_keys: Mutex<RateLimits<MemberKey>>,
+    renewals_of_members: Mutex<RateLimits<Arc<str>>>,
+    lines: Mutex<LogLimits<Arc<str>>>,
+    streams: Arc<Mutex<Streams>>,
+}
+
+impl Peers {
+    /// `certificate_life` is how long the certificates of agents live.
+    pub(super) fn new(metrics: Arc<HubMetrics>, certificate_life: Duration) -> Self {
+        let limits = |rate| at_least(rate, certificate_life);
+        Self {
+            metrics,
+            refused: Mutex::default(),
+            renewals_of_keys: Mutex::new(RateLimits::new(limits(RENEWALS_OF_A_KEY))),
+            renewals_of_members: Mutex::new(RateLimits::new(limits(RENEWALS_OF_A_MEMBER))),
+            lines: Mutex::new(LogLimits::new(limits(LINES))),
+            streams: Arc::default(),
+        }
+    }
+
+    /// What this caller was refused with a moment ago.
+    pub(super) fn refused_before(&self, call: Call, caller: &MemberKey, now: Instant) -> Option<Status> {
+        let refused = self.refused.lock();
+        let (at, status) = refused.get(&(call, caller.clone()))?;
+        let status = (now.saturating_duration_since(*at) < REFUSED_FOR).then(|| status.clone())?;
+        self.metrics.limited(PeerLimit::Calls, 1);
+        Some(status)
+    }
+
+    /// A caller is refused now.
+    pub(super) fn refuse(&self, call: Call, caller: &MemberKey, status: &Status, now: Instant) {
+        let mut refused = self.refused.lock();
+        if refused.len() >= REFUSALS {
+            refused.retain(|_, (at, _)| now.saturating_duration_since(*at) < REFUSED_FOR);
+        }
+        if refused.len() < REFUSALS {
+            refused.insert((call, caller.clone()), (now, status.clone()));
+        }
+    }
+
+    /// Whether a certificate may be renewed now. Only who would be given one is counted.
+    pub(super) fn may_renew(&self, caller: &MemberKey, now: Instant) -> bool {
+        let (mut keys, mut members) = (self.renewals_of_keys.lock(), self.renewals_of_members.lock());
+        let may = keys.has_room(caller, now) && members.take(&caller.uid, now);
+        if may {
+            keys.take(caller, now);
+        } else {
+            self.metrics.limited(PeerLimit::Renewals, 1);
+        }
+        may
+    }
+
+    /// Whether a line about this member may be logged: then how many were not since the last one.
+    pub(super) fn line(&self, uid: &str, now: Instant) -> Option<u64> {
+        let line = self.lines.lock().line(&uid.into(), now);
+        if line.is_none() {
+            self.metrics.limited(PeerLimit::LogLines, 1);
+        }
+        line
+    }
+
+    /// A stream begins that has not said yet what its agent holds. The oldest of too many ends.
+    pub(super) fn stream(&self, caller: MemberKey) -> UnregisteredStream {
+        let (stream, ended) = self.streams.lock().begin(&caller);
+        self.metrics.limited(PeerLimit::Streams, ended);
+        UnregisteredStream { streams: self.streams.clone(), uid: caller.uid, number: stream.0, displaced: stream.1 }
+    }
+}
+
+#[derive(Default)]
+struct Streams {
+    number: u64,
+    /// The oldest first.
+    of_members: BTreeMap<Arc<str>, Vec<(u64, MemberKey, CancellationToken)>>,
+}
+
+impl Streams {
+    fn begin(&mut self, caller: &MemberKey) -> ((u64, CancellationToken), u64) {
+        self.number += 1;
+        let streams = self.of_members.entry(caller.uid.clone()).or_default();
+        let (displaced, mut ended) = (CancellationToken::new(), 0);
+        streams.push((self.number, caller.clone(), displaced.clone()));
+        loop {
+            let of_key = streams.iter().filter(|(_, key, _)| key == caller).count();
+            let oldest = match () {
+                () if of_key > STREAMS_OF_A_KEY => streams.iter().position(|(_, key, _)| key == caller),
+                () if streams.len() > STREAMS_OF_A_MEMBER => Some(0),
+                () => None,
+            };
+            let Some(oldest) = oldest else { return ((self.number, displaced), ended) };
+            streams.remove(oldest).2.cancel();
+            ended += 1;
+        }
+    }
+
+    fn end(&mut self, uid: &Arc<str>, number: u64) {
+        if let Some(streams) = self.of_members.get_mut(uid) {
+            streams.retain(|(known, ..)| *known != number);
+            if streams.is_empty() {
+                self.of_members.remove(uid);
+            }
+        }
+    }
+}
+
+/// A stream that has not said yet what its agent holds; dropped when it has, or when it ends.
+pub(super) struct UnregisteredStream {
+    streams: Arc<Mutex<Streams>>,
+    uid: Arc<str>,
+    number: u64,
+    displaced: CancellationToken,
+}
+
+impl UnregisteredStream {
+    /// Completes when newer streams of the member have taken its place.
+    pub(super) async fn displaced(stream: Option<&Self>) {
+        match stream {
+            Some(stream) => stream.displaced.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for UnregisteredStream {
+    fn drop(&mut self) {
+        self.streams.lock().end(&self.uid, self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::identity::Fingerprint;
+
+    const SESSION: Call = Call::Session(SystemTime::UNIX_EPOCH);
+
+    fn key(uid: &str, number: u8) -> MemberKey {
+        MemberKey { uid: uid.into(), key: Fingerprint::of_key(&[number]) }
+    }
+
+    fn peers() -> Peers {
+        Peers::new(Arc::default(), Duration::from_secs(24 * 3600))
+    }
+
+    #[test]
+    fn agents_with_short_lived_certificates_are_not_limited() {
+        let (peers, start) = (Peers::new(Arc::default(), Duration::from_secs(4)), Instant::now());
+        for number in 0..100 {
+            let now = start + Duration::from_secs(2) * u32::from(number);
+            assert!(peers.may_renew(&key("a", number), now), "renewal {number}");
+            // The end of a session, and the next one.
+            assert!(peers.line("a", now).is_some() && peers.line("a", now).is_some(), "line {number}");
+        }
+    }
+
+    #[test]
+    fn refusal_is_repeated_for_a_second() {
+        let (peers, start) = (peers(), Instant::now());
+        let caller = key("a", 1);
+        assert!(peers.refused_before(SESSION, &caller, start).is_none());
+        peers.refuse(SESSION, &caller, &Status::unauthenticated("why"), start);
+        let again = peers.refused_before(SESSION, &caller, start + REFUSED_FOR / 2).unwrap();
+        assert_eq!(again.message(), "why");
+        assert!(peers.refused_before(Call::Renew(SystemTime::UNIX_EPOCH), &caller, start).is_none(), "another call");
+        assert!(peers.refused_before(SESSION, &key("a", 2), start).is_none(), "another key");
+        let newer = Call::Session(SystemTime::UNIX_EPOCH + REFUSED_FOR);
+        assert!(peers.refused_before(newer, &caller, start).is_none(), "another certificate");
+        assert!(peers.refused_before(SESSION, &caller, start + REFUSED_FOR).is_none());
+        for number in 0..3 * REFUSALS {
+            peers.refuse(SESSION, &key(&number.to_string(), 1), &Status::unauthenticated("why"), start);
+        }
+        assert!(peers.refused.lock().len() <= REFUSALS);
+    }
+
+    #[test]
+    fn renewals_are_bounded_by_key_and_by_member() {
+        let (peers, start) = (peers(), Instant::now());
+        let of_one = (0..100).filter(|_| peers.may_renew(&key("a", 1), start)).count();
+        assert_eq!(of_one, 2);
+        // Each renewal gives a key that can be renewed.
+        let of_chain = (2..200).filter(|number| peers.may_renew(&key("a", *number), start)).count();
+        assert_eq!(of_chain, 8);
+        assert!(peers.may_renew(&key("b", 1), start), "another member");
+        assert!(peers.may_renew(&key("a", 1), start + Duration::from_secs(60)));
+        assert_eq!(peers.metrics.times_limited(PeerLimit::Renewals), 98 + 190);
+    }
+
+    #[test]
+    fn oldest_unregistered_stream_of_a_key_is_displaced() {
+        let peers = peers();
+        let other = peers.stream(key("a", 9));
+        let mut streams: Vec<_> = (0..40).map(|_| peers.stream(key("a", 1))).collect();
+        let open = |streams: &[UnregisteredStream]| streams.iter().filter(|s| !s.displaced.is_cancelled()).count();
+        assert_eq!((open(&streams), peers.metrics.times_limited(PeerLimit::Streams)), (STREAMS_OF_A_KEY, 38));
+        assert!(!other.displaced.is_cancelled() && !streams[39].displaced.is_cancelled());
+        // One that registered makes room.
+        drop(streams.pop());
+        streams.push(peers.stream(key("a", 1)));
+        assert_eq!(open(&streams), STREAMS_OF_A_KEY);
+        let many: Vec<_> = (10..60).map(|number| peers.stream(key("a", number))).collect();
+        assert_eq!(open(&many), STREAMS_OF_A_MEMBER);
+        drop((other, streams, many));
+        assert!(peers.streams.lock().of_members.is_empty());
+    }
+}

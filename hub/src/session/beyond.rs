@@ -1,0 +1,50 @@
+//! Rules beyond the most that one agent holds: they are not sent, so that an agent never holds more than its hub takes back.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::RuleUid;
+
+use super::{RULES_LIMIT, Session};
+
+/// Rules that are wanted and not sent.
+#[derive(Default)]
+pub(super) struct Beyond {
+    rules: BTreeSet<RuleUid>,
+    has_changed: bool,
+}
+
+impl Session {
+    /// Whether a rule can be sent. One for which there is no room is kept in mind.
+    pub(super) fn has_room_for(&mut self, uid: &RuleUid) -> bool {
+        let has_room = self.rules.contains_key(uid) || self.rules.len() < RULES_LIMIT;
+        match has_room {
+            true => self.forget_beyond(uid),
+            false => self.beyond.has_changed |= self.beyond.rules.insert(uid.clone()),
+        }
+        has_room
+    }
+
+    /// A rule is not wanted, or has room.
+    pub(super) fn forget_beyond(&mut self, uid: &RuleUid) {
+        self.beyond.has_changed |= self.beyond.rules.remove(uid);
+    }
+
+    /// The rules that were not sent and have room now.
+    pub fn beyond_with_room(&self) -> Vec<RuleUid> {
+        self.beyond.rules.iter().take(RULES_LIMIT.saturating_sub(self.rules.len())).cloned().collect()
+    }
+
+    /// The rules that are not sent, if they are others than at the last call.
+    pub fn take_beyond_change(&mut self) -> Option<BTreeSet<RuleUid>> {
+        std::mem::take(&mut self.beyond.has_changed).then(|| self.beyond.rules.clone())
+    }
+
+    /// The agent holds so many rules of which this session does not know.
+    pub fn leave_out_rules(&mut self, rules: usize) {
+        self.left_out_rules = rules;
+    }
+
+    /// How many rules the agent holds of which this session does not know.
+    pub fn left_out_rules(&self) -> usize {
+        self.left_out_rules
+    }
+}

@@ -1,0 +1,153 @@
+//! What an agent says it holds when it connects, until it has said all of it: bounded, as nothing is known of it yet.
+use std::collections::{BTreeMap, BTreeSet};
+
+use runnel_proto::model::{RuleState, RuleUid};
+
+use super::RULES_LIMIT;
+
+/// How many bytes of states are kept: 20,000 rules with long names.
+const BYTES: usize = 24 * 1024 * 1024;
+/// About what a state takes besides its texts.
+const OVERHEAD: usize = 400;
+
+/// What an agent says it holds. Each rule counts once, and only as many as a session keeps: rules that the hub knows before
+/// others. What is left out is said again in the next session.
+#[derive(Default)]
+pub struct HelloStates {
+    states: BTreeMap<RuleUid, RuleState>,
+    /// Rules that the hub does not know.
+    unknown: BTreeSet<RuleUid>,
+    bytes: usize,
+    left_out: usize,
+    /// States whose failures were not kept.
+    shortened: usize,
+}
+
+impl HelloStates {
+    /// Takes in what one frame says.
+    pub fn add(&mut self, states: Vec<RuleState>, is_known: impl Fn(&RuleUid) -> bool) {
+        self.add_within(states, is_known, (RULES_LIMIT, BYTES));
+    }
+
+    fn add_within(
+        &mut self,
+        states: Vec<RuleState>,
+        is_known: impl Fn(&RuleUid) -> bool,
+        (most, bytes): (usize, usize),
+    ) {
+        for mut state in states {
+            let is_known = is_known(&state.uid);
+            self.remove(&state.uid.clone());
+            // Nobody looks at failures of rules that the hub does not know, of which an agent can make up many. Half of the room
+            // is for what is held.
+            if !state.failures.is_empty() && (!is_known || self.bytes + state_bytes(&state) > bytes / 2) {
+                state.failures = Vec::new();
+                self.shortened += usize::from(is_known);
+            }
+            let has_room = |all: &Self| all.states.len() < most && all.bytes + state_bytes(&state) <= bytes;
+            if !has_room(self)
+                && is_known
+                && let Some(unknown) = self.unknown.first().cloned()
+            {
+                self.remove(&unknown);
+                self.left_out += 1;
+            }
+            if !has_room(self) {
+                self.left_out += 1;
+                continue;
+            }
+            self.bytes += state_bytes(&state);
+            if !is_known {
+                self.unknown.insert(state.uid.clone());
+            }
+            self.states.insert(state.uid.clone(), state);
+        }
+    }
+
+    fn remove(&mut self, uid: &RuleUid) {
+        self.unknown.remove(uid);
+        if let Some(state) = self.states.remove(uid) {
+            self.bytes -= state_bytes(&state);
+        }
+    }
+
+    /// How many states were left out, and how many were shortened.
+    pub fn beyond(&self) -> (usize, usize) {
+        (self.left_out, self.shortened)
+    }
+
+    /// The states.
+    pub fn into_states(self) -> Vec<RuleState> {
+        self.states.into_values().collect()
+    }
+}
+
+/// About how many bytes a state takes.
+pub fn state_bytes(state: &RuleState) -> usize {
+    let rule = state.rule.kind.len() + state.rule.namespace.len() + state.rule.name.len();
+    let travel = state.travel.base().map_or(0, |base| 2 * base.len().max(64));
+    let namespaces = state.given_up.iter().flat_map(|given_up| &given_up.namespaces).map(|name| name.len() + 24);
+    let failures = state.failures.iter().map(|failure| {
+        let copy = &failure.copy;
+        200 + copy.resource.len() + copy.namespace.len() + copy.name.len() + failure.message.len()
+    });
+    OVERHEAD + state.uid.as_str().len() + rule + travel + namespaces.sum::<usize>() + failures.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_proto::model::{Failure, Reason, SourceRef};
+
+    fn state(uid: &str, failures: usize) -> RuleState {
+        let failure = Failure {
+            reason: Reason::Forbidden,
+            copy: SourceRef::new("configmaps", "team", "app"),
+            message: "m".repeat(500),
+        };
+        RuleState { intents: 1, failures: vec![failure; failures], ..RuleState::new(uid.into()) }
+    }
+
+    fn held(states: HelloStates) -> Vec<(String, usize)> {
+        states.into_states().into_iter().map(|state| (state.uid.to_string(), state.failures.len())).collect()
+    }
+
+    #[test]
+    fn failures_are_kept_of_known_rules_only() {
+        let mut states = HelloStates::default();
+        states.add(vec![state("known", 1), state("invented", 1)], |uid| *uid == "known".into());
+        assert_eq!(held(states), [("invented".to_owned(), 0), ("known".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn rule_that_is_said_often_counts_once() {
+        let mut states = HelloStates::default();
+        for _ in 0..100_000 {
+            states.add_within(vec![state("a", 0)], |_| true, (2, 10_000));
+        }
+        assert_eq!((states.bytes, states.beyond()), (state_bytes(&state("a", 0)), (0, 0)));
+    }
+
+    #[test]
+    fn rules_beyond_the_limit_are_left_out_unknown_ones_first() {
+        let mut states = HelloStates::default();
+        let is_known = |uid: &RuleUid| uid.as_str().starts_with("known");
+        let all = ["made-up-1", "made-up-2", "known-1", "known-2", "known-3", "made-up-3"];
+        states.add_within(all.map(|uid| state(uid, 0)).into(), is_known, (3, 1 << 20));
+        assert_eq!(states.beyond(), (3, 0));
+        let kept: Vec<_> = held(states).into_iter().map(|(uid, _)| uid).collect();
+        assert_eq!(kept, ["known-1", "known-2", "known-3"]);
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_failures_go_first() {
+        let mut states = HelloStates::default();
+        for number in 0..100 {
+            states.add_within(vec![state(&format!("r{number:02}"), 5)], |_| true, (1000, 80_000));
+        }
+        assert!(states.bytes <= 80_000, "{}", states.bytes);
+        let (left_out, shortened) = states.beyond();
+        assert!(left_out == 0 && shortened > 80, "{left_out} left out, {shortened} shortened");
+        assert_eq!(states.into_states().len(), 100);
+    }
+}

@@ -1,0 +1,94 @@
+//! Whether two agents use the key of one member at the same time: each takes the session over from the other, by turns.
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// For how long a process that lost its session to another one is remembered, and how long the condition stays after the last
+/// time.
+const REMEMBERED: Duration = Duration::from_secs(15 * 60);
+/// Processes that are remembered.
+const PROCESSES: usize = 8;
+
+/// The agents' processes that lost the session of one member to another one.
+///
+/// An agent that starts again is another process, and the one before never comes back. Of two replicas only the holder of
+/// their Lease connects. So a process that takes its session back from the one that took it is one of two with the same key.
+#[derive(Default)]
+pub(super) struct KeySharing {
+    /// The processes that lost a session while it lived, by their boot ids, the newest last.
+    displaced: VecDeque<(String, Instant)>,
+    /// When a process last took its session back.
+    last: Option<Instant>,
+}
+
+impl KeySharing {
+    /// The session of the process `new` takes the place of the live one of the process `old`.
+    pub(super) fn displaced(&mut self, old: &str, new: &str, now: Instant) {
+        // An agent that renews its stream.
+        if old == new {
+            return;
+        }
+        self.displaced.retain(|(boot, at)| boot != old && now.saturating_duration_since(*at) < REMEMBERED);
+        if self.displaced.iter().any(|(boot, _)| boot == new) {
+            self.last = Some(now);
+        }
+        self.displaced.push_back((old.to_owned(), now));
+        let surplus = self.displaced.len().saturating_sub(PROCESSES);
+        self.displaced.drain(..surplus);
+    }
+
+    /// Whether two processes use the key, as far as was seen lately.
+    pub(super) fn is_seen(&self, now: Instant) -> bool {
+        self.last.is_some_and(|last| now.saturating_duration_since(last) < REMEMBERED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether sharing is seen after these sessions, a second apart: each takes the place of the one before.
+    fn sees(boots: &[&str]) -> bool {
+        let (start, mut sharing) = (Instant::now(), KeySharing::default());
+        let mut now = start;
+        for pair in boots.windows(2) {
+            now += Duration::from_secs(1);
+            sharing.displaced(pair[0], pair[1], now);
+        }
+        sharing.is_seen(now)
+    }
+
+    #[test]
+    fn process_that_takes_its_session_back_is_one_of_two() {
+        assert!(sees(&["a", "b", "a"]));
+        assert!(sees(&["a", "b", "c", "a"]), "a thief that starts again each time");
+        assert!(sees(&["a", "a", "b", "b", "a"]));
+    }
+
+    #[test]
+    fn agent_that_starts_again_or_renews_its_stream_is_alone() {
+        assert!(!sees(&["a", "a", "a"]));
+        assert!(!sees(&["a", "b", "c", "d"]));
+        assert!(!sees(&["a", "b", "b"]));
+    }
+
+    #[test]
+    fn sharing_is_over_when_it_was_not_seen_for_long() {
+        let (start, mut sharing) = (Instant::now(), KeySharing::default());
+        sharing.displaced("a", "b", start);
+        sharing.displaced("b", "a", start);
+        assert!(sharing.is_seen(start + REMEMBERED / 2));
+        assert!(!sharing.is_seen(start + REMEMBERED));
+        sharing.displaced("a", "b", start + 2 * REMEMBERED);
+        assert!(!sharing.is_seen(start + 2 * REMEMBERED), "what was long ago is forgotten");
+    }
+
+    #[test]
+    fn many_processes_are_not_all_remembered() {
+        let (start, mut sharing) = (Instant::now(), KeySharing::default());
+        for number in 0..100 {
+            sharing.displaced(&number.to_string(), &(number + 1).to_string(), start);
+        }
+        assert_eq!(sharing.displaced.len(), PROCESSES);
+        assert!(!sharing.is_seen(start));
+    }
+}

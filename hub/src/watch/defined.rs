@@ -1,0 +1,203 @@
+//! Objects that go with their definition. Whoever deletes a definition deletes every object of its kind and has named none:
+//! such a deletion takes nothing away, and neither does a list without these objects.
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ListParams, PartialObjectMeta};
+use kube::core::Status;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+
+use super::{Heard, READ_LIMIT};
+
+/// Between two looks at a definition that is not there.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What the API server answers about a definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Definition {
+    /// It stands, or the hub may not look at it.
+    Stands,
+    /// It is being deleted, or is gone.
+    Gone,
+    /// The API server did not answer.
+    Unknown,
+}
+
+/// What is remembered from one watch to the next.
+#[derive(Default)]
+struct Memory {
+    /// Objects of the list that is under way.
+    listed: usize,
+    /// The definition was gone, and so were the objects. How many the last list had since: they are there again when there
+    /// are some, and two lists have the same number.
+    lost: Option<usize>,
+}
+
+/// Turns the events of a kind into those that count. Where the definition is gone or nobody can tell, an error takes the
+/// place of a deletion and of the end of a list, and the events end.
+pub(super) struct Defined<Look> {
+    memory: Arc<Mutex<Memory>>,
+    look: Look,
+    again: Duration,
+}
+
+impl<Look, Looked> Defined<Look>
+where
+    Look: Fn() -> Looked + Clone + Send + 'static,
+    Looked: Future<Output = Definition> + Send + 'static,
+{
+    /// For the kind whose definition is looked at by this.
+    pub(super) fn by(look: Look) -> Self {
+        Self { memory: Arc::default(), look, again: AGAIN }
+    }
+
+    /// These events, as far as they count.
+    pub(super) fn events<K: Send + Sync + 'static>(
+        &self,
+        events: BoxStream<'static, Heard<K>>,
+    ) -> BoxStream<'static, Heard<K>> {
+        let (memory, look, again) = (self.memory.clone(), self.look.clone(), self.again);
+        let events = futures::stream::unfold(Some(events), move |state| {
+            let (memory, look) = (memory.clone(), look.clone());
+            async move {
+                let mut events = state?;
+                let event = events.next().await?;
+                let counts = match &event {
+                    Ok(Event::Delete(_) | Event::InitDone) => counts(&memory, &event, look().await),
+                    other => {
+                        note(&memory, other);
+                        true
+                    }
+                };
+                if counts {
+                    return Some((event, Some(events)));
+                }
+                tokio::time::sleep(again).await;
+                Some((Err(gone()), None))
+            }
+        });
+        events.boxed()
+    }
+}
+
+fn note<K>(memory: &Mutex<Memory>, event: &Heard<K>) {
+    let mut memory = memory.lock();
+    match event {
+        Ok(Event::Init) => memory.listed = 0,
+        Ok(Event::InitApply(_)) => memory.listed += 1,
+        Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if status.code == 404 => {
+            memory.lost.get_or_insert(0);
+        }
+        _ => {}
+    }
+}
+
+/// Whether a deletion or the end of a list counts.
+fn counts<K>(memory: &Mutex<Memory>, event: &Heard<K>, definition: Definition) -> bool {
+    let mut memory = memory.lock();
+    match (definition, event) {
+        (Definition::Unknown, _) => false,
+        (Definition::Gone, _) => {
+            memory.lost = Some(0);
+            false
+        }
+        (Definition::Stands, Ok(Event::InitDone)) => {
+            let listed = memory.listed;
+            match memory.lost.replace(listed) {
+                Some(before) if listed == 0 || listed != before => false,
+                _ => {
+                    memory.lost = None;
+                    true
+                }
+            }
+        }
+        (Definition::Stands, _) => memory.lost.is_none(),
+    }
+}
+
+/// What an API server answers that does not know the kind.
+fn gone() -> watcher::Error {
+    watcher::Error::InitialListFailed(kube::Error::Api(Box::new(Status {
+        code: 404,
+        message: "the definition is missing, or its objects are not there again".to_owned(),
+        ..Status::default()
+    })))
+}
+
+/// Looks at a definition.
+pub(super) async fn look(client: Client, name: &str) -> Definition {
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let only = ListParams::default().fields(&format!("metadata.name={name}"));
+    let listed = tokio::time::timeout(READ_LIMIT, api.list_metadata(&only)).await;
+    match listed {
+        Ok(Ok(list)) if list.items.iter().any(|found| found.metadata.deletion_timestamp.is_none()) => {
+            Definition::Stands
+        }
+        Ok(Ok(_)) => Definition::Gone,
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Definition::Stands,
+        Ok(Err(_)) | Err(_) => Definition::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(names: &[&'static str]) -> Vec<Heard<&'static str>> {
+        let applied = names.iter().map(|name| Ok(Event::InitApply(*name)));
+        std::iter::once(Ok(Event::Init)).chain(applied).chain([Ok(Event::InitDone)]).collect()
+    }
+
+    /// What comes of these events while the definition is like this.
+    async fn heard<Look, Looked>(defined: &Defined<Look>, events: Vec<Heard<&'static str>>) -> String
+    where
+        Look: Fn() -> Looked + Clone + Send + 'static,
+        Looked: Future<Output = Definition> + Send + 'static,
+    {
+        let all: Vec<_> = defined.events(futures::stream::iter(events).boxed()).collect().await;
+        let text = all.into_iter().map(|event| match event {
+            Ok(Event::Init) => "init".to_owned(),
+            Ok(Event::InitApply(name) | Event::Apply(name)) => format!("+{name}"),
+            Ok(Event::InitDone) => "done".to_owned(),
+            Ok(Event::Delete(name)) => format!("-{name}"),
+            Err(_) => "unknown".to_owned(),
+        });
+        text.collect::<Vec<_>>().join(" ")
+    }
+
+    #[tokio::test]
+    async fn objects_that_go_with_their_definition_are_not_deleted() {
+        let now = Arc::new(Mutex::new(Definition::Stands));
+        let seen = now.clone();
+        let looked = Defined::by(move || {
+            let seen = seen.clone();
+            async move { *seen.lock() }
+        });
+        let defined = Defined { again: Duration::ZERO, ..looked };
+        let deletion = || vec![Ok(Event::Delete("a")), Ok(Event::Delete("b"))];
+        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(heard(&defined, deletion()).await, "-a -b");
+
+        *now.lock() = Definition::Unknown;
+        assert_eq!(heard(&defined, deletion()).await, "unknown");
+        *now.lock() = Definition::Stands;
+        assert_eq!(heard(&defined, list(&[])).await, "init done", "nobody has deleted the definition");
+
+        *now.lock() = Definition::Gone;
+        assert_eq!(heard(&defined, deletion()).await, "unknown");
+        assert_eq!(heard(&defined, list(&["b"])).await, "init +b unknown");
+        // It is there again, and its objects are not yet.
+        *now.lock() = Definition::Stands;
+        assert_eq!(heard(&defined, list(&[])).await, "init unknown");
+        assert_eq!(heard(&defined, list(&[])).await, "init unknown");
+        assert_eq!(heard(&defined, list(&["a"])).await, "init +a unknown");
+        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b unknown");
+        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(heard(&defined, deletion()).await, "-a -b");
+    }
+}

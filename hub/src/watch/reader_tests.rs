@@ -1,0 +1,160 @@
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use http::{Response, StatusCode};
+use kube::client::Body as HttpBody;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::plan::{Place, Rule};
+use crate::shared::Settings;
+use crate::watch::renderer::render_rules;
+
+const NAMESPACE: &str = "home";
+
+/// An API server that knows ConfigMaps of one namespace, and what it was asked.
+#[derive(Default)]
+struct FakeApi {
+    objects: BTreeMap<String, Value>,
+    forbids_lists: bool,
+    asked: Mutex<Vec<String>>,
+}
+
+impl FakeApi {
+    /// With so many objects, of which each holds so many bytes.
+    fn with(objects: usize, bytes: usize) -> Self {
+        let object = |number: usize| {
+            let name = format!("s{number:04}");
+            let metadata = json!({"name": name, "namespace": NAMESPACE, "resourceVersion": (number + 1).to_string()});
+            (name, json!({"metadata": metadata, "data": {"value": "x".repeat(bytes)}}))
+        };
+        Self { objects: (0..objects).map(object).collect(), ..Self::default() }
+    }
+
+    fn client(self: &Arc<Self>) -> Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: http::Request<HttpBody>| {
+            let (code, body) = api.answer(request.uri());
+            let answer = Response::builder().status(code).body(HttpBody::from(body.to_string().into_bytes()));
+            async move { Ok::<_, Infallible>(answer.unwrap()) }
+        });
+        Client::new(service, NAMESPACE)
+    }
+
+    fn answer(&self, uri: &http::Uri) -> (StatusCode, Value) {
+        let place = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
+        let name = uri.path().strip_prefix(&place).unwrap().trim_start_matches('/');
+        let verb = if name.is_empty() { "list" } else { "get" };
+        self.asked.lock().push(verb.to_owned());
+        if !name.is_empty() {
+            return (StatusCode::OK, self.objects[name].clone());
+        }
+        if self.forbids_lists {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": "no", "reason": "Forbidden", "code": 403});
+            return (StatusCode::FORBIDDEN, status);
+        }
+        let number = |key: &str| {
+            let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+            pairs.filter(|(name, _)| *name == key).find_map(|(_, value)| value.parse::<usize>().ok())
+        };
+        let (from, limit) = (number("continue").unwrap_or_default(), number("limit").unwrap());
+        let items: Vec<_> = self.objects.values().skip(from).take(limit).cloned().collect();
+        let more = (from + limit < self.objects.len()).then(|| (from + limit).to_string());
+        (StatusCode::OK, json!({"metadata": {"resourceVersion": "9999", "continue": more}, "items": items}))
+    }
+
+    fn asked(&self, verb: &str) -> usize {
+        self.asked.lock().iter().filter(|asked| *asked == verb).count()
+    }
+}
+
+/// A hub that has seen all of these objects, and one rule that selects those that it says.
+fn hub(api: &FakeApi, names: Value) -> Arc<Shared> {
+    let shared = Shared::new(Settings::for_tests());
+    let rule: crate::crd::DistributionRule = serde_json::from_value(json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r", "namespace": NAMESPACE, "uid": "r", "generation": 1},
+        "spec": {"sources": [{"resources": ["configmaps"], "names": names}], "clusters": {"all": true}},
+    }))
+    .unwrap();
+    let rule = Rule::namespaced(&rule, "runnel-system").unwrap();
+    shared.change(|index| index.set_rule(rule));
+    for (number, name) in api.objects.keys().enumerate() {
+        shared.change(|index| index.saw(&source(name), number as u64 + 1, BTreeMap::new()));
+    }
+    shared
+}
+
+fn source(name: &str) -> SourceRef {
+    SourceRef::new("configmaps", NAMESPACE, name)
+}
+
+fn is_read(shared: &Shared, name: &str) -> bool {
+    let index = shared.index.read();
+    index.source(&source(name)).is_some_and(|source| matches!(source.body, Body::Read(_)))
+}
+
+/// The list of the place is over.
+fn is_listed(shared: &Shared) {
+    shared.rounds.done(Watched::Sources(Place::everywhere("configmaps")), 0);
+    shared.to_read.wake();
+}
+
+/// Lets the hub read until this holds.
+async fn reads_until(api: &Arc<FakeApi>, shared: &Arc<Shared>, holds: impl Fn() -> bool) {
+    let holds = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = read_sources(api.client(), shared.clone()) => unreachable!(),
+        () = render_rules(shared.clone()) => unreachable!(),
+        in_time = tokio::time::timeout(Duration::from_secs(60), holds) => in_time.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn sources_of_a_new_hub_are_read_in_pages() {
+    let api = Arc::new(FakeApi::with(1000, 10));
+    let shared = hub(&api, json!(["*"]));
+    // The hub does not know yet how many there are.
+    let turns = std::cell::Cell::new(0);
+    reads_until(&api, &shared, || turns.replace(turns.get() + 1) > 20).await;
+    assert_eq!(*api.asked.lock(), Vec::<String>::new());
+    is_listed(&shared);
+    shared.to_read.add(api.objects.keys().map(|name| source(name)));
+    reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
+    assert_eq!((api.asked("get"), api.asked("list")), (0, 5), "100, 200 and 3 times 250 objects");
+}
+
+#[tokio::test]
+async fn pages_of_large_sources_are_bounded_in_bytes() {
+    let api = Arc::new(FakeApi::with(120, 200_000));
+    let shared = hub(&api, json!(["*"]));
+    is_listed(&shared);
+    reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
+    // A page of 100 has 20 MB, one of 25 has 5.
+    assert_eq!((api.asked("get"), api.asked("list")), (0, 6));
+}
+
+#[tokio::test]
+async fn sources_are_read_one_by_one_without_the_right_to_list() {
+    let api = Arc::new(FakeApi { forbids_lists: true, ..FakeApi::with(50, 10) });
+    let shared = hub(&api, json!(["*"]));
+    is_listed(&shared);
+    reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
+    assert_eq!((api.asked("get"), api.asked("list")), (50, 1));
+}
+
+#[tokio::test]
+async fn few_selected_sources_are_read_one_by_one() {
+    let api = Arc::new(FakeApi::with(1000, 10));
+    let shared = hub(&api, json!(["s000*", "s001*", "s002*"]));
+    is_listed(&shared);
+    let is_selected = |name: &&String| name.as_str() < "s0030";
+    reads_until(&api, &shared, || api.objects.keys().filter(is_selected).all(|name| is_read(&shared, name))).await;
+    assert_eq!((api.asked("get"), api.asked("list")), (30, 0));
+}

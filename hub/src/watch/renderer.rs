@@ -1,0 +1,65 @@
+//! Renders the copies of rules, beside the index and the threads that serve agents.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use runnel_proto::model::RuleUid;
+
+use crate::index::Effect;
+use crate::shared::{Shared, until};
+
+/// Rules that are rendered at a time.
+const JOBS: usize = 2;
+/// A rule that takes longer than this rests as long as it took, so that others have their turn and the hub its time.
+const LONG: Duration = Duration::from_millis(100);
+
+/// Renders what the index asks for, for ever; one job for a rule at a time.
+pub async fn render_rules(shared: Arc<Shared>) {
+    let mut waiting = BTreeSet::new();
+    let mut resting: BTreeMap<RuleUid, Instant> = BTreeMap::new();
+    let mut under_way = BTreeSet::new();
+    let mut jobs = FuturesUnordered::new();
+    loop {
+        waiting.extend(shared.to_render.take());
+        let now = Instant::now();
+        resting.retain(|_, until| *until > now);
+        while jobs.len() < JOBS {
+            let is_free = |uid: &&RuleUid| !under_way.contains(*uid) && !resting.contains_key(*uid);
+            let Some(uid) = waiting.iter().find(is_free).cloned() else { break };
+            waiting.remove(&uid);
+            under_way.insert(uid.clone());
+            jobs.push(render(shared.clone(), uid));
+        }
+        let next = resting.iter().filter(|(uid, _)| waiting.contains(*uid)).map(|(_, until)| *until).min();
+        tokio::select! {
+            () = shared.to_render.added() => {}
+            Some((uid, took)) = jobs.next(), if !jobs.is_empty() => {
+                under_way.remove(&uid);
+                if took > LONG {
+                    resting.insert(uid, Instant::now() + took);
+                }
+            }
+            () = until(next) => {}
+        }
+    }
+}
+
+async fn render(shared: Arc<Shared>, uid: RuleUid) -> (RuleUid, Duration) {
+    let began = Instant::now();
+    let rendering = uid.clone();
+    let work = move || {
+        let Some(job) = shared.change_quietly(|index| index.render_job(&rendering)) else { return };
+        let mut rendered = job.run();
+        shared.change(|index| {
+            let effect: Effect = index.take_rendered(&mut rendered);
+            shared.follow_rendered(index, &rendering);
+            effect
+        });
+    };
+    if let Err(error) = tokio::task::spawn_blocking(work).await {
+        tracing::error!(rule = %uid, %error, "the copies of a rule could not be rendered");
+    }
+    (uid, began.elapsed())
+}

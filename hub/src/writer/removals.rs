@@ -1,0 +1,153 @@
+//! Writes down what members that are away have to remove: one write for each member, whatever the number of rules.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use runnel_proto::model::{ClusterName, RuleUid};
+use serde_json::json;
+
+use super::pending::PendingList;
+use super::{Book, GATHER, WRITES, WriteError, describe, serves, unless_gone};
+use crate::crd::{MemberCluster, PendingRemoval};
+use crate::shared::Shared;
+use crate::watch::take_in_member;
+
+/// After a write that failed. The newer object of a changed one is here within a moment.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Keeps `status.pendingRemovals` of all members: what deleted rules leave to be done, and what was carried out.
+pub struct RemovalRecorder {
+    client: Client,
+    shared: Arc<Shared>,
+    book: Arc<Book>,
+}
+
+impl RemovalRecorder {
+    /// A recorder.
+    pub fn new(client: Client, shared: Arc<Shared>, book: Arc<Book>) -> Self {
+        Self { client, shared, book }
+    }
+
+    /// Records for ever.
+    pub async fn run(self) {
+        loop {
+            tokio::select! {
+                () = self.shared.removal_orders.added() => {}
+                () = self.shared.settled_removals.added() => {}
+            }
+            tokio::time::sleep(GATHER).await;
+            while self.record_all().await {
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Records what waits. Returns whether something is left to be tried again.
+    async fn record_all(&self) -> bool {
+        if !serves(&self.shared) {
+            // A rule that still waits for a member asks again.
+            self.shared.removal_orders.take();
+            return false;
+        }
+        let mut orders: BTreeMap<ClusterName, BTreeSet<RuleUid>> = BTreeMap::new();
+        for (cluster, uid) in self.shared.removal_orders.take() {
+            orders.entry(cluster).or_default().insert(uid);
+        }
+        for cluster in self.shared.settled_removals.peek(|(cluster, _)| cluster.clone()) {
+            orders.entry(cluster).or_default();
+        }
+        let rules: BTreeSet<_> = orders.values().flatten().cloned().collect();
+        let writes = orders.into_iter().map(|(cluster, rules)| async move {
+            let result = self.record(&cluster, &rules).await;
+            (cluster, rules, result)
+        });
+        let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
+        let mut failed = false;
+        for (cluster, rules, result) in results {
+            let Err(error) = result else { continue };
+            if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
+                tracing::warn!(%cluster, why = %describe(&error), "cannot write down what is to be removed; trying again");
+            }
+            self.shared.removal_orders.add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
+            failed = true;
+        }
+        self.shared.dirty_rules.add(rules);
+        failed
+    }
+
+    async fn record(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) -> Result<(), WriteError> {
+        let settled = self.shared.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
+        let done: BTreeSet<_> = settled.into_iter().flatten().collect();
+        let strike_out = || self.shared.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
+        let Some(member) = self.book.member(name) else {
+            strike_out();
+            return Ok(());
+        };
+        let known = member.status.as_ref().map(|status| status.pending_removals.clone()).unwrap_or_default();
+        let list = PendingList::new(&known, &done, self.removals(rules));
+        if list.removals != known {
+            self.write(name, &member, &list.removals).await?;
+            self.settle_at_once(name, rules);
+            for uid in rules {
+                tracing::info!(cluster = %name, rule = %self.book.name_of(uid), "the copies of a deleted rule are seen to when the cluster is back");
+            }
+        }
+        strike_out();
+        if !list.overflow.is_empty() {
+            let rules = list.overflow.len();
+            tracing::warn!(cluster = %name, rules, "too many removals wait for this cluster: the copies of these rules stay there");
+            let overflow = list.overflow.iter().map(|removal| (name.clone(), removal.rule_uid.as_str().into()));
+            self.shared.removal_overflow.add(overflow);
+        }
+        Ok(())
+    }
+
+    /// Whoever has answered while the order was written answers no more.
+    fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
+        let Some(live) = self.shared.sessions.get(name).map(|live| live.clone()) else { return };
+        let index = self.shared.index.read();
+        let session = live.session.lock();
+        let is_free = |uid: &&RuleUid| session.is_free_of(uid, index.version_of(uid).unwrap_or_default());
+        let free: Vec<_> = rules.iter().filter(is_free).map(|uid| (name.clone(), uid.clone())).collect();
+        if !free.is_empty() {
+            self.shared.settled_removals.add(free);
+        }
+    }
+
+    /// What is to be done about these rules, as far as they have not been released meanwhile.
+    fn removals(&self, rules: &BTreeSet<RuleUid>) -> Vec<PendingRemoval> {
+        let index = self.shared.index.read();
+        let removal = |uid: &RuleUid| {
+            let entry = index.rule(uid).filter(|entry| entry.rule.deleting)?;
+            Some(PendingRemoval {
+                rule_uid: uid.as_str().to_owned(),
+                deletion_policy: entry.rule.terms.deletion_policy.into(),
+                rule: self.book.name_of(uid),
+            })
+        };
+        rules.iter().filter_map(removal).collect()
+    }
+
+    async fn write(
+        &self,
+        name: &ClusterName,
+        member: &MemberCluster,
+        removals: &[PendingRemoval],
+    ) -> Result<(), WriteError> {
+        let patch = Patch::Merge(json!({
+            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
+            "status": {"pendingRemovals": removals},
+        }));
+        let api: Api<MemberCluster> = Api::all(self.client.clone());
+        let params = PatchParams::default();
+        let write = api.patch_status(name.as_str(), &params, &patch);
+        if let Some(written) = unless_gone(&self.shared, write).await? {
+            // Before the rule is released: from then on only this says what becomes of its copies.
+            take_in_member(written, &self.shared, &self.book);
+        }
+        Ok(())
+    }
+}

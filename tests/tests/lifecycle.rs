@@ -1,0 +1,60 @@
+//! The life of rules and copies across hub and agent: a rule that is gone from the API leaves no copy behind, however fast
+//! it came and went.
+
+#[path = "lifecycle/bursts.rs"]
+mod bursts;
+#[path = "lifecycle/definition.rs"]
+mod definition;
+#[path = "lifecycle/leaving.rs"]
+mod leaving;
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Id, Scene, is_marked};
+use runnel_tests::wait::{eventually, steadily};
+
+/// A burst of many rules takes its time on a machine that is busy.
+const BURST: Duration = Duration::from_secs(240);
+
+struct Stage {
+    /// Ends with the stage.
+    _fleet: Fleet,
+    scene: Scene,
+}
+
+impl Stage {
+    /// One member, and a namespace of this name on both sides.
+    async fn start(home: &str) -> Result<Self> {
+        let fleet = Fleet::start(FleetOptions::default()).await?;
+        let scene = Scene::of(&fleet).await?;
+        scene.hub_namespaces(&[home]).await?;
+        scene.member_namespaces(&[home]).await?;
+        Ok(Self { _fleet: fleet, scene })
+    }
+
+    /// The names of the copies in a namespace of the member.
+    async fn copies(&self, namespace: &str) -> Result<Vec<String>> {
+        let all = self.scene.member(1).list(&Id::config_map(namespace, "")).await?;
+        let copies = all.iter().filter(|object| is_marked(object));
+        Ok(copies.filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Waits until no rule is left in the namespace and the member has no copy, and checks that none comes back.
+    async fn is_clean(&self, home: &str) -> Result<()> {
+        eventually("the rules to be gone", BURST, async || {
+            let left = self.scene.hub.list(&Id::rule(home, "")).await?;
+            ensure!(left.is_empty(), "{} rules are left, the first is {}", left.len(), left[0]);
+            Ok(Some(()))
+        })
+        .await?;
+        let empty = async || {
+            let left = self.copies(home).await?;
+            ensure!(left.is_empty(), "{} copies without a rule: {left:?}", left.len());
+            Ok(())
+        };
+        eventually("the copies to be gone", Duration::from_secs(20), async || empty().await.map(Some)).await?;
+        steadily("no copy comes back", Duration::from_secs(3), empty).await
+    }
+}

@@ -1,0 +1,521 @@
+//! The hub's index and session and the agent's core together, pure: rules are created and deleted in any order with whatever
+//! else happens. When a rule is gone from the API and everything has come to rest, no copy of it is left.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use runnel_agent::core::{Core, Event, Setup};
+use runnel_agent::decide::{Target, Trouble};
+use runnel_agent::desired::{Home, Namespace};
+use runnel_agent::job::{Body as Written, Done, Job, Work};
+use runnel_agent::live::{Live, Ownership, Sealed};
+use runnel_agent::policy::{Facts, Policy};
+use runnel_agent::queue::Key;
+use runnel_agent::records::Sight;
+use runnel_hub::crd;
+use runnel_hub::index::{Claim, Cluster, Holding, Index, PlaceState};
+use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+use runnel_hub::session::Session;
+use runnel_proto::model::*;
+use serde_json::json;
+
+const NAMESPACE: &str = "team";
+const CLUSTER: &str = "member";
+const SOURCES: u8 = 2;
+
+/// A step in the lives of rules.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A person creates a rule for one of the sources.
+    Create(u8),
+    /// The API server begins to work on the deletion of a rule: it reads its finalizers.
+    BeginDelete(u8),
+    /// It ends its oldest deletion, by the finalizers that it has read.
+    EndDelete,
+    /// The hub hears of the oldest change of a rule.
+    Watch,
+    /// The hub does what is to be done about a rule.
+    Write(u8),
+    /// The session reads claims from the index.
+    Read,
+    /// It takes them in.
+    CatchUp,
+    /// It sends what is next.
+    Send,
+    /// The agent takes in the oldest frame.
+    Receive,
+    /// The agent sends what is next.
+    Speak,
+    /// The hub takes in the oldest frame.
+    Hear,
+    /// A watch event reaches the agent.
+    Tell,
+    /// The member's API server carries a request out and answers.
+    Work,
+    /// It carries a request out, and the answer is lost.
+    Lose,
+    /// The agent begins what is due.
+    GiveOut,
+    /// The stream breaks, and another one begins.
+    Reconnect,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..SOURCES).prop_map(Step::Create),
+        4 => any::<u8>().prop_map(Step::BeginDelete),
+        3 => Just(Step::EndDelete),
+        5 => Just(Step::Watch),
+        5 => any::<u8>().prop_map(Step::Write),
+        3 => Just(Step::Read),
+        3 => Just(Step::CatchUp),
+        4 => Just(Step::Send),
+        4 => Just(Step::Receive),
+        4 => Just(Step::Speak),
+        4 => Just(Step::Hear),
+        4 => Just(Step::Tell),
+        5 => Just(Step::Work),
+        1 => Just(Step::Lose),
+        5 => Just(Step::GiveOut),
+        1 => Just(Step::Reconnect),
+    ];
+    proptest::collection::vec(step, 0..150)
+}
+
+/// A rule in the hub's API.
+#[derive(Clone, Debug)]
+struct ApiRule {
+    source: u8,
+    has_finalizer: bool,
+    is_deleting: bool,
+}
+
+/// What the hub knows of a rule's object.
+struct Known {
+    rule: ApiRule,
+    /// The API server has deleted it past its finalizer.
+    is_gone: bool,
+}
+
+struct World {
+    now: Instant,
+    created: usize,
+    api: BTreeMap<RuleUid, ApiRule>,
+    /// Deletions under way, each with whether a finalizer was read.
+    deletions: VecDeque<(RuleUid, bool)>,
+    /// What the hub's watch has yet to tell: a rule, and whether it is gone.
+    changes: VecDeque<(RuleUid, ApiRule, bool)>,
+    known: BTreeMap<RuleUid, Known>,
+    index: Index,
+    session: Session,
+    claims: Option<(Vec<(RuleUid, Claim)>, u64)>,
+    down: VecDeque<HubFrame>,
+    up: VecDeque<AgentFrame>,
+    core: Core,
+    objects: BTreeMap<SourceRef, Live>,
+    untold: VecDeque<Event>,
+    under_way: VecDeque<Job>,
+    version: u64,
+}
+
+fn source(number: u8) -> SourceRef {
+    SourceRef::new("configmaps", NAMESPACE, &format!("s{number}"))
+}
+
+fn content() -> Content {
+    let fields = BTreeMap::from([("data".to_owned(), json!({"k": "v"}))]);
+    Content { fields, ..Content::default() }
+}
+
+fn rule(uid: &RuleUid, rule: &ApiRule, is_deleting: bool) -> Rule {
+    let mut object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": uid.as_str(), "namespace": NAMESPACE, "uid": uid.as_str(), "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "names": [format!("s{}", rule.source)]}],
+            "clusters": {"all": true},
+        },
+    });
+    if is_deleting {
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
+    Rule::namespaced(&object, "runnel-system").expect("a rule")
+}
+
+fn index() -> Index {
+    let spec = json!({
+        "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"], "clusters": {"all": true},
+        "namespaces": {"all": true},
+    });
+    let grant = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"}, "spec": spec,
+    });
+    let grant = RuleGrant::read(&serde_json::from_value(grant).expect("a grant"));
+    let mut index = Index::new();
+    index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
+    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    let cluster = Cluster { uid: "m".to_owned(), accepted: true, was_connected: true, ..Cluster::default() };
+    index.set_cluster(CLUSTER.into(), cluster);
+    for number in 0..SOURCES {
+        let body = SourceContent::new(Revision([1; 16]), Payload::encode(content().to_bytes()));
+        index.set_source(source(number), BTreeMap::new(), Some(Body::Read(Arc::new(body))));
+    }
+    index.begin_to_judge();
+    index
+}
+
+fn core() -> Core {
+    let text = String::from;
+    Core::new(Setup {
+        home: Home { namespace: text("runnel-system"), cluster_uid: text("m") },
+        hello: Hello {
+            protocol_min: 1,
+            protocol_max: runnel_proto::PROTOCOL_MAX,
+            agent_version: text("0"),
+            kubernetes_version: text("v1"),
+            boot_id: text("b"),
+            cluster_uid: text("m"),
+        },
+        stored: vec![],
+        previous: vec![],
+        hub_cluster_uid: Some(text("h")),
+        policy: Arc::new(Policy::open()),
+        seed: 1,
+    })
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self {
+            now: Instant::now(),
+            created: 0,
+            api: BTreeMap::new(),
+            deletions: VecDeque::new(),
+            changes: VecDeque::new(),
+            known: BTreeMap::new(),
+            index: index(),
+            session: Session::default(),
+            claims: None,
+            down: VecDeque::new(),
+            up: VecDeque::new(),
+            core: core(),
+            objects: BTreeMap::new(),
+            untold: VecDeque::new(),
+            under_way: VecDeque::new(),
+            version: 0,
+        };
+        world.tell(Event::NamespacesListed);
+        world.tell(Event::Namespace(NAMESPACE.into(), Namespace::default()));
+        world.tell(Event::NamespacesComplete);
+        for area in Policy::open().areas() {
+            world.tell(Event::CopiesListed(area.clone()));
+            world.tell(Event::CopiesComplete(area));
+        }
+        world.reconnect();
+        world
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.core.hear(event, self.now);
+    }
+
+    fn reconnect(&mut self) {
+        self.down.clear();
+        self.up.clear();
+        self.claims = None;
+        self.tell(Event::HubLost);
+        self.tell(Event::HubConnected);
+        self.session = Session::default();
+        // The agent says what it holds, and only then is it a session.
+        while let Some(frame) = self.core.next_frame(self.now) {
+            if let AgentFrame::HeldRules(rules, last) = frame {
+                self.session.hello(rules);
+                if last {
+                    self.session.hello_done();
+                }
+            }
+        }
+        let begin = SnapshotBegin {
+            protocol: runnel_proto::PROTOCOL_MAX,
+            hub_id: "h".to_owned(),
+            hub_cluster_uid: "h".to_owned(),
+            behind: false,
+            proof_key: None,
+        };
+        self.down.push_back(HubFrame::SnapshotBegin(begin));
+        self.read();
+        self.catch_up();
+        let cluster = ClusterName::from(CLUSTER);
+        let held: Vec<_> = self.session.held_rules().cloned().collect();
+        let unknown = held.into_iter().filter(|uid| self.index.rule(uid).is_none());
+        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), self.index.claim(&uid, &cluster))).collect();
+        self.session.update(claims);
+    }
+
+    fn create(&mut self, source: u8) {
+        self.created += 1;
+        let uid = RuleUid::from(format!("r{}", self.created).as_str());
+        let rule = ApiRule { source, has_finalizer: false, is_deleting: false };
+        self.api.insert(uid.clone(), rule.clone());
+        self.changes.push_back((uid, rule, false));
+    }
+
+    fn begin_delete(&mut self, number: u8) {
+        let alive: Vec<_> = self.api.iter().filter(|(_, rule)| !rule.is_deleting).collect();
+        if let Some((uid, rule)) = alive.get(usize::from(number) % alive.len().max(1)) {
+            self.deletions.push_back(((*uid).clone(), rule.has_finalizer));
+        }
+    }
+
+    fn end_delete(&mut self) {
+        let Some((uid, read_finalizer)) = self.deletions.pop_front() else { return };
+        if read_finalizer && let Some(rule) = self.api.get_mut(&uid) {
+            rule.is_deleting = true;
+            self.changes.push_back((uid, rule.clone(), false));
+        } else if let Some(rule) = self.api.remove(&uid) {
+            self.changes.push_back((uid, rule, true));
+        }
+    }
+
+    fn set_rule(&mut self, uid: &RuleUid, of: &ApiRule, is_deleting: bool) {
+        self.index.set_rule(rule(uid, of, is_deleting));
+        let holds = |_: &RuleUid, _: &ClusterName| Some(Holding { copies: 1, intents: 1, ..Holding::default() });
+        self.index.judge(uid, &holds, self.now);
+    }
+
+    /// As the hub's watch of rules does it.
+    fn watch(&mut self) {
+        let Some((uid, rule, is_gone)) = self.changes.pop_front() else { return };
+        let is_known = self.index.rule(&uid).is_some();
+        if is_gone && !(is_known && rule.has_finalizer && !rule.is_deleting) {
+            self.known.remove(&uid);
+            self.index.remove_rule(&uid);
+            return;
+        }
+        if rule.has_finalizer || is_known {
+            self.set_rule(&uid, &rule, rule.is_deleting || is_gone);
+        }
+        self.known.insert(uid, Known { rule, is_gone });
+    }
+
+    /// As the hub's writer does it.
+    fn write(&mut self, number: u8) {
+        let uids: Vec<_> = self.known.keys().cloned().collect();
+        let Some(uid) = uids.get(usize::from(number) % uids.len().max(1)) else { return };
+        let Some(Known { rule, is_gone }) = self.known.get(uid) else { return };
+        if !rule.is_deleting && !is_gone {
+            let missing = self.api.get_mut(uid).filter(|now| !now.has_finalizer && !now.is_deleting);
+            if let Some(now) = missing.filter(|_| !rule.has_finalizer) {
+                now.has_finalizer = true;
+                self.changes.push_back((uid.clone(), now.clone(), false));
+            }
+            return;
+        }
+        let version = self.index.version_of(uid).unwrap_or_default();
+        if !self.index.may_go(uid) || !self.session.is_free_of(uid, version) {
+            return;
+        }
+        if *is_gone {
+            self.known.remove(uid);
+            self.index.remove_rule(uid);
+        } else if let Some(rule) = self.api.remove(uid) {
+            self.changes.push_back((uid.clone(), rule, true));
+        }
+    }
+
+    fn read(&mut self) {
+        if self.claims.is_none() {
+            self.claims = Some(self.index.claims_since(&CLUSTER.into(), self.session.version()));
+        }
+    }
+
+    fn catch_up(&mut self) {
+        if let Some((claims, version)) = self.claims.take() {
+            self.session.catch_up(claims, version);
+        }
+    }
+
+    fn send(&mut self) {
+        let questions = self.session.take_questions();
+        if !questions.is_empty() {
+            self.down.push_back(HubFrame::WantDetail(questions));
+        } else if let Some(batch) = self.session.next_batch() {
+            self.down.push_back(HubFrame::Batch(batch));
+        } else if let Some(end) = self.session.take_snapshot_end() {
+            self.down.push_back(HubFrame::SnapshotEnd(end));
+        }
+    }
+
+    fn receive(&mut self) {
+        if let Some(frame) = self.down.pop_front() {
+            self.tell(Event::Hub(frame, vec![]));
+        }
+    }
+
+    fn speak(&mut self) {
+        let frame = self.core.next_frame(self.now);
+        self.up.extend(frame);
+    }
+
+    fn hear(&mut self) {
+        match self.up.pop_front() {
+            Some(AgentFrame::Detail(uid, intents, last)) => {
+                self.session.detail(&uid, intents, last);
+            }
+            Some(AgentFrame::Ack(nonce, _)) => self.session.ack(nonce),
+            Some(AgentFrame::Want(uid, sources)) => self.session.want(&uid, sources),
+            Some(AgentFrame::Report(states)) => {
+                for state in states.iter().filter(|state| state.gone) {
+                    self.session.gone(&state.uid, state.last_batch);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn give_out(&mut self) {
+        while let Some(job) = self.core.next_job(self.now) {
+            self.under_way.push_back(job);
+        }
+    }
+
+    fn work(&mut self, is_answered: bool) {
+        let Some(job) = self.under_way.pop_front() else { return };
+        let key = job.key.clone();
+        let done = self.carry_out(job);
+        let lost = || Done { trouble: Some(Trouble::new(Reason::Unavailable, "no answer")), ..Done::new(key) };
+        self.tell(Event::Done(Box::new(if is_answered { done } else { lost() })));
+    }
+
+    fn carry_out(&mut self, job: Job) -> Done {
+        let mut done = Done::new(job.key.clone());
+        let Key::Copy(copy) = job.key else { return done };
+        match job.work {
+            Work::Create(body) => self.apply(&copy, None, &body, &mut done),
+            Work::Change(target, body) => self.apply(&copy, Some(&target), &body, &mut done),
+            Work::Delete(target) if self.is(&copy, &target) => {
+                let gone = self.objects.remove(&copy);
+                self.untold.extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
+                done.sight = Some(Sight::Absent);
+                done.passed.push(target.version);
+            }
+            _ => done.sight = Some(self.sight(&copy)),
+        }
+        done
+    }
+
+    fn sight(&self, copy: &SourceRef) -> Sight {
+        self.objects.get(copy).map_or(Sight::Absent, |live| Sight::Live(live.clone()))
+    }
+
+    fn is(&self, copy: &SourceRef, target: &Target) -> bool {
+        self.objects.get(copy).is_some_and(|live| live.uid == target.uid && live.version == target.version)
+    }
+
+    fn apply(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Written, done: &mut Done) {
+        let is_free = target.map_or(!self.objects.contains_key(copy), |target| self.is(copy, target));
+        if is_free {
+            self.version += 1;
+            let version: Arc<str> = self.version.to_string().as_str().into();
+            let sealed = Sealed {
+                rule: body.intent.rule.clone(),
+                source: body.intent.source.clone(),
+                revision: body.revision,
+                ignored: BTreeSet::new(),
+            };
+            let live = Live {
+                uid: target.map_or_else(|| version.clone(), |target| target.uid.clone()),
+                version,
+                ownership: Ownership::Ours,
+                sealed: Some(Box::new(sealed)),
+                unproved: None,
+                intact: true,
+                adopted: false,
+                facts: Facts::default().digested(&content(), &BTreeSet::new()),
+                others: None,
+                terminating: false,
+                number: 0,
+                newest: false,
+                applied_at: 0,
+            };
+            self.objects.insert(copy.clone(), live.clone());
+            self.untold.push_back(Event::Copy(copy.clone(), live));
+            done.passed.extend(target.map(|target| target.version.clone()));
+        }
+        done.sight = Some(self.sight(copy));
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Create(source) => self.create(*source),
+            Step::BeginDelete(number) => self.begin_delete(*number),
+            Step::EndDelete => self.end_delete(),
+            Step::Watch => self.watch(),
+            Step::Write(number) => self.write(*number),
+            Step::Read => self.read(),
+            Step::CatchUp => self.catch_up(),
+            Step::Send => self.send(),
+            Step::Receive => self.receive(),
+            Step::Speak => self.speak(),
+            Step::Hear => self.hear(),
+            Step::Tell => {
+                if let Some(event) = self.untold.pop_front() {
+                    self.tell(event);
+                }
+            }
+            Step::Work => self.work(true),
+            Step::Lose => self.work(false),
+            Step::GiveOut => self.give_out(),
+            Step::Reconnect => self.reconnect(),
+        }
+    }
+
+    /// Lets everything come to rest.
+    fn settle(&mut self) {
+        for round in 0..60 {
+            if round % 20 == 19 {
+                self.now += Duration::from_secs(400);
+            }
+            for number in 0..u8::try_from(self.known.len()).unwrap_or(u8::MAX) {
+                self.write(number);
+            }
+            for _ in 0..10 {
+                let all = [Step::EndDelete, Step::Watch, Step::Read, Step::CatchUp, Step::Send, Step::Receive];
+                let agent = [Step::GiveOut, Step::Work, Step::Tell, Step::Speak, Step::Hear];
+                all.iter().chain(&agent).for_each(|step| self.step(step));
+            }
+        }
+    }
+}
+
+fn play(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new();
+    steps.iter().for_each(|step| world.step(step));
+    world.settle();
+    for (copy, live) in &world.objects {
+        let rule = live.sealed.as_ref().map(|sealed| &sealed.rule);
+        prop_assert!(rule.is_some_and(|rule| world.api.contains_key(rule)), "{copy} is of {rule:?}, which is gone");
+    }
+    while !world.api.values().all(|rule| rule.is_deleting) {
+        world.begin_delete(0);
+        world.end_delete();
+        world.settle();
+    }
+    world.settle();
+    prop_assert!(world.api.is_empty(), "rules are not released: {:?}", world.api);
+    prop_assert!(world.objects.is_empty(), "copies without a rule: {:?}", world.objects.keys());
+    prop_assert_eq!(world.session.held_rules().count(), 0, "the hub waits for an agent that has nothing");
+    prop_assert_eq!(world.core.counts(), Counts::default(), "the agent defends something");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn rule_gone_from_the_api_leaves_no_copy(steps in steps()) {
+        play(&steps)?;
+    }
+}

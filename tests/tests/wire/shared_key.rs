@@ -1,0 +1,73 @@
+//! Two agents with one key, which take the session from one another.
+
+use anyhow::{Result, ensure};
+use runnel_hub::crd::MemberCluster;
+use runnel_proto::model::{AgentFrame, Hello, HubFrame};
+use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
+use runnel_tests::scene::{Id, Place};
+use runnel_tests::simulated::{Credentials, Line};
+use runnel_tests::wait::eventually;
+
+use super::stage::{SOON, Stage, shared};
+
+/// A session of the agent's process with this boot id.
+async fn connects(credentials: &Credentials, boot_id: &str) -> Result<Line> {
+    let mut line = Line::open(credentials).await?;
+    line.send(&AgentFrame::Hello(Hello {
+        protocol_min: PROTOCOL_MIN,
+        protocol_max: PROTOCOL_MAX,
+        agent_version: "simulated".to_owned(),
+        kubernetes_version: "v1.36.0".to_owned(),
+        boot_id: boot_id.to_owned(),
+        cluster_uid: format!("uid-of-{}", credentials.cluster),
+    }));
+    line.send(&AgentFrame::HeldRules(Vec::new(), true));
+    ensure!(matches!(line.must().await?, HubFrame::SnapshotBegin(_)), "{}", line.record().sketch());
+    Ok(line)
+}
+
+fn says(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
+    let found = member.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == kind)?;
+    Some((found.status.clone(), found.reason.clone(), found.message.clone()))
+}
+
+async fn eventually_says(stage: &Stage, cluster: &str, kind: &str, reason: &str) -> Result<MemberCluster> {
+    eventually(&format!("{kind} with the reason {reason}"), SOON, async || {
+        let member = stage.members().get(cluster).await?;
+        let said = says(&member, kind);
+        ensure!(said.as_ref().is_some_and(|(_, why, _)| why == reason), "{said:?}");
+        Ok(Some(member))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
+    let (stage, cluster) = (shared("twice").await?, "twice-a");
+    let credentials = stage.join(cluster).await?;
+    let mut first = connects(&credentials, "first").await?;
+    // As an agent that was started again: the hub has not noticed yet that the one before is dead.
+    let mut second = connects(&credentials, "second").await?;
+    ensure!(first.end(SOON).await?.message().contains("took over"), "{}", first.record().sketch());
+    let member = eventually_says(&stage, cluster, "Connected", "SessionOpen").await?;
+    ensure!(says(&member, "KeyShared").is_none(), "{:?}", member.status);
+
+    // The one before lives.
+    let _first = connects(&credentials, "first").await?;
+    ensure!(second.end(SOON).await?.message().contains("took over"), "{}", second.record().sketch());
+    let member = eventually_says(&stage, cluster, "KeyShared", "ConcurrentSessions").await?;
+    let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
+    ensure!(status == "True" && message.contains("spec.accepted") && message.contains("token create"), "{message}");
+    let hub = Place::new("hub", stage.client.clone());
+    let told = hub.is_told(&Id::member(cluster), "KeyShared").await?;
+    ensure!(told.kind == "Warning" && told.note == message, "{told:?}");
+
+    // A new join gives it a key of which there is no copy.
+    let joined = stage.join(cluster).await?;
+    let _line = connects(&joined, "third").await?;
+    eventually("the condition to go", SOON, async || {
+        let said = says(&stage.members().get(cluster).await?, "KeyShared");
+        Ok(said.is_none().then_some(()))
+    })
+    .await
+}
