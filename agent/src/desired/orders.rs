@@ -32,8 +32,7 @@ impl Desired {
     /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
     /// somebody else wants the copy and can have it, the order waits until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
-        let stays = self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating);
-        if !stays || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
+        if !self.namespace_stays(copy) || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {
@@ -43,6 +42,11 @@ impl Desired {
                 rule.removals.ordered(&key.source);
             }
         }
+    }
+
+    /// Whether the namespace of a copy is there, and is not being deleted.
+    pub(super) fn namespace_stays(&self, copy: &SourceRef) -> bool {
+        self.namespaces.get(&copy.namespace).is_some_and(|namespace| !namespace.terminating)
     }
 
     /// Whether a copy is to go only because its namespace is no longer a target, so that the hub is asked first.
@@ -56,20 +60,18 @@ impl Desired {
 
     /// Notes that an intent's order for a copy needs nothing more.
     pub fn resolve(&mut self, key: &IntentKey, copy: &SourceRef) {
-        if let Some(orders) = self.orders.get_mut(copy) {
-            if orders.remove(key).is_some()
-                && let Some(rule) = self.rules.get_mut(&key.rule)
-                && rule.removals.resolved(&key.source)
-            {
-                self.generation = self.generation.saturating_add(1);
-            }
-            let others = orders.keys().any(|other| other.rule == key.rule);
-            if orders.is_empty() {
-                self.orders.remove(copy);
-            }
-            if !others {
-                self.order_done(&key.rule, copy);
-            }
+        let Some(orders) = self.orders.get_mut(copy) else { return };
+        let was_ordered = orders.remove(key).is_some();
+        let others = orders.keys().any(|other| other.rule == key.rule);
+        if orders.is_empty() {
+            self.orders.remove(copy);
+        }
+        let rule = self.rules.get_mut(&key.rule).filter(|_| was_ordered);
+        if rule.is_some_and(|rule| rule.removals.resolved(&key.source)) {
+            self.note_change();
+        }
+        if !others {
+            self.order_done(&key.rule, copy);
         }
     }
 

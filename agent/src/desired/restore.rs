@@ -153,7 +153,9 @@ impl Desired {
             if self.is_older_version(key, records, &mut looks) {
                 continue;
             }
-            let Some(revision) = restored_revision(key, records) else {
+            // A copy in a namespace that is being deleted stands there whether its intent was removed or not.
+            let stays = records.holders(key).any(|(copy, _)| self.namespace_stays(copy));
+            let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
                 self.hold_found(key);
                 continue;
             };

@@ -167,8 +167,8 @@ impl Desired {
         let Some(rule) = self.rules.get_mut(uid) else { return };
         let Some((terms, _)) = rule.terms.as_mut().filter(|(terms, _)| terms.suspend != suspend) else { return };
         *terms = Arc::new(Terms { suspend, ..Terms::clone(terms) });
-        self.generation = self.generation.saturating_add(1);
-        if !suspend {
+        self.note_change();
+        if !suspend && let Some(rule) = self.rules.get_mut(uid) {
             // All that was taken out of a suspended rule is one act when it goes on.
             let mut dropped = std::mem::take(&mut rule.dropped);
             dropped.retain(|name| !rule.targets.contains(name));
@@ -286,20 +286,26 @@ impl Desired {
         }
         let rule = self.rules.entry(uid.clone()).or_default();
         rule.leaving = true;
-        // Should it come again, it comes as a new one.
-        rule.travel = Travel::Plain;
         let held = rule.intents.keys().map(|source| IntentKey { rule: uid.clone(), source: source.clone() });
         let mut keys: BTreeSet<_> = held.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
-        if keys.iter().any(|key| self.has_twins(key, records)) {
+        let has_twins = keys.iter().any(|key| self.has_twins(key, records));
+        // The rule is not stored any more. Where twins stand, that must be stored before the orders are carried out.
+        if has_twins {
             self.note_change();
+        }
+        if let Some(rule) = self.rules.get_mut(uid) {
+            // Should it come again, it comes as a new one.
+            rule.travel = Travel::Plain;
         }
         for key in keys {
             self.bury(&key, policy, records, taken);
         }
         taken.looks.extend(orders);
-        self.note_change();
+        if !has_twins {
+            self.note_change();
+        }
         self.drop_if_gone(uid);
     }
 }
