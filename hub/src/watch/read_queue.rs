@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn many_sources_of_a_namespace_are_listed_one_namespace_at_a_time() {
+    fn many_sources_are_listed_one_namespace_at_a_time() {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..1000).into_iter().chain(sources("b", 0..30)).chain(sources("c", 0..1)));
         let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 1000) else { panic!("no list") };

@@ -21,8 +21,8 @@ use crate::shared::{Shared, until};
 
 /// Reads at a time.
 const READS: usize = 8;
-/// How long one page of a list may take.
-const PAGE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a list may take, with all of its pages: other lists wait for it.
+const LIST_LIMIT: Duration = Duration::from_secs(30);
 /// How long to wait before a source that could not be read is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -80,42 +80,51 @@ fn is_ready(shared: &Shared, scope: &ListScope) -> bool {
 /// Reads these sources into the index by a list. What it does not come to is to be read one by one.
 async fn read_many(client: Client, shared: Arc<Shared>, scope: ListScope, wanted: BTreeSet<SourceRef>) -> Done {
     let mut left = wanted.clone();
-    let Some(kind) = Kind::by_resource(&scope.resource) else { return Done::Many(scope, wanted, BTreeSet::new()) };
+    let list = list(&client, &shared, &scope, &mut left);
+    let listed = tokio::time::timeout(LIST_LIMIT, list).await;
+    if let Err(why) = listed.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned())) {
+        let (resource, namespace) = (&scope.resource, &scope.namespace);
+        tracing::warn!(%resource, %namespace, why, "cannot list sources with their content; reading them one by one");
+    }
+    Done::Many(scope, wanted, left)
+}
+
+/// Takes what a list shows from `left`, until nothing is left to read or too much of the list is not wanted.
+async fn list(
+    client: &Client,
+    shared: &Arc<Shared>,
+    scope: &ListScope,
+    left: &mut BTreeSet<SourceRef>,
+) -> Result<(), String> {
+    let Some(kind) = Kind::by_resource(&scope.resource) else { return Ok(left.clear()) };
     let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
-    let (mut size, mut next, mut shown) = (PageSize::default(), None::<String>, 0);
+    let (mut size, mut next, mut shown, wanted) = (PageSize::default(), None::<String>, 0, left.len());
     loop {
-        let bytes = match page(&client, &path, (size.limit(), next.as_deref()), size.bytes()).await {
-            Ok(Some(bytes)) => bytes,
-            Ok(None) if size.shrink() => continue,
-            Ok(None) => return given_up(scope, wanted, left, "an object is too large"),
-            Err(why) => return given_up(scope, wanted, left, &why),
+        let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await? {
+            Some(bytes) => bytes,
+            None if size.shrink() => continue,
+            None => return Err("an object is too large".to_owned()),
         };
         size.fits(bytes.len());
         let (shared, wished) = (shared.clone(), left.clone());
         // Beside the threads that serve agents.
         let taken = tokio::task::spawn_blocking(move || take_in_page(&shared, kind, &wished, &bytes)).await;
         let Ok(Some(Page { seen, count, go_on })) = taken else {
-            return given_up(scope, wanted, left, "the API server's answer is not readable");
+            return Err("the API server's answer is not readable".to_owned());
         };
         shown += count;
         left.retain(|source| !seen.contains(source));
-        let found = wanted.len() - left.len();
-        // What the list does not show is gone: the watch says what became of it.
-        if go_on.is_none() || left.is_empty() {
-            return Done::Many(scope, wanted, BTreeSet::new());
+        if go_on.is_none() {
+            // What the list does not show is gone: the watch says what became of it.
+            left.clear();
         }
-        if found * 2 < shown {
-            // There is more that nobody knows of as a source.
-            return Done::Many(scope, wanted, left);
+        // Otherwise there is more that nobody knows of as a source.
+        let is_worth_it = (wanted - left.len()) * 2 >= shown;
+        if left.is_empty() || !is_worth_it {
+            return Ok(());
         }
         next = go_on;
     }
-}
-
-fn given_up(scope: ListScope, wanted: BTreeSet<SourceRef>, left: BTreeSet<SourceRef>, why: &str) -> Done {
-    let (resource, namespace) = (&scope.resource, &scope.namespace);
-    tracing::warn!(%resource, %namespace, why, "cannot list sources with their content; reading them one by one");
-    Done::Many(scope, wanted, left)
 }
 
 /// One page of a list, unless it has more bytes than this.
@@ -130,12 +139,8 @@ async fn page(
         params = params.continue_token(token);
     }
     let request = path.list(&params).map_err(|_| "there is no such request".to_owned())?;
-    let answer = async {
-        let body = client.request_stream(request).await.map_err(|error| describe(&error))?;
-        read_page(body, bytes).await.map_err(|_| "the connection broke".to_owned())
-    };
-    let answer = tokio::time::timeout(PAGE_LIMIT, answer).await;
-    answer.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned()))
+    let body = client.request_stream(request).await.map_err(|error| describe(&error))?;
+    read_page(body, bytes).await.map_err(|_| "the connection broke".to_owned())
 }
 
 /// What a page has shown.

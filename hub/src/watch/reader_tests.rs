@@ -18,6 +18,8 @@ const NAMESPACE: &str = "home";
 struct FakeApi {
     objects: BTreeMap<String, Value>,
     forbids_lists: bool,
+    /// How long a page of a list takes.
+    page_takes: Duration,
     asked: Mutex<Vec<String>>,
 }
 
@@ -37,7 +39,12 @@ impl FakeApi {
         let service = tower::service_fn(move |request: http::Request<HttpBody>| {
             let (code, body) = api.answer(request.uri());
             let answer = Response::builder().status(code).body(HttpBody::from(body.to_string().into_bytes()));
-            async move { Ok::<_, Infallible>(answer.unwrap()) }
+            let is_list = request.uri().path().ends_with("/configmaps");
+            let takes = if is_list { api.page_takes } else { Duration::ZERO };
+            async move {
+                tokio::time::sleep(takes).await;
+                Ok::<_, Infallible>(answer.unwrap())
+            }
         });
         Client::new(service, NAMESPACE)
     }
@@ -141,20 +148,23 @@ async fn pages_of_large_sources_are_bounded_in_bytes() {
 }
 
 #[tokio::test]
-async fn sources_are_read_one_by_one_without_the_right_to_list() {
-    let api = Arc::new(FakeApi { forbids_lists: true, ..FakeApi::with(50, 10) });
+async fn sources_are_read_one_by_one_where_a_list_is_no_use() {
+    let no_right = FakeApi { forbids_lists: true, ..FakeApi::with(50, 10) };
+    let all = |count: usize| (0..count).map(|number| format!("s{number:04}")).collect::<Vec<_>>();
+    for (api, selected, lists) in [(no_right, all(50), 1), (FakeApi::with(1000, 10), all(30), 0)] {
+        let api = Arc::new(api);
+        let shared = hub(&api, json!(selected));
+        is_listed(&shared);
+        reads_until(&api, &shared, || selected.iter().all(|name| is_read(&shared, name))).await;
+        assert_eq!((api.asked("get"), api.asked("list")), (selected.len(), lists));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_that_takes_too_long_gives_way_to_other_reads() {
+    let api = Arc::new(FakeApi { page_takes: LIST_LIMIT * 2 / 5, ..FakeApi::with(1000, 10) });
     let shared = hub(&api, json!(["*"]));
     is_listed(&shared);
     reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
-    assert_eq!((api.asked("get"), api.asked("list")), (50, 1));
-}
-
-#[tokio::test]
-async fn few_selected_sources_are_read_one_by_one() {
-    let api = Arc::new(FakeApi::with(1000, 10));
-    let shared = hub(&api, json!(["s000*", "s001*", "s002*"]));
-    is_listed(&shared);
-    let is_selected = |name: &&String| name.as_str() < "s0030";
-    reads_until(&api, &shared, || api.objects.keys().filter(is_selected).all(|name| is_read(&shared, name))).await;
-    assert_eq!((api.asked("get"), api.asked("list")), (30, 0));
+    assert_eq!((api.asked("list"), api.asked("get")), (3, 700), "two pages came in time, of 100 and 200");
 }
