@@ -12,6 +12,8 @@ pub const PAGE_BYTES: usize = 8 * 1024 * 1024;
 /// The largest answer with one object. The API server takes about 1.5 MiB, which JSON may write with six times as many bytes,
 /// and the names of its fields come a second time with `managedFields`.
 const OBJECT_BYTES: usize = 32 * 1024 * 1024;
+/// How much of an answer is read at a time.
+const BUFFER_BYTES: usize = 64 * 1024;
 /// How many objects the first page of a list may have, and the most.
 const FIRST: u32 = 100;
 const MOST: u32 = 250;
@@ -73,11 +75,19 @@ impl PageSize {
 /// # Errors
 /// What the connection says.
 pub async fn read_page(body: impl AsyncRead, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-    let mut bytes = Vec::new();
-    let mut body = std::pin::pin!(body.take(most));
-    body.read_to_end(&mut bytes).await?;
-    Ok((bytes.len() <= limit).then_some(bytes))
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
+    let mut body = std::pin::pin!(body);
+    // Not `read_to_end`: it clears all of the room that the vector has whenever more arrives.
+    loop {
+        let count = body.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(Some(bytes));
+        }
+        bytes.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        if bytes.len() > limit {
+            return Ok(None);
+        }
+    }
 }
 
 /// Reads a list and gives its objects out one by one: only one of them is there as a whole at any time.
@@ -152,6 +162,9 @@ impl<'de, T: DeserializeOwned, F: FnMut(T)> Visitor<'de> for Items<'_, T, F> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use super::*;
     use serde_json::{Value, json};
 
@@ -185,6 +198,37 @@ mod tests {
         size.complete();
         size.fits(1_000);
         assert_eq!(size.limit(), 8);
+    }
+
+    /// A body that arrives in small pieces, each after a pause.
+    struct Trickle {
+        pieces: usize,
+        is_due: bool,
+        most_room: usize,
+    }
+
+    impl AsyncRead for Trickle {
+        fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
+            self.most_room = self.most_room.max(room.len());
+            self.is_due = !self.is_due;
+            if !self.is_due {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let count = room.len().min(1_000).min(self.pieces * 1_000);
+            self.pieces = self.pieces.saturating_sub(1);
+            Poll::Ready(Ok(count))
+        }
+    }
+
+    #[tokio::test]
+    async fn page_is_read_piece_by_piece_up_to_its_limit() {
+        for (limit, whole) in [(5_000_000, true), (4_999_999, false)] {
+            let mut body = Trickle { pieces: 5_000, is_due: false, most_room: 0 };
+            let page = read_page(&mut body, limit).await.unwrap();
+            assert_eq!(page.map(|bytes| bytes.len()), whole.then_some(5_000_000));
+            assert!(body.most_room <= BUFFER_BYTES, "what is cleared before a read must not grow with what was read");
+        }
     }
 
     #[test]

@@ -56,7 +56,7 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
     stage.cluster.start_api_server().await?;
     hub.complains(&[
         "forbidden",
-        "the hub needs to get, create, patch and update its two Secrets in its own namespace",
+        "the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace",
     ])
     .await?;
     grant(&stage, HUB, "hub").await?;

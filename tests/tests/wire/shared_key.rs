@@ -43,7 +43,7 @@ async fn eventually_says(stage: &Stage, cluster: &str, kind: &str, reason: &str)
 
 #[tokio::test]
 async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
-    let (stage, cluster) = (shared("twice").await?, "twice-a");
+    let (stage, cluster) = (shared("shared-key").await?, "shared-key-a");
     let credentials = stage.join(cluster).await?;
     let mut first = connects(&credentials, "first").await?;
     // As an agent that was started again: the hub has not noticed yet that the one before is dead.
