@@ -141,7 +141,7 @@ impl<'de, T: DeserializeOwned, F: FnMut(T)> DeserializeSeed<'de> for Items<'_, T
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -156,6 +156,11 @@ impl<'de, T: DeserializeOwned, F: FnMut(T)> Visitor<'de> for Items<'_, T, F> {
         while let Some(object) = items.next_element()? {
             (self.each)(object);
         }
+        Ok(())
+    }
+
+    /// An API server writes an empty list of metadata as `null`.
+    fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
 }
@@ -240,6 +245,9 @@ mod tests {
         assert_eq!(seen, [json!({"a": 1}), json!({"b": 2})]);
         assert_eq!((metadata.resource_version.as_deref(), metadata.continue_.as_deref()), (Some("7"), Some("next")));
         assert!(parse_page(b"404 page not found", |_: Value| {}).is_err());
-        assert!(parse_page(br#"{"items": null}"#, |_: Value| {}).is_err());
+        assert!(parse_page(br#"{"items": 7}"#, |_: Value| {}).is_err());
+        let empty =
+            parse_page(br#"{"metadata": {"resourceVersion": "7"}, "items": null}"#, |_: Value| panic!("nothing"));
+        assert_eq!(empty.ok().unwrap().resource_version.as_deref(), Some("7"));
     }
 }
