@@ -107,6 +107,13 @@ impl Index {
         self.set_source(source.clone(), labels, Some(body))
     }
 
+    /// Whether the content of an object is known as it was last seen.
+    pub fn is_read(&self, source: &SourceRef) -> bool {
+        let is_awaited = self.sightings.get(source).is_some_and(|sighting| sighting.awaited.is_some());
+        let known = self.sources.get(source);
+        !is_awaited && known.is_some_and(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)))
+    }
+
     /// An object could not be read. What was read before stands.
     pub fn could_not_read(&mut self, source: &SourceRef) -> Effect {
         let Some(sighting) = self.sightings.get_mut(source) else { return Effect::default() };

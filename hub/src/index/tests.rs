@@ -143,6 +143,25 @@ fn a_rule_made_after_its_sources_asks_for_their_content_and_waits_for_it() {
 }
 
 #[test]
+fn source_is_read_until_a_watch_shows_a_newer_version_of_it() {
+    let mut index = known_index();
+    let of = source("a", "s");
+    index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
+    index.saw(&of, 1, labelled("x"));
+    assert!(!index.is_read(&of));
+    index.read(&of, 1, labelled("x"), body("1"));
+    assert!(index.is_read(&of));
+    index.saw(&of, 2, labelled("x"));
+    assert!(!index.is_read(&of));
+    index.read(&of, 1, labelled("x"), body("1"));
+    assert!(!index.is_read(&of), "it was read before it changed");
+    index.could_not_read(&of);
+    assert!(!index.is_read(&of));
+    index.read(&of, 2, labelled("x"), body("2"));
+    assert!(index.is_read(&of));
+}
+
+#[test]
 fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));

@@ -94,25 +94,48 @@ impl ReadQueue {
                 self.under_way.extend(sources.iter().cloned());
             }
         }
-        if waiting.is_empty() {
-            self.waiting.remove(&scope);
-            self.one_by_one.remove(&scope);
-        }
+        self.drop_if_empty(&scope);
         next
     }
 
     /// The read of this source is over.
-    pub(super) fn read(&mut self, source: &SourceRef) {
-        self.under_way.remove(source);
+    pub(super) fn read(&mut self, source: &SourceRef, is_read: impl Fn(&SourceRef) -> bool) {
+        self.over(source, &is_read);
     }
 
     /// The list is over; it did not show what is `left`, which is read one by one.
-    pub(super) fn listed(&mut self, scope: ListScope, wanted: &BTreeSet<SourceRef>, left: BTreeSet<SourceRef>) {
+    pub(super) fn listed(
+        &mut self,
+        scope: ListScope,
+        wanted: &BTreeSet<SourceRef>,
+        left: BTreeSet<SourceRef>,
+        is_read: impl Fn(&SourceRef) -> bool,
+    ) {
         self.is_listing = false;
-        self.under_way.retain(|source| !wanted.contains(source));
+        for source in wanted {
+            self.over(source, &is_read);
+        }
         if !left.is_empty() {
             self.add(left);
             self.one_by_one.insert(scope);
+        }
+    }
+
+    /// Who asked for a source while it was read may have got what it wanted.
+    fn over(&mut self, source: &SourceRef, is_read: &impl Fn(&SourceRef) -> bool) {
+        self.under_way.remove(source);
+        let scope = ListScope::of(source);
+        let Some(waiting) = self.waiting.get_mut(&scope) else { return };
+        if waiting.contains(source) && is_read(source) {
+            waiting.remove(source);
+            self.drop_if_empty(&scope);
+        }
+    }
+
+    fn drop_if_empty(&mut self, scope: &ListScope) {
+        if self.waiting.get(scope).is_some_and(BTreeSet::is_empty) {
+            self.waiting.remove(scope);
+            self.one_by_one.remove(scope);
         }
     }
 }
@@ -139,7 +162,7 @@ mod tests {
         queue.add([few[0].clone()]);
         assert_eq!(next(&mut queue, 2), Some(NextRead::One(few[1].clone())));
         assert_eq!(next(&mut queue, 2), None);
-        queue.read(&few[0]);
+        queue.read(&few[0], |_| false);
         assert_eq!(next(&mut queue, 2), Some(NextRead::One(few[0].clone())));
     }
 
@@ -154,7 +177,9 @@ mod tests {
         assert_eq!(next(&mut queue, 30), None);
         queue.add(sources("a", 7..8));
         assert_eq!(next(&mut queue, 30), None, "it is being read");
-        queue.listed(scope, &wanted, BTreeSet::new());
+        queue.add(sources("a", 500..900));
+        let has_changed = &sources("a", 7..8)[0];
+        queue.listed(scope, &wanted, BTreeSet::new(), |source| source != has_changed);
         assert_eq!(next(&mut queue, 30), Some(NextRead::One(sources("a", 7..8).remove(0))), "it has changed since");
         assert!(matches!(next(&mut queue, 30), Some(NextRead::Many(scope, _)) if &*scope.namespace == "b"));
     }
@@ -177,7 +202,7 @@ mod tests {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..50));
         let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 50) else { panic!("no list") };
-        queue.listed(scope, &wanted, sources("a", 10..50).into_iter().collect());
+        queue.listed(scope, &wanted, sources("a", 10..50).into_iter().collect(), |_| true);
         for read in 0..40 {
             assert!(matches!(next(&mut queue, 50), Some(NextRead::One(_))), "{read}");
         }

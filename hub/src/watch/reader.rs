@@ -49,12 +49,15 @@ pub async fn read_sources(client: Client, shared: Arc<Shared>) {
             () = shared.to_read.added() => {}
             Some(done) = reads.next(), if !reads.is_empty() => match done {
                 Done::One(source, is_done) => {
-                    queue.read(&source);
+                    queue.read(&source, |source| shared.index.read().is_read(source));
                     if !is_done {
                         failed.push((Instant::now() + AGAIN, source));
                     }
                 }
-                Done::Many(scope, wanted, left) => queue.listed(scope, &wanted, left),
+                Done::Many(scope, wanted, left) => {
+                    let index = shared.index.read();
+                    queue.listed(scope, &wanted, left, |source| index.is_read(source));
+                }
             },
             () = until(next_try) => {}
         }

@@ -48,7 +48,7 @@ async fn restarted_hub_reads_in_pages_and_rests_without_reads() -> Result<()> {
     let read = reads(&fleet, mark, of_sources)?;
     let lists = read.iter().filter(|one| one.verb == "list").count();
     // Pages of 100 and 200 objects, and the edit.
-    ensure!((1..=4).contains(&lists) && read.len() <= 10, "{lists} lists and {} reads in all", read.len());
+    ensure!((1..=4).contains(&lists) && read.len() <= 10, "{lists} lists and {} reads in all: {read:#?}", read.len());
 
     let mark = fleet.hub().mark();
     let own = |one: &Write| one.resource == "secrets" && [IDENTITY_SECRET, AUTHORITIES_SECRET].contains(&&*one.name);
