@@ -220,3 +220,4 @@ fn a_late_word_of_the_watch_deposes_nobody() {
 }
 
 mod histories;
+mod simulation;
