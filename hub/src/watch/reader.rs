@@ -41,7 +41,7 @@ pub async fn read_sources(client: Client, shared: Arc<Shared>) {
             let (client, shared) = (client.clone(), shared.clone());
             reads.push(match next {
                 NextRead::One(source) => read(client, shared, source).boxed(),
-                NextRead::Many(scope, wanted) => read_many(client, shared, scope, wanted).boxed(),
+                NextRead::Many(scope, wanted) => read_many(client, shared, scope, wanted, LIST_LIMIT).boxed(),
             });
         }
         let next_try = failed.iter().map(|(at, _)| *at).min();
@@ -80,11 +80,17 @@ fn is_ready(shared: &Shared, scope: &ListScope) -> bool {
     shared.serving_since().is_some() || shared.rounds.have_all([Watched::Sources(place)])
 }
 
-/// Reads these sources into the index by a list. What it does not come to is to be read one by one.
-async fn read_many(client: Client, shared: Arc<Shared>, scope: ListScope, wanted: BTreeSet<SourceRef>) -> Done {
+/// Reads these sources into the index by a list. What it does not come to within `limit` is to be read one by one.
+async fn read_many(
+    client: Client,
+    shared: Arc<Shared>,
+    scope: ListScope,
+    wanted: BTreeSet<SourceRef>,
+    limit: Duration,
+) -> Done {
     let mut left = wanted.clone();
     let list = list(&client, &shared, &scope, &mut left);
-    let listed = tokio::time::timeout(LIST_LIMIT, list).await;
+    let listed = tokio::time::timeout(limit, list).await;
     if let Err(why) = listed.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned())) {
         let (resource, namespace) = (&scope.resource, &scope.namespace);
         tracing::warn!(%resource, %namespace, why, "cannot list sources with their content; reading them one by one");
