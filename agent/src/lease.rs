@@ -40,7 +40,7 @@ enum Standing {
     Standby,
     /// It may write until then.
     Active(Instant),
-    /// It held the Lease and could not renew it; nobody else is known to hold it.
+    /// It held the Lease and could not renew it; no other process is known to hold it.
     Lapsed,
 }
 

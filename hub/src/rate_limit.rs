@@ -47,14 +47,14 @@ impl RateLimit {
     }
 }
 
-/// The limits of many peers, at most `LIMIT` of them: when more than that are busy, all begin anew.
+/// The limits of many peers, at most `LIMIT` of them: when more than that are busy, all begin again.
 #[derive(Debug)]
 pub struct RateLimits<K> {
     rate: Rate,
     known: BTreeMap<K, RateLimit>,
 }
 
-/// How many peers are told apart.
+/// How many peers are distinguished.
 const LIMIT: usize = 16_384;
 
 impl<K: Ord + Clone> RateLimits<K> {

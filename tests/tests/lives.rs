@@ -51,7 +51,7 @@ enum Step {
     /// The hub takes in the oldest frame.
     Hear,
     /// A watch event reaches the agent.
-    Tell,
+    Deliver,
     /// The member's API server carries a request out and answers.
     Work,
     /// It carries a request out, and the answer is lost.
@@ -75,7 +75,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Receive),
         4 => Just(Step::Speak),
         4 => Just(Step::Hear),
-        4 => Just(Step::Tell),
+        4 => Just(Step::Deliver),
         5 => Just(Step::Work),
         1 => Just(Step::Lose),
         5 => Just(Step::GiveOut),
@@ -105,7 +105,7 @@ struct World {
     api: BTreeMap<RuleUid, ApiRule>,
     /// Deletions under way, each with whether a finalizer was read.
     deletions: VecDeque<(RuleUid, bool)>,
-    /// What the hub's watch has yet to tell: a rule, and whether it is gone.
+    /// What the hub's watch has yet to deliver: a rule, and whether it is gone.
     changes: VecDeque<(RuleUid, ApiRule, bool)>,
     known: BTreeMap<RuleUid, Known>,
     index: Index,
@@ -207,18 +207,18 @@ impl World {
             under_way: VecDeque::new(),
             version: 0,
         };
-        world.tell(Event::NamespacesListed);
-        world.tell(Event::Namespace(NAMESPACE.into(), Namespace::default()));
-        world.tell(Event::NamespacesComplete);
+        world.deliver(Event::NamespacesListed);
+        world.deliver(Event::Namespace(NAMESPACE.into(), Namespace::default()));
+        world.deliver(Event::NamespacesComplete);
         for area in Policy::open().areas() {
-            world.tell(Event::CopiesListed(area.clone()));
-            world.tell(Event::CopiesComplete(area));
+            world.deliver(Event::CopiesListed(area.clone()));
+            world.deliver(Event::CopiesComplete(area));
         }
         world.reconnect();
         world
     }
 
-    fn tell(&mut self, event: Event) {
+    fn deliver(&mut self, event: Event) {
         self.core.hear(event, self.now);
     }
 
@@ -226,8 +226,8 @@ impl World {
         self.down.clear();
         self.up.clear();
         self.claims = None;
-        self.tell(Event::HubLost);
-        self.tell(Event::HubConnected);
+        self.deliver(Event::HubLost);
+        self.deliver(Event::HubConnected);
         self.session = Session::default();
         // The agent says what it holds, and only then is it a session.
         while let Some(frame) = self.core.next_frame(self.now) {
@@ -351,7 +351,7 @@ impl World {
 
     fn receive(&mut self) {
         if let Some(frame) = self.down.pop_front() {
-            self.tell(Event::Hub(frame, vec![]));
+            self.deliver(Event::Hub(frame, vec![]));
         }
     }
 
@@ -387,7 +387,7 @@ impl World {
         let key = job.key.clone();
         let done = self.carry_out(job);
         let lost = || Done { trouble: Some(Trouble::new(Reason::Unavailable, "no answer")), ..Done::new(key) };
-        self.tell(Event::Done(Box::new(if is_answered { done } else { lost() })));
+        self.deliver(Event::Done(Box::new(if is_answered { done } else { lost() })));
     }
 
     fn carry_out(&mut self, job: Job) -> Done {
@@ -461,9 +461,9 @@ impl World {
             Step::Receive => self.receive(),
             Step::Speak => self.speak(),
             Step::Hear => self.hear(),
-            Step::Tell => {
+            Step::Deliver => {
                 if let Some(event) = self.untold.pop_front() {
-                    self.tell(event);
+                    self.deliver(event);
                 }
             }
             Step::Work => self.work(true),
@@ -484,7 +484,7 @@ impl World {
             }
             for _ in 0..10 {
                 let all = [Step::EndDelete, Step::Watch, Step::Read, Step::CatchUp, Step::Send, Step::Receive];
-                let agent = [Step::GiveOut, Step::Work, Step::Tell, Step::Speak, Step::Hear];
+                let agent = [Step::GiveOut, Step::Work, Step::Deliver, Step::Speak, Step::Hear];
                 all.iter().chain(&agent).for_each(|step| self.step(step));
             }
         }

@@ -15,7 +15,7 @@ impl Run<'_> {
     /// After an apply over an object was refused as invalid or too large: removes what is in its way in one request, and
     /// applies again. Where nothing is in its way, what was to be applied is itself what the server does not take.
     ///
-    /// Returns the object; `None` where somebody was faster, and what is there now decides again.
+    /// Returns the object; `None` where another writer was faster: what stands there now decides again.
     pub(super) async fn make_exact(
         &mut self,
         target: Option<&Target>,

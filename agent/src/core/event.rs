@@ -1,4 +1,4 @@
-//! What the core hears, and what it has people told.
+//! What the core receives, and what it reports to people.
 use std::sync::Arc;
 
 use runnel_proto::model::{HubFrame, Refusal, RuleName, SourceRef};
@@ -11,7 +11,7 @@ use crate::policy::{Area, Policy};
 
 /// What the agent hears.
 pub enum Event {
-    /// Another policy is in force. Watches that it no longer has have said their last word.
+    /// Another policy is in force. Watches that it no longer has send nothing any more.
     Policy(Arc<Policy>),
     /// The list of an area's copies begins.
     CopiesListed(Area),
@@ -65,7 +65,7 @@ pub enum Notice {
     DriftCorrected(SourceRef),
     /// An object that was not ours, written by these, was overwritten as this rule says.
     Overwritten(SourceRef, RuleName, Option<Arc<str>>),
-    /// A copy that did not take a change was deleted and created anew.
+    /// A copy that did not take a change was deleted and created again.
     Recreated(SourceRef),
     /// A copy cannot be made or changed.
     Failed(SourceRef, Trouble),

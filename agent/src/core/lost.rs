@@ -1,4 +1,4 @@
-//! Watches that are lost: what the agent remembers of the cluster may not be so any more, and the hub is told.
+//! Lost watches: what the agent remembers of the cluster may be out of date, so it reports them to the hub.
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ impl Core {
         lost.into_iter().map(|(resource, status)| LostWatch { resource, status }).collect()
     }
 
-    /// Tells the hub which watches are lost, after all that is known of the rules: when none is lost any more, the hub knows
+    /// Reports the lost watches to the hub, after the states of all rules: when no watch is lost any more, the hub has received
     /// what happened meanwhile.
     pub(super) fn send_lost(&mut self) {
         let lost = self.lost_watches();

@@ -63,7 +63,7 @@ impl Core {
         )))
     }
 
-    /// Comes back to a copy for which there was no room: nobody tells when there is.
+    /// Looks again at a copy for which there was no room: no event says when there is.
     pub(super) fn recheck_quota(&mut self, copy: &SourceRef, want: &Want, now: Instant) {
         if self.lacks_room(copy, want) {
             let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());

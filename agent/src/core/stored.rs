@@ -25,7 +25,7 @@ pub(super) struct Stored {
 }
 
 impl Core {
-    /// The terms to store, once after each change. [`Core::stored`] must be told how that ends.
+    /// The terms to store, once after each change. The caller reports the result to [`Core::stored`].
     pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
         if !self.wants_store() {
             return None;

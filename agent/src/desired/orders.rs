@@ -5,7 +5,7 @@ use super::Desired;
 use crate::policy::names;
 use crate::records::IntentKey;
 
-/// How a copy is to go, and by whose word.
+/// How a copy is to go, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ordered {
     pub policy: DeletionPolicy,
@@ -17,7 +17,7 @@ pub(super) struct Ordered {
 }
 
 impl Ordered {
-    /// By the hub's word, or by a deliberate act.
+    /// By a message of the hub, or by a deliberate act.
     pub fn by_word(policy: DeletionPolicy) -> Self {
         Self { policy, given_up: false, generation: 0 }
     }
@@ -30,7 +30,7 @@ impl Ordered {
 
 impl Desired {
     /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
-    /// somebody else wants the copy and can have it, the order waits until it is taken over.
+    /// another rule wants the copy and can have it, the order waits until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
         if !self.namespace_stays(copy) || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
             return;

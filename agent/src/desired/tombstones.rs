@@ -141,7 +141,7 @@ impl Desired {
     }
 
     /// Notes that tombstones of a rule are to be stored before they are carried out, where twins stand. Where another
-    /// version of a source stays, its copies tell after a restart which one is the newest.
+    /// version of a source stays, its copies show after a restart which one is the newest.
     pub(super) fn note_tombstones(&mut self, uid: &RuleUid, sources: &BTreeSet<SourceRef>, records: &Records) {
         let Some(rule) = self.rules.get(uid) else { return };
         let is_edit =

@@ -1,6 +1,6 @@
-//! Lists objects and watches them from there, for as long as somebody listens.
+//! Lists objects and watches them from there, for as long as the receiver is there.
 //!
-//! A list is made again whenever the watch cannot tell what happened since: when the API server has forgotten the version, and
+//! A list is made again whenever the watch cannot show what happened since: when the API server has forgotten the version, and
 //! when its versions went back, as after a restore of its etcd. The latter is looked for after each end of a watch that
 //! is out of order, since an API server accepts a watch from a version that it has not reached yet, and stays silent.
 use std::convert::Infallible;
@@ -54,7 +54,7 @@ pub(super) trait Source: Send {
     fn name(&self) -> (&'static str, Option<&str>);
 }
 
-/// Nobody listens any more.
+/// The receiver is gone.
 struct Closed;
 
 /// How a watch ended.
@@ -84,7 +84,7 @@ pub(super) struct Follow<S> {
     pub(super) pages: Arc<Semaphore>,
     /// How large pages may be, as the lists so far have shown.
     page_size: PageSize,
-    heard: Instant,
+    answered_at: Instant,
     lost: Option<u16>,
     refused: bool,
     failures: usize,
@@ -100,7 +100,7 @@ impl<S: Source> Follow<S> {
         life: u32,
     ) -> Self {
         let path = Request::new(path);
-        let (metadata, labels, heard) = (false, None, Instant::now());
+        let (metadata, labels, answered_at) = (false, None, Instant::now());
         Self {
             client,
             path,
@@ -111,7 +111,7 @@ impl<S: Source> Follow<S> {
             events,
             pages,
             page_size: PageSize::default(),
-            heard,
+            answered_at,
             lost: None,
             refused: false,
             failures: 0,
@@ -131,7 +131,7 @@ impl<S: Source> Follow<S> {
                     // The list says more than that the server answers.
                     (self.refused, self.lost) = (false, None);
                     self.send(self.source.complete()).await?;
-                    self.is_heard().await?;
+                    self.is_answered().await?;
                     self.watch(version).await?;
                 }
                 Err(error) => self.failed(&error).await?,
@@ -144,8 +144,8 @@ impl<S: Source> Follow<S> {
     }
 
     /// The server has answered.
-    async fn is_heard(&mut self) -> Result<(), Closed> {
-        (self.heard, self.failures) = (Instant::now(), 0);
+    async fn is_answered(&mut self) -> Result<(), Closed> {
+        (self.answered_at, self.failures) = (Instant::now(), 0);
         if self.lost.take().is_some() {
             self.send(self.source.resumed()).await?;
         }
@@ -176,7 +176,7 @@ impl<S: Source> Follow<S> {
                 Err(error) => return Ok(Err(error)),
             };
             drop(bytes);
-            self.heard = Instant::now();
+            self.answered_at = Instant::now();
             for event in events {
                 self.send(event).await?;
             }
@@ -229,7 +229,7 @@ impl<S: Source> Follow<S> {
                     in_doubt = true;
                     self.failed(&error).await?;
                     if self.refused {
-                        // Begun anew, with a list: what happened meanwhile is not to be missed.
+                        // Begun again, with a list: what happened meanwhile is not to be missed.
                         return Ok(());
                     }
                 }
@@ -261,14 +261,14 @@ impl<S: Source> Follow<S> {
             Err(WatchError::Refused(status)) if status.code == 410 => return Ok(Ended::Expired),
             Err(error) => return Ok(Ended::Failed(error)),
         };
-        self.is_heard().await?;
+        self.is_answered().await?;
         let mut stream = std::pin::pin!(stream);
         loop {
             let left = (begin + life + GRACE).saturating_duration_since(Instant::now());
             let Ok(next) = timeout(left, stream.next()).await else {
                 return Ok(Ended::Failed(WatchError::Unanswered));
             };
-            self.heard = Instant::now();
+            self.answered_at = Instant::now();
             let event = match next {
                 None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
                 None => return Ok(Ended::Early),
@@ -311,7 +311,7 @@ impl<S: Source> Follow<S> {
             if !std::mem::replace(&mut self.refused, true) {
                 tracing::warn!(resource, namespace, "this cannot be watched here yet: {}", hint(403));
             }
-            self.heard = Instant::now();
+            self.answered_at = Instant::now();
             self.send(self.source.forbidden(status)).await?;
             sleep(AFTER_REFUSAL).await;
             return Ok(());
@@ -321,9 +321,9 @@ impl<S: Source> Follow<S> {
         tracing::warn!(resource, namespace, status = code, "a watch failed; trying again: {}", hint(code));
         let begin = Instant::now();
         let wait = self.next_wait();
-        let said_at = self.heard + LOST_AFTER;
-        if self.lost != Some(code) && (self.lost.is_some() || said_at <= begin + wait) {
-            sleep(said_at.saturating_duration_since(begin)).await;
+        let lost_at = self.answered_at + LOST_AFTER;
+        if self.lost != Some(code) && (self.lost.is_some() || lost_at <= begin + wait) {
+            sleep(lost_at.saturating_duration_since(begin)).await;
             self.lost = Some(code);
             self.send(self.source.lost(code)).await?;
         }

@@ -1,4 +1,4 @@
-//! The watch of one of the hub's own Secrets: while nothing changes, nobody reads it.
+//! The watch of one of the hub's own Secrets: while nothing changes, the hub does not read it.
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -113,7 +113,7 @@ mod tests {
         Secret { metadata, data: Some(data.into()), ..Secret::default() }
     }
 
-    /// The version that is known; 0 for a Secret that does not exist, `None` while nobody can tell.
+    /// The version that is known; 0 for a Secret that does not exist, `None` while it is unknown.
     fn known(state: &SecretState) -> Option<u64> {
         state.is_listed.then(|| state.present.as_ref().map_or(0, version))
     }

@@ -1,12 +1,12 @@
 //! Rendering beside the index: copies that are not just what a rule selects take time for every source and cluster, and
-//! nobody waits for the index so long.
+//! the index is not locked for so long.
 //!
 //! What a change needs rendered is noted ([`Effect::render`]) and stays as it was, as if the change had not come yet. A
 //! [`RenderJob`] holds all that is needed, runs without the index, and what it gives is swapped in. Selection and copies
-//! change together, so that nobody sees one without the other. What makes something unknown or takes it away needs no
+//! change together, so that no reader sees one without the other. What makes something unknown or takes it away needs no
 //! rendering, and is never put off; it is done again on what a job has rendered meanwhile.
 //!
-//! An index that is not told to render aside does all of it at once.
+//! An index that does not render aside does all of it at once.
 mod defer;
 mod job;
 
@@ -25,7 +25,7 @@ use job::{What, Work};
 /// A rule as it will be once its copies are rendered.
 struct Awaited {
     rule: Rule,
-    /// Tells it from what was given before and after.
+    /// Distinguishes it from earlier and later jobs.
     serial: u64,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Rendering {
     awaited: BTreeMap<RuleUid, Awaited>,
     /// Counts jobs.
     last: u64,
-    /// What is dropped when nobody waits for the index any more.
+    /// What is dropped after the lock of the index is released.
     garbage: Vec<Deal>,
 }
 
@@ -60,7 +60,7 @@ impl Rendering {
         }
     }
 
-    /// Drops what an index had, when nobody waits for it any more.
+    /// Drops what an index had, after its lock is released.
     pub(super) fn drop_later(&mut self, deal: Deal) {
         if self.aside {
             self.garbage.push(deal);

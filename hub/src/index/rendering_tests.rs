@@ -209,7 +209,7 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
     }
     for (source, readers) in &here.selected_by {
         let all = aside.selected_by.get(source).is_some_and(|known| readers.is_subset(known));
-        prop_assert!(all || here.rules().any(|(_, entry)| entry.rule.deleting), "nobody would read {source}");
+        prop_assert!(all || here.rules().any(|(_, entry)| entry.rule.deleting), "no task would read {source}");
     }
     Ok(())
 }

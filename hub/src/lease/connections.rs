@@ -1,7 +1,7 @@
 //! How many connections one member may have that no session is registered on.
 //!
-//! Any certificate that an authority ever signed for a member passes TLS, expired ones and those of keys that were given up
-//! too, as the hub tells their holders what to do. So connections are counted by member and by key, and who has an old key
+//! Any certificate that an authority ever signed for a member passes TLS, expired ones and those of keys that were replaced
+//! too, as the hub answers their holders what to do. So connections are counted by member and by key, and who has an old key
 //! takes no room from who has the new one.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -1,5 +1,5 @@
 //! What a replica says before the bytes of a connection that it passes on: where that comes from, under a seal that only
-//! replicas of this hub can make. So limits by address hold for whoever comes by way of a standby, and nobody else gets
+//! replicas of this hub can make. So limits by address hold for whoever comes by way of a standby, and no other peer gets
 //! anything by the port for replicas.
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -28,7 +28,7 @@ pub(super) fn preamble(from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
 /// Where a connection comes from; `None`, if no replica of this hub says so.
 pub(super) fn origin(preamble: &[u8; PREAMBLE], key: &RevisionKey) -> Option<SocketAddr> {
     let (words, seal) = preamble.split_at(WORDS);
-    // Sealed once more, so that the time of the comparison tells nothing.
+    // Sealed once more, so that the time of the comparison reveals nothing.
     let is_ours = words.starts_with(&MAGIC) && key.seal(&key.seal(words)) == key.seal(seal);
     let address: [u8; 16] = words.get(8..24)?.try_into().ok()?;
     let port: [u8; 2] = words.get(24..)?.try_into().ok()?;
@@ -42,7 +42,7 @@ pub(super) fn passed_on_limit(open_files: usize) -> usize {
     (open_files.saturating_sub(1024) / 2).clamp(64, 20_000)
 }
 
-/// The soft limit of open files, as `/proc/self/limits` tells it.
+/// The soft limit of open files, as `/proc/self/limits` shows it.
 pub(super) fn open_files(limits: &str) -> Option<usize> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {

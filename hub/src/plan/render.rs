@@ -45,7 +45,7 @@ impl Minter {
 }
 
 impl Default for Minter {
-    /// With an empty key: revisions that tell contents apart, and keep nothing secret.
+    /// With an empty key: revisions that distinguish contents, and keep nothing secret.
     fn default() -> Self {
         Self::new(RevisionKey::new(&[]))
     }

@@ -192,7 +192,7 @@ impl Running {
         self.end(Status::resource_exhausted(text));
     }
 
-    /// Whether a line about this member may be logged now. What was not logged is told with the next one.
+    /// Whether a line about this member may be logged now. The next one counts what was not logged.
     pub(super) fn may_log(&self) -> bool {
         let line = self.bounds.peers.line(self.identity.uid(), Instant::now());
         if let Some(skipped) = line.filter(|skipped| *skipped > 0) {

@@ -38,7 +38,7 @@ impl HelloStates {
         for mut state in states {
             let is_known = is_known(&state.uid);
             self.remove(&state.uid.clone());
-            // Nobody looks at failures of rules that the hub does not know, of which an agent can make up many. Half of the room
+            // No status shows failures of rules that the hub does not know, of which an agent can make up many. Half of the room
             // is for what is held.
             if !state.failures.is_empty() && (!is_known || self.bytes + state_bytes(&state) > bytes / 2) {
                 state.failures = Vec::new();

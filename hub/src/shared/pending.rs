@@ -42,7 +42,7 @@ impl<T: Ord> Pending<T> {
         self.items.lock().iter().map(view).collect()
     }
 
-    /// Drops the work that this tells to drop.
+    /// Drops the work that is done.
     pub fn remove(&self, done: impl Fn(&T) -> bool) {
         self.items.lock().retain(|item| !done(item));
     }

@@ -225,7 +225,7 @@ impl Candidate {
         };
         let is_older = self.is_older(&lease);
         self.remember(&lease);
-        // After a restore what this process has told may be unknown, though it leads by the same term.
+        // After a restore what this process has sent may be unknown, though it leads by the same term.
         if let Some(lead) = &self.lead
             && (is_older || !(uid(&lease) == lead.epoch && term(&lease) == lead.term && self.is_mine(&lease)))
         {
@@ -285,7 +285,7 @@ impl Candidate {
             // The right may end before.
             return Step::Wait(self.lead.as_ref().map_or(at, |lead| at.min(lead.valid_until)));
         }
-        // A working watch tells of each renewal; where it does not work, looking must do.
+        // A working watch shows each renewal; where it does not work, reads must do.
         let look_at = self.heard_at.map_or(now, |at| at + 2 * self.timing.retry);
         if self.stale || matches!(self.seen, Seen::Nothing) {
             return Step::Look;
@@ -391,7 +391,7 @@ impl Candidate {
     }
 }
 
-/// Rounded up, so that nobody takes the Lease too early.
+/// Rounded up, so that no process takes the Lease too early.
 fn whole_seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_secs() + u64::from(duration.subsec_nanos() > 0)).unwrap_or(i32::MAX)
 }

@@ -26,7 +26,7 @@ pub fn is_plain_text(text: &str) -> bool {
     text.chars().all(|c| plain_char(c) == Some(c))
 }
 
-/// What becomes of one character: what separates becomes a space, what nobody sees goes.
+/// What becomes of one character: what separates becomes a space, what is invisible goes.
 fn plain_char(c: char) -> Option<char> {
     match c {
         c if c.is_control() => Some(' '),

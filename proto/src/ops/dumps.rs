@@ -1,6 +1,6 @@
 //! Core dumps: the memory of hub and agent holds keys and the content of Secrets.
 
-/// Tells the kernel never to write this process's memory to a core dump, and to let nobody but root trace it. A limit of
+/// Tells the kernel never to write this process's memory to a core dump, and to let only root trace it. A limit of
 /// zero for core dumps would not do: a node that pipes dumps into a program ignores it.
 pub fn forbid_core_dumps() {
     #[cfg(target_os = "linux")]

@@ -118,7 +118,10 @@ impl<S> Metered<S> {
         while self.deadline.as_mut().poll(context).is_ready() {
             let end = self.flow.moved_at + self.silence;
             if end <= Instant::now() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing was heard of the other end for too long"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "nothing was received from the other end for too long",
+                ));
             }
             self.deadline.as_mut().reset(end);
         }

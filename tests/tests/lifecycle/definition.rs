@@ -31,8 +31,8 @@ async fn deleted_definition_of_grants_takes_no_copies_away() -> Result<()> {
     };
     let granted = async |status: &str| {
         eventually(&format!("Granted={status}"), SOON, async || {
-            let told = condition(&hub.get(&rule).await?, "Granted")?.clone();
-            ensure!(told["status"] == status, "it is {told}");
+            let shown = condition(&hub.get(&rule).await?, "Granted")?.clone();
+            ensure!(shown["status"] == status, "it is {shown}");
             Ok(Some(()))
         })
         .await

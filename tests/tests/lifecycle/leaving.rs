@@ -1,4 +1,4 @@
-//! A cluster leaves: with copies of rules that nobody knows, after an earlier membership, and by revocation.
+//! A cluster leaves: with copies of unknown rules, after an earlier membership, and by revocation.
 
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ async fn stage(agent_values: Value) -> Result<(Fleet, Scene, FleetOptions)> {
 
 async fn says(hub: &Place, kind: &str, status: &str, text: &str) -> Result<String> {
     let what = format!("{kind}={status}, {text}");
-    let told = eventually(&what, LONG, async || {
+    let shown = eventually(&what, LONG, async || {
         let member = hub.get(&Id::member(MEMBER)).await?;
-        let told = condition(&member, kind)?.clone();
-        let message = told["message"].as_str().unwrap_or_default().to_owned();
-        ensure!(told["status"] == status && message.contains(text), "it is {told}");
+        let shown = condition(&member, kind)?.clone();
+        let message = shown["message"].as_str().unwrap_or_default().to_owned();
+        ensure!(shown["status"] == status && message.contains(text), "it is {shown}");
         Ok(Some(message))
     });
-    told.await
+    shown.await
 }
 
 async fn leave(hub: &Place) -> Result<()> {
@@ -50,15 +50,15 @@ async fn leave(hub: &Place) -> Result<()> {
 async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     let (_fleet, scene, _) = stage(json!({})).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
-    // Its deletion is held, and somebody takes the finalizer off: nobody sees to its copies any more.
+    // Its deletion is held, and a person takes the finalizer off: no rule manages its copies any more.
     let orphan = Id::rule(HOME, "orphan");
     let held = json!({"spec": {"removalLimit": {"count": 0, "percent": 0, "onRuleDelete": "Hold"}}});
     hub.change(&orphan, held).await?;
     hub.all_applied(&orphan, 1).await?;
     hub.delete(&orphan).await?;
     hub.sees("held", &orphan, |rule| {
-        let told = condition(rule, "DeletionHeld")?;
-        ensure!(told["status"] == "True", "it is {told}");
+        let shown = condition(rule, "DeletionHeld")?;
+        ensure!(shown["status"] == "True", "it is {shown}");
         Ok(())
     })
     .await?;

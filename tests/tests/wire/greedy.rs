@@ -168,7 +168,7 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
     let mut line = Line::open(&credentials).await?;
     line.send(&super::frames::hello(&credentials.cluster));
     split(AgentFrame::HeldRules(states, true)).iter().for_each(|frame| line.send(frame));
-    // It is told that nobody knows them, and the snapshot ends.
+    // The hub answers that it does not know them, and the snapshot ends.
     loop {
         match line.must().await? {
             HubFrame::Batch(batch) => line.send(&AgentFrame::Ack(batch.nonce, Vec::new())),

@@ -59,8 +59,8 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
     let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
     ensure!(status == "True" && message.contains("spec.accepted") && message.contains("token create"), "{message}");
     let hub = Place::new("hub", stage.client.clone());
-    let told = hub.is_told(&Id::member(cluster), "KeyShared").await?;
-    ensure!(told.kind == "Warning" && told.note == message, "{told:?}");
+    let event = hub.is_told(&Id::member(cluster), "KeyShared").await?;
+    ensure!(event.kind == "Warning" && event.note == message, "{event:?}");
 
     // A new join gives it a key of which there is no copy.
     let joined = stage.join(cluster).await?;

@@ -175,12 +175,12 @@ enum Step {
     Remove(u8),
     Terms(u8, u8, bool, bool),
     Upsert(u8, u8, u8),
-    Bury(u8, u8),
+    Tombstone(u8, u8),
     Leave(u8, bool),
     Policy(bool, bool, bool),
     Name(u8),
     Revoke,
-    Tell,
+    Deliver,
     Work,
     Lose,
     GiveOut,
@@ -198,12 +198,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0u8..2).prop_map(Step::Remove),
         4 => (0u8..2, 0u8..3, any::<bool>(), any::<bool>()).prop_map(|(r, c, i, d)| Step::Terms(r, c, i, d)),
         4 => (0u8..2, 0u8..2, 1u8..4).prop_map(|(r, s, v)| Step::Upsert(r, s, v)),
-        2 => (0u8..2, 0u8..2).prop_map(|(r, s)| Step::Bury(r, s)),
+        2 => (0u8..2, 0u8..2).prop_map(|(r, s)| Step::Tombstone(r, s)),
         2 => (0u8..2, any::<bool>()).prop_map(|(r, retain)| Step::Leave(r, retain)),
         1 => (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(a, n, p)| Step::Policy(a, n, p)),
         1 => (0u8..2).prop_map(Step::Name),
         1 => Just(Step::Revoke),
-        3 => Just(Step::Tell),
+        3 => Just(Step::Deliver),
         3 => Just(Step::Work),
         1 => Just(Step::Lose),
         3 => Just(Step::GiveOut),
@@ -272,7 +272,7 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
                 let upserts = vec![intent(&format!("s{name}"), *revision)];
                 world.batch(vec![RuleDelta { upserts, ..RuleDelta::new(uid(*rule).into()) }]);
             }
-            Step::Bury(rule, name) => {
+            Step::Tombstone(rule, name) => {
                 let tombstones = vec![tombstone(&format!("s{name}"))];
                 world.batch(vec![RuleDelta { tombstones, ..RuleDelta::new(uid(*rule).into()) }]);
             }
@@ -283,7 +283,7 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Policy(adopt, all, purge) => world.set_policy(policy(*adopt, *all, *purge)),
             Step::Name(rule) => world.let_overwrite(uid(*rule)),
             Step::Revoke => world.core.hear(Event::Revoked, world.now),
-            Step::Tell => drop(world.tell_one()),
+            Step::Deliver => drop(world.tell_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
             Step::GiveOut => world.give_out(),

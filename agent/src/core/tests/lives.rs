@@ -16,7 +16,7 @@ enum Step {
     /// Somebody in the cluster deletes a copy.
     Delete(u8),
     /// A watch event arrives.
-    Tell,
+    Deliver,
     /// The API server carries a request out and answers.
     Work,
     /// The API server carries a request out, and the answer is lost.
@@ -31,7 +31,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (any::<u8>(), 1u8..4).prop_map(|(rule, revision)| Step::Edit(rule, revision)),
         4 => any::<u8>().prop_map(Step::Remove),
         1 => (0u8..2).prop_map(Step::Delete),
-        5 => Just(Step::Tell),
+        5 => Just(Step::Deliver),
         6 => Just(Step::Work),
         1 => Just(Step::Lose),
         6 => Just(Step::GiveOut),
@@ -75,7 +75,7 @@ impl Lives {
                 }
             }
             Step::Delete(source) => self.world.delete(&copy("a", &format!("s{source}"))),
-            Step::Tell => drop(self.world.tell_one()),
+            Step::Deliver => drop(self.world.tell_one()),
             Step::Work => drop(self.world.work_one()),
             Step::Lose => self.world.lose_one(),
             Step::GiveOut => self.world.give_out(),

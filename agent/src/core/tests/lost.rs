@@ -6,8 +6,8 @@ fn area(resource: &'static str) -> Area {
     Area { resource, namespace: None }
 }
 
-/// What the hub was told last of lost watches.
-fn told_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
+/// What the hub received last of lost watches.
+fn sent_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
     let lost = world.sent.iter().rev().find_map(|frame| match frame {
         AgentFrame::LostWatches(watches) => Some(watches.clone()),
         _ => None,
@@ -15,7 +15,7 @@ fn told_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
     lost.map(|watches| watches.iter().map(|watch| (watch.resource, watch.status)).collect())
 }
 
-fn hear(world: &mut World, event: Event) {
+fn receive(world: &mut World, event: Event) {
     world.core.hear(event, world.now);
     world.settle_now();
 }
@@ -24,23 +24,23 @@ fn hear(world: &mut World, event: Event) {
 fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
     let mut world = applied();
     assert!(world.told_state("r").unwrap().proof.is_some());
-    assert_eq!(told_lost(&world), None);
-    hear(&mut world, Event::WatchLost(WatchScope::Copies(area("configmaps")), 0));
-    hear(&mut world, Event::WatchLost(WatchScope::Namespaces, 0));
-    assert_eq!(told_lost(&world), Some(vec![("configmaps", 0), ("namespaces", 0)]));
+    assert_eq!(sent_lost(&world), None);
+    receive(&mut world, Event::WatchLost(WatchScope::Copies(area("configmaps")), 0));
+    receive(&mut world, Event::WatchLost(WatchScope::Namespaces, 0));
+    assert_eq!(sent_lost(&world), Some(vec![("configmaps", 0), ("namespaces", 0)]));
     world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["a", "b"]) })]);
     world.settle_now();
     let state = world.told_state("r").unwrap();
     assert_eq!((state.counts.applied, state.proof), (4, None));
-    hear(&mut world, Event::WatchResumed(WatchScope::Namespaces));
-    assert_eq!(told_lost(&world), Some(vec![("configmaps", 0)]));
+    receive(&mut world, Event::WatchResumed(WatchScope::Namespaces));
+    assert_eq!(sent_lost(&world), Some(vec![("configmaps", 0)]));
     assert_eq!(world.told_state("r").unwrap().proof, None);
-    // What happened meanwhile is reported before the word that all is seen again.
+    // What happened meanwhile is reported before the message that no watch is lost.
     world.objects.remove(&copy("a", "s0"));
     world.poisoned.insert("s0".into());
     world.list_area(&area("configmaps"));
     world.settle_now();
-    assert_eq!(told_lost(&world), Some(vec![]));
+    assert_eq!(sent_lost(&world), Some(vec![]));
     let states: Vec<_> = world.sent.iter().rev().take(2).collect();
     assert!(matches!(states[0], AgentFrame::LostWatches(_) | AgentFrame::Report(_)));
     let at = world.sent.iter().rposition(|frame| matches!(frame, AgentFrame::LostWatches(_))).unwrap();
@@ -54,14 +54,14 @@ fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
 #[test]
 fn new_stream_says_again_which_watches_are_lost() {
     let mut world = applied();
-    hear(&mut world, Event::WatchLost(WatchScope::Copies(area("secrets")), 500));
+    receive(&mut world, Event::WatchLost(WatchScope::Copies(area("secrets")), 500));
     world.sent.clear();
     world.connect();
     world.settle_now();
-    assert_eq!(told_lost(&world), Some(vec![("secrets", 500)]));
+    assert_eq!(sent_lost(&world), Some(vec![("secrets", 500)]));
     world.sent.clear();
-    hear(&mut world, Event::WatchResumed(WatchScope::Copies(area("secrets"))));
-    assert_eq!(told_lost(&world), Some(vec![]));
+    receive(&mut world, Event::WatchResumed(WatchScope::Copies(area("secrets"))));
+    assert_eq!(sent_lost(&world), Some(vec![]));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn kind_that_cannot_be_listed_stops_no_other_kind() {
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "the other kind is kept right");
-    assert_eq!(told_lost(&world), Some(vec![("secrets", 500)]));
+    assert_eq!(sent_lost(&world), Some(vec![("secrets", 500)]));
     let state = world.told_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (4, 2));
     let failure = &state.failures[0];
@@ -94,7 +94,7 @@ fn kind_that_cannot_be_listed_stops_no_other_kind() {
     assert!(failure.message.contains("kubectl get secrets"), "{}", failure.message);
     world.list_area(&broken);
     world.settle();
-    assert_eq!((world.told_state("r").unwrap().counts.applied, told_lost(&world)), (6, Some(vec![])));
+    assert_eq!((world.told_state("r").unwrap().counts.applied, sent_lost(&world)), (6, Some(vec![])));
 }
 
 #[test]
@@ -127,5 +127,5 @@ fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
     world.settle();
     let held: Vec<_> = world.objects.keys().cloned().collect();
     assert_eq!(held, [copy("a", "s1"), copy("b", "s1")], "the order was taken in, and the rest is kept right");
-    assert_eq!(told_lost(&world), Some(vec![]));
+    assert_eq!(sent_lost(&world), Some(vec![]));
 }

@@ -1,4 +1,4 @@
-//! The law of removals: what the agent has removed it does not create again without a newer message of the hub, whatever it has
+//! The invariant of removals: what the agent has removed it does not create again without a newer message of the hub, whatever it has
 //! forgotten by a crash.
 use std::collections::{BTreeMap, BTreeSet};
 

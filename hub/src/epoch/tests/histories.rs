@@ -203,7 +203,7 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
-            // A Lease that nobody has taken since the restore says who led before.
+            // A Lease that no replica has taken since the restore names who led before.
             Event::Election(Of::Touch) if self.restored.is_some() && self.leaders_since.is_empty() => {}
             Event::Election(event) => {
                 let before = self.election.version;
@@ -268,7 +268,7 @@ proptest! {
         for event in events {
             world.happen(event)?;
         }
-        // Whatever happened: when all goes well again, somebody leads soon, and judges everybody.
+        // Whatever happened: when all goes well again, a process leads soon, and judges every agent.
         world.election.settle();
         let limit = world.election.now + 3 * TIMING.lease;
         loop {
@@ -281,7 +281,7 @@ proptest! {
                 }
                 break;
             }
-            prop_assert!(world.election.now < limit, "nobody leads");
+            prop_assert!(world.election.now < limit, "no process leads");
             world.happen(Event::Election(Of::Pass(500)))?;
         }
     }

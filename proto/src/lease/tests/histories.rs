@@ -13,7 +13,7 @@ enum Event {
     Of(simulation::Event),
     /// A process dies, and another one of its name starts.
     Restart(usize),
-    /// Somebody removes the Lease; the watch shows it to all who do not lead.
+    /// A person removes the Lease; the watch shows it to all who do not lead.
     Remove,
 }
 
@@ -54,7 +54,7 @@ impl Process for Candidate {
 struct World {
     election: Election<Candidate>,
     lives: u64,
-    /// The terms that somebody led in, with who that was (one life of one process).
+    /// The terms in which a process led, with which process that was (one life of one process).
     led: BTreeMap<(String, u64), String>,
 }
 
@@ -124,11 +124,11 @@ proptest! {
             world.happen(event);
             world.check()?;
         }
-        // Whatever happened: when all goes well again, somebody leads soon.
+        // Whatever happened: when all goes well again, a process leads soon.
         world.election.settle();
         let limit = world.election.now + 2 * TIMING.lease + TIMING.renew;
         while world.leads().is_empty() {
-            prop_assert!(world.election.now < limit, "nobody leads");
+            prop_assert!(world.election.now < limit, "no process leads");
             for number in 0..PROCESSES {
                 world.happen(Event::Of(simulation::Event::Act(number)));
             }
