@@ -3,5 +3,7 @@
 
 #[path = "memory/metadata.rs"]
 mod metadata;
+#[path = "memory/shaped.rs"]
+mod shaped;
 #[path = "memory/stage.rs"]
 mod stage;

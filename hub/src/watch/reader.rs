@@ -105,7 +105,7 @@ async fn list(
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
 ) -> Result<(), String> {
-    let Some(kind) = Kind::by_resource(&scope.resource) else { return Ok(left.clear()) };
+    let Some(kind) = Kind::by_resource(&scope.resource) else { return Err("it is of an unknown kind".to_owned()) };
     let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
     let (mut size, mut next, mut shown, wanted) = (PageSize::default(), None::<String>, 0, left.len());
     loop {

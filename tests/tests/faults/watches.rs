@@ -120,15 +120,20 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
     stage.scene.member(1).has_copy(&edited, "reset-target", &rule).await.map(drop)
 }
 
+/// Of so many large ConfigMaps the text is as long as it can be in JSON.
+const ESCAPED: usize = 40;
+
 /// Objects of about 1 MB with the label of copies, as whoever may create objects in a namespace can make them.
 async fn make_large(stage: &Stage, hub_id: &str, count: usize) -> Result<()> {
     let member = stage.scene.member(1);
-    let text = "x".repeat(1_000_000);
+    // JSON writes each of the latter with six bytes.
+    let (plain, escaped) = ("x".repeat(1_000_000), "<".repeat(1_000_000));
     let drafts = (0..count).flat_map(|number| {
+        let text = if number < ESCAPED { &escaped } else { &plain };
         let name = format!("large-{number}");
         let map = Draft::config_map("crowd", &name).label("runnel.dev/hub", hub_id);
         let secret = Draft::secret("crowd", &name).label("runnel.dev/hub", hub_id);
-        [map.data("text", &text), secret.data("text", &text)]
+        [map.data("text", text), secret.data("text", &plain)]
     });
     let made = stream::iter(drafts).map(|draft| async move { member.make(&draft.json()).await.map(drop) });
     made.buffer_unordered(4).try_collect().await

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const AT_ONCE: usize = 4;
 const HONEST: &str = "honest";
 /// How long anything may take in a debug build, on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Stage {
     pub fleet: Fleet,
