@@ -144,7 +144,7 @@ pub struct RuleTerms {
     #[schemars(with = "Substitute")]
     pub substitute: Option<Substitute>,
     /// Overrides the data of ConfigMaps in some clusters, entry by entry, after transform and substitute. For Secrets only
-    /// `remove`: a rule holds no values of Secrets. At most 16 entries.
+    /// `remove` and `secretData`: a rule holds no values of Secrets. At most 16 entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,

@@ -96,12 +96,17 @@ pub fn helm(said: &str, chart: &str, place: &Place) -> String {
              take it over with the label and annotations named here"
         );
     }
-    if text.contains("timed out") || text.contains("context deadline exceeded") {
+    if is_timeout(text) {
         return format!(
             "{chart} is installed in {place} but was not ready in time: {text}\n`kubectl runnel doctor` says what is wrong"
         );
     }
     format!("helm could not install {chart} in {place}: {text}")
+}
+
+/// Whether helm waited in vain.
+pub fn is_timeout(said: &str) -> bool {
+    said.contains("timed out") || said.contains("context deadline exceeded")
 }
 
 /// How to come to a helm.

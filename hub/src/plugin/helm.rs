@@ -11,8 +11,8 @@ use tokio::process::Command;
 
 use super::access::Cluster;
 use super::args::ChartValues;
-use super::cures;
 use super::values::Install;
+use super::{FAILED, IN_VAIN, cures, ended};
 
 /// The chart and release of the hub.
 pub const HUB: &str = "runnel-hub";
@@ -90,7 +90,10 @@ impl Helm {
         let chart = self.folder.path.join(install.chart);
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
         let said = self.run(on, &arguments).await;
-        let said = said.map_err(|said| anyhow!(cures::helm(&said, install.chart, &on.place)))?;
+        let said = said.map_err(|said| {
+            let code = if cures::is_timeout(&said) { IN_VAIN } else { FAILED };
+            ended(code, cures::helm(&said, install.chart, &on.place))
+        })?;
         let answer: Value = serde_json::from_str(&said).unwrap_or_default();
         Ok(answer.pointer("/info/notes").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())
     }

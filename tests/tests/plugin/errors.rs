@@ -61,6 +61,8 @@ async fn each_obstacle_is_named_with_its_cure() -> Result<()> {
     let said = stage.runnel("join eu-1 --context member --advertise 127.0.0.1:1").await?;
     said.refused(1, &["does not know Runnel's kinds", "kubectl runnel install"])?;
     stage.runnel("install").await?.ok()?;
+    let said = stage.runnel("install --wait --timeout 2s").await?;
+    said.refused(3, &["was not ready in time", "kubectl runnel doctor"])?;
     let said = stage.runnel("join eu-1 --context member --hub-context stranger").await?;
     said.refused(1, &["you may not let a cluster join", "create memberclusters.runnel.dev"])?;
     let said = stage.runnel("join eu-1 --context stranger").await?;
