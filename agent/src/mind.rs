@@ -91,6 +91,8 @@ impl Mind {
         while !self.drain.is_cancelled() {
             // One moment for both: what becomes due in between must not be lost.
             let now = Instant::now();
+            // A renewal is no event: the right may have run out, by the clock, when the loop last looked.
+            self.core.set_active(self.right.holds());
             self.give_out(&mut turn, now);
             let due = self.core.next_due(now);
             let room = self.core.has_room();

@@ -10,12 +10,14 @@
 //! - [`tls`]: TLS 1.3 settings of both ends.
 //! - [`ops`]: what each process owes its operator: logs, metrics, health, shutdown.
 //! - [`pages`]: lists of an API server, in pages that are bounded in bytes.
+//! - [`readable`]: objects of an API server, each read by itself.
 pub mod convert;
 pub mod identity;
 pub mod lease;
 pub mod model;
 pub mod ops;
 pub mod pages;
+pub mod readable;
 pub mod tls;
 pub mod words;
 

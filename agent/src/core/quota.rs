@@ -39,7 +39,9 @@ impl Core {
         }
         let running = |of: &dyn Fn(&RuleUid) -> bool| {
             let others = self.runs.iter().filter(|(other, run)| *other != copy && of(&run.about.0.rule));
-            others.fold(Usage::default(), |sum, (_, run)| sum.plus(run.adds))
+            // A watch may show a copy before its write has ended: then it counts among the copies.
+            let adds = others.filter(|(_, run)| run.adds != Usage::default());
+            adds.map(|(other, run)| self.growth(other, &run.about.0)).fold(Usage::default(), Usage::plus)
         };
         let total = self.records.total().plus(running(&|_| true));
         let policy = beyond(total, adds, Some(self.policy.max_copies), Some(self.policy.max_bytes));

@@ -120,7 +120,7 @@ impl Core {
         for copy in lost {
             if let Some(run) = self.runs.get_mut(&copy) {
                 run.heard.push(None);
-            } else if self.records.shown_in_list(&copy) {
+            } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
                 // The list may be older than what was read or written meanwhile.
                 self.reread.insert(copy.clone());
                 self.look(&copy, now);

@@ -12,9 +12,10 @@ use futures::stream::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchParams};
 use kube::core::{Status, WatchEvent};
+use runnel_proto::readable::Readable;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::hint;
 use super::pages::{PageSize, WatchError, in_time, parse, read};
@@ -27,6 +28,12 @@ const LOST_AFTER: Duration = Duration::from_secs(20);
 const GRACE: Duration = Duration::from_secs(5);
 /// How long a refused watch waits until it is tried again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+/// A watch that has been open for so long without a failure works, also where nothing happens.
+const SETTLED: Duration = Duration::from_secs(1);
+/// After so many watches in a row that failed as soon as they were open, everything is listed: what they cannot show is passed over.
+const FAILED_WATCHES: usize = 3;
+/// Lists of one source that are less apart than this wait for one another.
+const BETWEEN_LISTS: Duration = Duration::from_secs(30);
 /// The waits after other failures.
 const BACKOFF: [u64; 4] = [500, 1_000, 2_000, 5_000];
 
@@ -86,8 +93,13 @@ pub(super) struct Follow<S> {
     page_size: PageSize,
     answered_at: Instant,
     lost: Option<u16>,
+    /// A list or watch was forbidden since the last list.
     refused: bool,
     failures: usize,
+    /// How many watches in a row have failed as soon as they were open.
+    failed_watches: usize,
+    /// How long after the last answer a failure is reported.
+    pub(super) lost_after: Duration,
 }
 
 impl<S: Source> Follow<S> {
@@ -115,6 +127,8 @@ impl<S: Source> Follow<S> {
             lost: None,
             refused: false,
             failures: 0,
+            failed_watches: 0,
+            lost_after: LOST_AFTER,
         }
     }
 
@@ -129,10 +143,13 @@ impl<S: Source> Follow<S> {
             match self.list().await? {
                 Ok(version) => {
                     // The list says more than that the server answers.
-                    (self.refused, self.lost) = (false, None);
+                    (self.refused, self.lost, self.answered_at) = (false, None, Instant::now());
                     self.send(self.source.complete()).await?;
-                    self.is_answered().await?;
+                    let listed_at = Instant::now();
                     self.watch(version).await?;
+                    if listed_at.elapsed() < BETWEEN_LISTS {
+                        self.wait().await;
+                    }
                 }
                 Err(error) => self.failed(&error).await?,
             }
@@ -143,9 +160,9 @@ impl<S: Source> Follow<S> {
         self.events.send(event).await.map_err(|_| Closed)
     }
 
-    /// The server has answered.
+    /// A watch works.
     async fn is_answered(&mut self) -> Result<(), Closed> {
-        (self.answered_at, self.failures) = (Instant::now(), 0);
+        (self.answered_at, self.failures, self.failed_watches) = (Instant::now(), 0, 0);
         if self.lost.take().is_some() {
             self.send(self.source.resumed()).await?;
         }
@@ -170,13 +187,25 @@ impl<S: Source> Follow<S> {
                 Err(error) => return Ok(Err(error)),
             };
             self.page_size.fits(bytes.len());
-            let mut events = vec![];
-            let metadata = match parse(&bytes, |object| events.extend(self.source.seen(object, true))) {
+            let (mut events, mut unreadable) = (vec![], 0u32);
+            let metadata = parse(&bytes, |object| match object {
+                Readable::Read(object) => events.extend(self.source.seen(*object, true)),
+                Readable::Unreadable(_) => unreadable += 1,
+            });
+            let metadata = match metadata {
                 Ok(metadata) => metadata,
                 Err(error) => return Ok(Err(error)),
             };
             drop(bytes);
-            self.answered_at = Instant::now();
+            if unreadable > 0 {
+                let (resource, namespace) = self.source.name();
+                tracing::warn!(
+                    resource,
+                    namespace,
+                    unreadable,
+                    "a list has objects that cannot be read: they are left out"
+                );
+            }
             for event in events {
                 self.send(event).await?;
             }
@@ -228,8 +257,8 @@ impl<S: Source> Follow<S> {
                 Ended::Failed(error) => {
                     in_doubt = true;
                     self.failed(&error).await?;
-                    if self.refused {
-                        // Begun again, with a list: what happened meanwhile is not to be missed.
+                    if self.failed_watches >= FAILED_WATCHES {
+                        self.failed_watches = 0;
                         return Ok(());
                     }
                 }
@@ -256,47 +285,77 @@ impl<S: Source> Follow<S> {
         let Ok(request) = request else { return Ok(Ended::Failed(WatchError::Unanswered)) };
         let begin = Instant::now();
         let life = Duration::from_secs(self.life.into());
-        let stream = match in_time(self.client.request_events::<S::Object>(request)).await {
+        let stream = match in_time(self.client.request_events::<Readable<S::Object>>(request)).await {
             Ok(stream) => stream,
             Err(WatchError::Refused(status)) if status.code == 410 => return Ok(Ended::Expired),
             Err(error) => return Ok(Ended::Failed(error)),
         };
-        self.is_answered().await?;
+        if self.refused {
+            // It is allowed again: a list shows what happened meanwhile.
+            return Ok(Ended::Expired);
+        }
         let mut stream = std::pin::pin!(stream);
+        let (settled, end) = (Instant::now() + SETTLED, begin + life + GRACE);
+        // A server that fails as soon as it has begun to answer has not answered.
+        let mut works = false;
         loop {
-            let left = (begin + life + GRACE).saturating_duration_since(Instant::now());
-            let Ok(next) = timeout(left, stream.next()).await else {
-                return Ok(Ended::Failed(WatchError::Unanswered));
+            let next = match timeout_at(if works { end } else { end.min(settled) }, stream.next()).await {
+                Ok(next) => next,
+                Err(_) if works => return Ok(Ended::Failed(WatchError::Unanswered)),
+                Err(_) => {
+                    works = true;
+                    self.is_answered().await?;
+                    continue;
+                }
             };
-            self.answered_at = Instant::now();
             let event = match next {
                 None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
-                None => return Ok(Ended::Early),
+                None if works => return Ok(Ended::Early),
+                None => return Ok(self.failed_watch(WatchError::Unanswered)),
+                Some(Ok(WatchEvent::Error(status))) if status.code == 410 => return Ok(Ended::Expired),
+                Some(Ok(WatchEvent::Error(status))) if works => return Ok(Ended::Failed(WatchError::Refused(status))),
+                Some(Ok(WatchEvent::Error(status))) => return Ok(self.failed_watch(WatchError::Refused(status))),
                 Some(Ok(event)) => event,
-                Some(Err(error)) => return Ok(Ended::Failed(error.into())),
+                Some(Err(error)) if works => return Ok(Ended::Failed(error.into())),
+                Some(Err(error)) => return Ok(self.failed_watch(error.into())),
             };
+            if !std::mem::replace(&mut works, true) {
+                self.is_answered().await?;
+            }
+            self.answered_at = Instant::now();
             match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    self.passed(&object, version);
-                    for event in self.source.seen(object, false) {
+                WatchEvent::Added(Readable::Read(object)) | WatchEvent::Modified(Readable::Read(object)) => {
+                    self.passed(S::version(&object), version);
+                    for event in self.source.seen(*object, false) {
                         self.send(event).await?;
                     }
                 }
-                WatchEvent::Deleted(object) => {
-                    self.passed(&object, version);
-                    if let Some(event) = self.source.gone(object) {
+                WatchEvent::Deleted(Readable::Read(object)) => {
+                    self.passed(S::version(&object), version);
+                    if let Some(event) = self.source.gone(*object) {
                         self.send(event).await?;
                     }
+                }
+                WatchEvent::Added(Readable::Unreadable(object))
+                | WatchEvent::Modified(Readable::Unreadable(object))
+                | WatchEvent::Deleted(Readable::Unreadable(object)) => {
+                    tracing::debug!(name = object.name, namespace = object.namespace, "an object cannot be read");
+                    self.passed(object.resource_version.as_deref(), version);
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                WatchEvent::Error(status) if status.code == 410 => return Ok(Ended::Expired),
-                WatchEvent::Error(status) => return Ok(Ended::Failed(WatchError::Refused(status))),
+                WatchEvent::Error(_) => {}
             }
         }
     }
 
-    fn passed(&self, object: &S::Object, version: &mut String) {
-        if let Some(passed) = S::version(object) {
+    /// A watch has failed as soon as it was open.
+    fn failed_watch(&mut self, error: WatchError) -> Ended {
+        self.failed_watches = self.failed_watches.saturating_add(1);
+        Ended::Failed(error)
+    }
+
+    fn passed(&self, passed: Option<&str>, version: &mut String) {
+        if let Some(passed) = passed {
             passed.clone_into(version);
         }
     }
@@ -311,17 +370,17 @@ impl<S: Source> Follow<S> {
             if !std::mem::replace(&mut self.refused, true) {
                 tracing::warn!(resource, namespace, "this cannot be watched here yet: {}", hint(403));
             }
-            self.answered_at = Instant::now();
+            // The core forgets a loss with it.
+            (self.answered_at, self.lost) = (Instant::now(), None);
             self.send(self.source.forbidden(status)).await?;
             sleep(AFTER_REFUSAL).await;
             return Ok(());
         }
-        self.refused = false;
         let code = error.code();
         tracing::warn!(resource, namespace, status = code, "a watch failed; trying again: {}", hint(code));
         let begin = Instant::now();
         let wait = self.next_wait();
-        let lost_at = self.answered_at + LOST_AFTER;
+        let lost_at = self.answered_at + self.lost_after;
         if self.lost != Some(code) && (self.lost.is_some() || lost_at <= begin + wait) {
             sleep(lost_at.saturating_duration_since(begin)).await;
             self.lost = Some(code);

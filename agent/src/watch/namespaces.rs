@@ -74,3 +74,7 @@ fn seen(object: PartialObjectMeta<Namespace>) -> Option<Event> {
     let labels = object.metadata.labels.unwrap_or_default();
     Some(Event::Namespace(name, desired::Namespace { labels, terminating, refuses }))
 }
+
+#[cfg(test)]
+#[path = "namespaces_tests.rs"]
+mod tests;

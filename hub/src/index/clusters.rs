@@ -126,6 +126,15 @@ impl Index {
         let former = (entry.goes.clusters.get(name).cloned(), entry.deal.plan(name, &entry.plan).cloned());
         let exceeded = entry.deal.exceeds();
         let dealt = waits.is_none() && entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        if dealt && labels.is_none() && entry.deal.exceeds() {
+            // Perhaps not any more, without this cluster.
+            if self.rendering.is_aside() {
+                entry.unrendered.set_again();
+                effect.render.insert(uid.clone());
+            } else {
+                entry.deal.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.minter);
+            }
+        }
         let all = exceeded != entry.deal.exceeds();
         let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);

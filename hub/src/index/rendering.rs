@@ -43,6 +43,11 @@ pub(super) struct Rendering {
 }
 
 impl Rendering {
+    /// Whether it is done elsewhere.
+    pub(super) fn is_aside(&self) -> bool {
+        self.aside
+    }
+
     /// Forgets a rule that is gone, or needs nothing rendered.
     pub(super) fn forget(&mut self, uid: &RuleUid) {
         self.awaited.remove(uid);
@@ -73,6 +78,8 @@ impl Rendering {
 pub(super) struct Unrendered {
     sources: BTreeSet<SourceRef>,
     clusters: BTreeSet<ClusterName>,
+    /// All of it is to be rendered again: it took more than the budget of the rule, or nothing was known of what is lent.
+    again: bool,
     /// What a job under way does not know of: it was done at once.
     since: Option<(u64, BTreeSet<SourceRef>)>,
     /// The job that was the last one when agents may have been sent newer things by another leader: until a later one is
@@ -82,7 +89,7 @@ pub(super) struct Unrendered {
 
 impl Unrendered {
     fn is_empty(&self) -> bool {
-        self.sources.is_empty() && self.clusters.is_empty()
+        self.sources.is_empty() && self.clusters.is_empty() && !self.again
     }
 
     /// What the job of this number does not know of, if it is the one under way.
@@ -93,6 +100,16 @@ impl Unrendered {
     /// Whether agents may hold newer things than the index.
     pub(super) fn is_outdated(&self) -> bool {
         self.outdated.is_some()
+    }
+
+    /// All of it is to be rendered again.
+    pub(super) fn set_again(&mut self) {
+        self.again = true;
+    }
+
+    /// The sources that wait to be rendered.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &SourceRef> {
+        self.sources.iter()
     }
 
     /// A source changes at once.
@@ -221,9 +238,10 @@ impl Index {
         let chosen = chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
         let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
         let (plan, deal) = (entry.plan.clone(), entry.deal.clone());
-        let work = Work::Changes { plan, deal, sources: changed, clusters: chosen };
+        let work = Work::Changes { plan, deal, sources: changed, clusters: chosen, again: entry.unrendered.again };
         let job = RenderJob { rule: rule.clone(), number, minter, work };
         (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
+        entry.unrendered.again = false;
         entry.unrendered.since = Some((number, BTreeSet::new()));
         Some(job)
     }
@@ -259,7 +277,11 @@ impl Index {
             } else {
                 let plan = Arc::make_mut(&mut plan);
                 plan.set(&source, body.as_ref());
-                deal.update(&rule, plan, &source, &self.minter);
+                if deal.exceeds() {
+                    unrendered.again = true;
+                } else {
+                    deal.update(&rule, plan, &source, &self.minter);
+                }
             }
         }
         for secret in now.lent_since(&plan) {
@@ -269,8 +291,10 @@ impl Index {
         if plan.unknown != now.unknown {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
             deal.set_unknown(&now.unknown);
+            // Whether a Secret is missing from which values are taken is another question now.
+            unrendered.again |= rule.shape.lenders().next().is_some();
         }
-        self.drop_unchosen(&rule, &plan, &mut deal);
+        unrendered.again |= self.drop_unchosen(&rule, &plan, &mut deal) && deal.exceeds();
         for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name)) {
             if deal.lacks(name, &cluster.labels) {
                 unrendered.clusters.insert(name.clone());
@@ -309,6 +333,7 @@ impl Index {
             match has_content(body.as_ref()) {
                 // It was said at once that it has none, and has it again.
                 true => drop(entry.unrendered.sources.insert(source.clone())),
+                false if deal.exceeds() => entry.unrendered.again = true,
                 false => deal.update(&entry.rule, known, source, &self.minter),
             }
             if entry.rule.takes_from(source) {
@@ -340,7 +365,8 @@ impl Index {
         for name in clusters {
             self.take_cluster(&mut entry, name, former.plan(name, &former_plan));
         }
-        self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.deal);
+        let has_left = self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.deal);
+        entry.unrendered.again |= has_left && entry.deal.exceeds();
         entry.keep_wanted();
         if entry.brake.is_open() {
             effect.judge.insert(uid.clone());
@@ -365,13 +391,14 @@ impl Index {
         note_choice(entry, name, former, true);
     }
 
-    /// Clusters that a rule has left while its copies were rendered.
-    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, deal: &mut Deal) {
+    /// Drops clusters that a rule has left while its copies were rendered. Returns whether there were any.
+    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, deal: &mut Deal) -> bool {
         let chosen = |name: &&ClusterName| self.clusters.get(*name).is_some_and(|known| known.is_chosen_by(rule, name));
         let gone: Vec<_> = deal.clusters().filter(|name| !chosen(name)).cloned().collect();
-        for name in gone {
-            deal.set_cluster(rule, plan, &name, None, &self.minter);
+        for name in &gone {
+            deal.set_cluster(rule, plan, name, None, &self.minter);
         }
+        !gone.is_empty()
     }
 }
 

@@ -291,19 +291,21 @@ fn sent(index: &Index, cluster: &str) -> usize {
     entry.share(&ClusterName::from(cluster)).map_or(0, |share| share.plan.intents.len())
 }
 
+/// Text that does not shrink, and differs by cluster.
+fn noise(seed: u64) -> String {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'a' + u8::try_from((state >> 40) % 26).unwrap())
+    };
+    (0..2000).map(next).collect::<String>() + "${cluster.name}"
+}
+
 #[test]
 fn rule_over_its_render_budget_sends_nothing() {
     let minter = Minter::default().with_budget(20 * 2048);
     let mut index = many(Index::new().minting(minter), 10);
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
-    let noise = |seed: u64| {
-        let mut state = seed;
-        let next = |_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            char::from(b'a' + u8::try_from((state >> 40) % 26).unwrap())
-        };
-        (0..2000).map(next).collect::<String>() + "${cluster.name}"
-    };
     let read = |index: &mut Index, name: u8, version: u64, text: &str| {
         index.saw(&source(false, name), version, labels(0));
         index.read(&source(false, name), version, labels(0), content(text));
@@ -333,8 +335,100 @@ fn rule_over_its_render_budget_sends_nothing() {
     for number in 6..80 {
         index.remove_cluster(&format!("c{number}").as_str().into());
     }
-    read(&mut index, 2, 10, "another");
     assert_eq!(sent(&index, "c0"), 3, "fewer clusters");
+}
+
+/// An index that renders aside, of ten clusters, with room for so many noisy contents.
+fn narrow(contents: u64) -> Index {
+    many(Index::new().minting(Minter::default().with_budget(contents * 2048)).working_aside(), 10)
+}
+
+/// Renders aside until nothing waits; how many jobs that takes.
+fn settle(index: &mut Index) -> usize {
+    for jobs in 0..10 {
+        let Some(job) = index.render_job(&"r".into()) else { return jobs };
+        index.take_rendered(&mut job.run());
+    }
+    panic!("it does not come to an end");
+}
+
+fn noisy(index: &mut Index, name: u8) -> Effect {
+    let mut effect = index.saw(&source(false, name), 1, labels(0));
+    effect.merge(index.read(&source(false, name), 1, labels(0), content(&noise(u64::from(name) + 1))));
+    effect
+}
+
+fn exceeds(index: &Index) -> bool {
+    index.rule(&"r".into()).unwrap().deal.exceeds()
+}
+
+#[test]
+fn rule_over_its_budget_is_rendered_again_aside() {
+    let mut index = narrow(15);
+    index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
+    settle(&mut index);
+    assert!([0, 1].map(|name| noisy(&mut index, name).render.len()) == [1, 1]);
+    settle(&mut index);
+    assert!(exceeds(&index));
+    // A source that has no content yet, and one that goes.
+    let effect = index.saw(&source(false, 2), 1, labels(0));
+    assert!(effect.render.contains(&"r".into()) && exceeds(&index));
+    settle(&mut index);
+    assert!(exceeds(&index));
+    index.vanish_source(&source(false, 1), Instant::now());
+    let effect = index.bury(Instant::now() + GRACE, GRACE);
+    assert!(effect.render.contains(&"r".into()) && exceeds(&index), "nothing is rendered while the index is locked");
+    assert_eq!((settle(&mut index), exceeds(&index), sent(&index, "c9")), (1, false, 1));
+    // Clusters that leave.
+    noisy(&mut index, 1);
+    settle(&mut index);
+    assert!(exceeds(&index));
+    let left = (3..10).map(|number| index.remove_cluster(&format!("c{number}").as_str().into()));
+    assert!(
+        left.fold(Effect::default(), |mut all, effect| {
+            all.merge(effect);
+            all
+        })
+        .render
+        .contains(&"r".into())
+    );
+    settle(&mut index);
+    assert_eq!((exceeds(&index), sent(&index, "c2")), (false, 2));
+}
+
+#[test]
+fn rule_that_goes_to_other_clusters_needs_no_room_for_both() {
+    let mut index = narrow(7);
+    let names = |numbers: std::ops::Range<u8>| json!({"names": numbers.map(|n| format!("c{n}")).collect::<Vec<_>>()});
+    index.set_rule(rule(1, "v0", &names(0..5), &shapes()[1], false));
+    settle(&mut index);
+    noisy(&mut index, 0);
+    settle(&mut index);
+    assert_eq!((exceeds(&index), sent(&index, "c0")), (false, 1));
+    index.set_rule(rule(1, "v0", &names(5..10), &shapes()[1], false));
+    settle(&mut index);
+    assert_eq!((exceeds(&index), sent(&index, "c9")), (false, 1));
+}
+
+#[test]
+fn nothing_is_kept_of_sources_that_a_rule_left() {
+    let mut index = narrow(1_000);
+    for (turn, value) in ["v0", "v1", "v0", "v1"].iter().enumerate() {
+        let of = source(false, u8::try_from(turn).unwrap());
+        index.saw(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]));
+        index.set_rule(rule(1, value, &json!({"all": true}), &shapes()[1], false));
+        settle(&mut index);
+        index.read(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]), content(&noise(1)));
+        settle(&mut index);
+        index.vanish_source(&of, Instant::now());
+        let deal = &index.rule(&"r".into()).unwrap().deal;
+        assert_eq!(deal.rendered_sources(), 1, "{turn}");
+        index.set_rule(rule(1, "v9", &json!({"all": true}), &shapes()[1], false));
+        settle(&mut index);
+        let deal = &index.rule(&"r".into()).unwrap().deal;
+        assert_eq!(deal.rendered_sources(), 0, "{turn}");
+        index.bury(Instant::now() + GRACE, GRACE);
+    }
 }
 
 #[test]

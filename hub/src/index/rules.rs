@@ -51,6 +51,7 @@ impl Index {
         effect.read.extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
+        let waited: Vec<_> = former.iter().flat_map(|former| former.unrendered.sources().cloned()).collect();
         let mut former = former;
         let brake = match &mut former {
             Some(former) => std::mem::take(&mut former.brake),
@@ -77,7 +78,7 @@ impl Index {
             }
         }
         effect.relist = self.register(entry);
-        self.drop_unselected(before.iter().flat_map(|before| all_sources(before)));
+        self.drop_unselected(before.iter().flat_map(|before| all_sources(before)).chain(&waited));
         if unchanged {
             effect.clusters.clear();
             effect.rules.insert(uid);
@@ -111,7 +112,7 @@ impl Index {
             effect.clusters.extend(self.clusters.keys().cloned());
             effect.rules.insert(uid.clone());
             self.forget(uid);
-            self.drop_unselected(all_sources(&former.plan));
+            self.drop_unselected(all_sources(&former.plan).chain(former.unrendered.sources()));
             self.rendering.drop_later(former.deal);
         }
         effect
@@ -174,7 +175,7 @@ impl Index {
 
     fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
         let entry = self.rules.remove(uid)?;
-        for source in all_sources(&entry.plan) {
+        for source in all_sources(&entry.plan).chain(entry.unrendered.sources()) {
             remove_from(&mut self.selected_by, source, uid);
         }
         self.readers.remove(uid);
@@ -203,7 +204,13 @@ impl Index {
         }
         let wanted = entry.plan.wants(source);
         Arc::make_mut(&mut entry.plan).set(source, selected);
-        entry.deal.update(&entry.rule, &entry.plan, source, &self.minter);
+        if entry.deal.exceeds() && self.rendering.is_aside() {
+            // Nothing of it is sent or removed until all of it is rendered again.
+            entry.unrendered.set_again();
+            effect.render.insert(uid.clone());
+        } else {
+            entry.deal.update(&entry.rule, &entry.plan, source, &self.minter);
+        }
         if wanted != entry.plan.wants(source) {
             entry.brake.wants_something_else();
         }

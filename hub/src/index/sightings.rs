@@ -22,8 +22,8 @@ pub fn version_number(version: Option<&str>) -> u64 {
 }
 
 /// So many labels of an object are kept, and so many bytes of them, whether a rule chooses by them or not.
-const LABELS: usize = 32;
-const LABEL_BYTES: usize = 4096;
+const LABELS: usize = 64;
+const LABEL_BYTES: usize = 8192;
 
 impl Index {
     /// The labels of an object that are kept. Whoever may make an object can give it tens of thousands, whether a rule selects it or

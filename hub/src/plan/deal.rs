@@ -73,6 +73,8 @@ impl Deal {
         minter: &Minter,
     ) -> Self {
         let mut deal = Self { contents: self.contents, ..Self::default() };
+        let selected: BTreeSet<_> = selection.selected().collect();
+        deal.contents.lock().retain(|source| selected.contains(source));
         let nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let made = Arc::new(nothing);
@@ -120,24 +122,24 @@ impl Deal {
         self.share();
     }
 
-    /// The content of a source is not known any more, and until it is nothing of it is sent or removed. Takes no time for
-    /// contents. Where more is wanted than the budget allows, nothing is sent anyway.
-    pub fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
-        if self.exceeds {
-            return;
-        }
+    /// The content of a source is not known any more.
+    fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
         self.each(source, body.as_ref(), |cluster, labels, _| renderer.awaited(cluster, labels));
-        self.share();
     }
 
-    /// The same of all Secrets beside one from which values are taken.
+    /// The contents of all Secrets beside one from which values are taken are not known any more, and until they are nothing of
+    /// them is sent or removed. Takes no time for contents. Where more is wanted than the budget allows, nothing is sent anyway.
     pub fn set_lent_unread(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
+        if self.exceeds {
+            return;
+        }
         for source in beside(selection, secret) {
             self.contents.lock().forget(source);
             self.set_unread(rule, selection, source, minter);
         }
+        self.share();
     }
 
     /// Where the rule looks for sources and the hub does not know now what is there.
@@ -183,6 +185,12 @@ impl Deal {
         self.exceeds
     }
 
+    /// Of how many sources something that was rendered is kept.
+    #[cfg(test)]
+    pub fn rendered_sources(&self) -> usize {
+        self.contents.lock().sources()
+    }
+
     /// Renders everything from the beginning, for the clusters that there are and these.
     pub fn begin_again(
         &mut self,
@@ -191,6 +199,12 @@ impl Deal {
         more: Vec<(ClusterName, Labels)>,
         minter: &Minter,
     ) {
+        // What was rendered before is not known by what is lent now.
+        self.contents = Arc::default();
+        if !self.differs_by_cluster() {
+            *self = std::mem::take(self).again(rule, selection, std::iter::empty(), minter);
+            return;
+        }
         let To::Each(cuts) = std::mem::take(&mut self.to) else { return };
         let mut clusters: BTreeMap<_, _> = cuts.into_iter().map(|(name, cut)| (name, cut.labels)).collect();
         clusters.extend(more);
@@ -344,11 +358,12 @@ impl Deal {
         body: Option<&super::Body>,
         mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<Outcome>,
     ) {
-        let mut contents = self.contents.lock();
+        // Locked for one cluster at a time: the index may wait for it while a job renders.
+        let contents = self.contents.clone();
         match &mut self.to {
             To::AsSelected => {}
             To::Alike(made) => {
-                let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents);
+                let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
                 made.set(source, body, outcome);
             }
             To::Each(cuts) => {
@@ -357,7 +372,7 @@ impl Deal {
                 let mut made_of = BTreeMap::<(*const Made, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;
                 for (cluster, cut) in cuts.iter_mut() {
-                    let outcome = outcome(cluster, &cut.labels, &mut contents);
+                    let outcome = outcome(cluster, &cut.labels, &mut contents.lock());
                     if let Some(made) = Arc::get_mut(&mut cut.made) {
                         made.set(source, body, outcome);
                         alone += 1;

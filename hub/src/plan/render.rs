@@ -101,6 +101,22 @@ impl Contents {
         self.bytes
     }
 
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Forgets what was rendered of other sources than these.
+    pub(super) fn retain(&mut self, is_selected: impl Fn(&SourceRef) -> bool) {
+        self.sources.retain(|source, of| {
+            let stays = is_selected(source);
+            if !stays {
+                self.bytes = self.bytes.saturating_sub(of.bytes);
+            }
+            stays
+        });
+    }
+
     /// Forgets what was rendered of a source.
     pub(super) fn forget(&mut self, source: &SourceRef) {
         if let Some(of) = self.sources.remove(source) {

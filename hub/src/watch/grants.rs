@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::defined::{Defined, look};
 use super::patience::Patience;
-use super::{Anew, Heard, Own, events, failure, mapped, own_events, refusal};
+use super::{Anew, Heard, Own, events, failure, own_events, refusal};
 use crate::crd::DistributionGrant;
 use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
@@ -66,9 +66,8 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
 pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
     let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
     let into = Into { resource: "namespaces", one, all, known: |_, _| None, without: WITHOUT };
-    let api: Api<PartialObjectMeta<Namespace>> = Api::all(client);
-    let events =
-        Anew::new(shared.rounds.subscribe(), move || events(api.clone()).map(|event| mapped(event, Own::from)).boxed());
+    let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
+    let events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
         dying: namespace.metadata.deletion_timestamp.is_some(),

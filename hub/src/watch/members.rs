@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use kube::runtime::watcher::Event;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::{Anew, Own, READ_LIMIT, own_events, refusal};

@@ -19,13 +19,14 @@ use std::time::{Duration, Instant};
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use kube::core::DeserializeGuard;
 use kube::core::ObjectMeta;
-use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
+use runnel_proto::readable::Readable;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use std::borrow::Cow;
 use std::fmt::Debug;
 
 use crate::rounds::Follower;
@@ -147,7 +148,7 @@ impl<K> Anew<K> {
     }
 }
 
-/// An object of a kind of Runnel's own.
+/// An object of a kind of Runnel's own, or a namespace.
 #[derive(Clone, Debug)]
 enum Own<K> {
     /// As it is.
@@ -157,13 +158,6 @@ enum Own<K> {
 }
 
 impl<K: Resource> Own<K> {
-    fn meta(&self) -> &ObjectMeta {
-        match self {
-            Own::Read(object) => object.meta(),
-            Own::Unreadable(meta) => meta,
-        }
-    }
-
     fn name(&self) -> String {
         self.meta().name.clone().unwrap_or_default()
     }
@@ -172,6 +166,64 @@ impl<K: Resource> Own<K> {
 impl<K> From<K> for Own<K> {
     fn from(object: K) -> Self {
         Own::Read(Box::new(object))
+    }
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Own<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Readable::deserialize(deserializer).map(|object| match object {
+            Readable::Read(object) => Own::Read(object),
+            Readable::Unreadable(known) => {
+                let (name, namespace, uid, resource_version) =
+                    (known.name, known.namespace, known.uid, known.resource_version);
+                Own::Unreadable(Box::new(ObjectMeta {
+                    name,
+                    namespace,
+                    uid,
+                    resource_version,
+                    ..ObjectMeta::default()
+                }))
+            }
+        })
+    }
+}
+
+impl<K: Resource> Resource for Own<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn metadata_api() -> bool {
+        K::metadata_api()
+    }
+
+    fn kind(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(kind)
+    }
+
+    fn group(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::group(kind)
+    }
+
+    fn version(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::version(kind)
+    }
+
+    fn plural(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(kind)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Own::Read(object) => object.meta(),
+            Own::Unreadable(meta) => meta,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Own::Read(object) => object.meta_mut(),
+            Own::Unreadable(meta) => meta,
+        }
     }
 }
 
@@ -186,23 +238,17 @@ fn mapped<K, T>(event: Heard<K>, map: impl FnOnce(K) -> T) -> Heard<T> {
     })
 }
 
-/// The events of a kind of Runnel's own. An object that this build cannot read is told, rather than breaking the whole watch.
+/// The events of a kind of Runnel's own. An object that this build cannot read does not break the whole watch.
 fn own_events<K>(client: Client) -> impl Stream<Item = Heard<Own<K>>> + Send
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    events(Api::<DeserializeGuard<K>>::all(client)).map(|event| mapped(event, own))
-}
-
-fn own<K: Resource<DynamicType = ()>>(guard: DeserializeGuard<K>) -> Own<K> {
-    guard.0.map_or_else(
-        |InvalidObject { metadata, error }| {
-            let (namespace, name, kind) = (&metadata.namespace, &metadata.name, K::kind(&()));
-            tracing::error!(?namespace, ?name, why = error, "cannot read a {kind}: upgrade the hub, or correct it");
-            Own::Unreadable(Box::new(metadata))
-        },
-        Own::from,
-    )
+    events(Api::<Own<K>>::all(client)).inspect(|event| {
+        if let Ok(Event::Apply(Own::Unreadable(meta)) | Event::InitApply(Own::Unreadable(meta))) = event {
+            let (namespace, name, kind) = (&meta.namespace, &meta.name, K::kind(&()));
+            tracing::error!(?namespace, ?name, "cannot read a {kind}: upgrade the hub, or correct it");
+        }
+    })
 }
 
 /// What the API server answered to a watch that failed, without what it may quote from objects.

@@ -10,10 +10,11 @@ use kube::api::{DynamicObject, ListParams, Request};
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
 use runnel_proto::pages::{PageSize, parse_page, read_page};
+use runnel_proto::readable::Readable;
 
-use super::READ_LIMIT;
 use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;
+use super::{Own, READ_LIMIT};
 use crate::index::version_number;
 use crate::plan::{Body, Refused, SourceContent, content_of, denied_of, is_never_a_source};
 use crate::rounds::Watched;
@@ -108,6 +109,7 @@ async fn list(
     let Some(kind) = Kind::by_resource(&scope.resource) else { return Err("it is of an unknown kind".to_owned()) };
     let path = Request::new(DynamicObject::url_path(&api_resource(kind), Some(&scope.namespace)));
     let (mut size, mut next, mut shown, wanted) = (PageSize::default(), None::<String>, 0, left.len());
+    let mut all_readable = true;
     loop {
         let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await? {
             Some(bytes) => bytes,
@@ -118,18 +120,19 @@ async fn list(
         let (shared, wished) = (shared.clone(), left.clone());
         // Beside the threads that serve agents.
         let taken = tokio::task::spawn_blocking(move || take_in_page(&shared, kind, &wished, &bytes)).await;
-        let Ok(Some(Page { seen, count, go_on })) = taken else {
+        let Ok(Some(Page { seen, count, readable, go_on })) = taken else {
             return Err("the API server's answer is not readable".to_owned());
         };
         shown += count;
+        all_readable &= readable;
         left.retain(|source| !seen.contains(source));
-        if go_on.is_none() {
+        if go_on.is_none() && all_readable {
             // What the list does not show is gone: the watch says what became of it.
             left.clear();
         }
         // Otherwise there is more that nobody knows of as a source.
         let is_worth_it = (wanted - left.len()) * 2 >= shown;
-        if left.is_empty() || !is_worth_it {
+        if left.is_empty() || !is_worth_it || go_on.is_none() {
             return Ok(());
         }
         next = go_on;
@@ -158,18 +161,24 @@ struct Page {
     seen: BTreeSet<SourceRef>,
     /// How many objects in all.
     count: usize,
+    /// Whether all of them could be read.
+    readable: bool,
     /// Where the list goes on.
     go_on: Option<String>,
 }
 
 /// Takes in what is wanted of a page.
 fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRef>, bytes: &[u8]) -> Option<Page> {
-    let mut page = Page { seen: BTreeSet::new(), count: 0, go_on: None };
-    let metadata = parse_page(bytes, |object: DynamicObject| {
+    let mut page = Page { seen: BTreeSet::new(), count: 0, readable: true, go_on: None };
+    let metadata = parse_page(bytes, |object| {
         page.count += 1;
+        let Readable::<DynamicObject>::Read(object) = object else {
+            page.readable = false;
+            return;
+        };
         let source = SourceRef::new(kind.resource, &object.namespace().unwrap_or_default(), &object.name_any());
         if wanted.contains(&source) {
-            take_in(shared, kind, &source, object);
+            take_in(shared, kind, &source, *object);
             page.seen.insert(source);
         }
     });
@@ -180,13 +189,14 @@ fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRe
 /// Reads one source into the index.
 async fn read(client: Client, shared: Arc<Shared>, source: SourceRef) -> Done {
     let Some(kind) = Kind::by_resource(&source.resource) else { return Done::One(source, true) };
-    let api: Api<DynamicObject> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
+    let api: Api<Own<DynamicObject>> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
-        Ok(Ok(Some(object))) => {
-            take_in(&shared, kind, &source, object);
+        Ok(Ok(Some(Own::Read(object)))) => {
+            take_in(&shared, kind, &source, *object);
             true
         }
+        Ok(Ok(Some(Own::Unreadable(_)))) => unreadable(&shared, &source, "it is not an object as Kubernetes has them"),
         // The watch says what became of it.
         Ok(Ok(None)) => true,
         Ok(Err(error)) => unreadable(&shared, &source, &describe(&error)),

@@ -52,9 +52,11 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
     let member = eventually_says(&stage, cluster, "Connected", "SessionOpen").await?;
     ensure!(says(&member, "KeyShared").is_none(), "{:?}", member.status);
 
-    // The one before lives.
-    let _first = connects(&credentials, "first").await?;
+    // The one before lives, and so does the other.
+    let mut first = connects(&credentials, "first").await?;
     ensure!(second.end(SOON).await?.message().contains("took over"), "{}", second.record().sketch());
+    let _second = connects(&credentials, "second").await?;
+    ensure!(first.end(SOON).await?.message().contains("took over"), "{}", first.record().sketch());
     let member = eventually_says(&stage, cluster, "KeyShared", "ConcurrentSessions").await?;
     let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
     ensure!(status == "True" && message.contains("spec.accepted") && message.contains("token create"), "{message}");

@@ -55,6 +55,18 @@ fn copies_beyond_max_copies_are_denied_until_there_is_room() {
 }
 
 #[test]
+fn copy_that_a_watch_shows_before_its_write_ends_counts_once() {
+    let mut world = limited(Policy { max_copies: 4, ..Policy::open() });
+    world.batch(vec![RuleDelta { upserts: intents(0..3, 1), ..with_terms("r", terms("r", &["a"])) }]);
+    world.give_out();
+    assert_eq!(world.under_way.len(), 3);
+    world.batch(vec![RuleDelta { upserts: intents(3..4, 1), ..RuleDelta::new("r".into()) }]);
+    world.work_all_after_the_watches();
+    world.settle_now();
+    assert_eq!((world.objects.len(), counts(&world, "r")), (4, (4, 0)));
+}
+
+#[test]
 fn content_beyond_max_bytes_is_denied() {
     let mut world = limited(Policy { max_bytes: 3, ..Policy::open() });
     send(&mut world, "r", terms("r", &["a"]), intents(0..2, 1));

@@ -398,6 +398,17 @@ impl World {
         true
     }
 
+    /// Carries out all jobs under way. The watches deliver their changes before the API server answers.
+    pub fn work_all_after_the_watches(&mut self) {
+        let jobs: Vec<_> = self.under_way.drain(..).collect();
+        let answers: Vec<_> = jobs.into_iter().map(|job| self.carry_out(job)).collect();
+        while self.tell_one() {}
+        self.give_out();
+        for done in answers {
+            self.hear(Event::Done(Box::new(done)));
+        }
+    }
+
     /// Carries out the oldest job, but its answer is lost.
     pub fn lose_one(&mut self) {
         let Some(job) = self.under_way.pop_front() else { return };

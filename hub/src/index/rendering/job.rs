@@ -23,6 +23,7 @@ pub(super) enum Work {
         deal: Deal,
         sources: Vec<(SourceRef, Option<Body>, Option<Body>)>,
         clusters: Vec<(ClusterName, Labels)>,
+        again: bool,
     },
 }
 
@@ -49,10 +50,14 @@ impl RenderJob {
         let Self { rule, number, minter, work } = self;
         let (plan, deal, what) = match work {
             Work::Whole { serial, plan, clusters, known } => {
-                let deal = known.again(&rule, &plan, clusters.into_iter(), &minter);
+                let mut deal = known.again(&rule, &plan, clusters.into_iter(), &minter);
+                if deal.exceeds() {
+                    // Perhaps not without what the rule before has, which counts as long as it is sent.
+                    deal.begin_again(&rule, &plan, Vec::new(), &minter);
+                }
                 (plan, deal, What::Whole(serial))
             }
-            Work::Changes { mut plan, mut deal, sources, clusters } => {
+            Work::Changes { mut plan, mut deal, sources, clusters, again } => {
                 let mut changed = BTreeSet::new();
                 for (source, selected, lent) in sources {
                     let known = Arc::make_mut(&mut plan);
@@ -73,7 +78,7 @@ impl RenderJob {
                     }
                 }
                 let names = clusters.iter().map(|(name, _)| name.clone()).collect();
-                if deal.exceeds() {
+                if deal.exceeds() || again {
                     // Perhaps not with all that has changed.
                     deal.begin_again(&rule, &plan, clusters, &minter);
                 }
