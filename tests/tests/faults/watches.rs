@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
+use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::condition_of;
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON};
 use runnel_tests::wait::eventually;
@@ -118,6 +119,57 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
     // It is right for good: the next edit arrives as any other.
     let edited = stage.edit(&source, "third").await?;
     stage.scene.member(1).has_copy(&edited, "reset-target", &rule).await.map(drop)
+}
+
+/// Gives an object a time that JSON libraries of other languages cannot hold, as whoever may write it can.
+async fn spoil(cluster: &ControlPlane, object: &str, namespace: &str, change: &str) -> Result<()> {
+    let time = r#"{"op":"replace","path":"/metadata/managedFields/0/time","value":"9999-12-31T23:59:59Z"}"#;
+    let patch = format!("[{change},{time}]");
+    cluster.kubectl(&["patch", object, "-n", namespace, "--type=json", "-p", &patch]).await?;
+    let spoilt = cluster.kubectl(&["get", object, "-n", namespace, "-o", "json", "--show-managed-fields"]).await?;
+    ensure!(spoilt.contains("9999-12-31T23:59:59Z"), "the API server did not take it: {spoilt}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> {
+    let stage = stage().await?;
+    stage.places("late", &["late-target"]).await?;
+    let source = stage.source("late", "settings", "first").await?;
+    let name = stage.fleet.member_name(1);
+    let rule = stage.rule("late", "all", |d| d.named(&["settings"]).to(&[name]).into(&["late-target"])).await?;
+    let (hub, member) = (&stage.scene.hub, stage.scene.member(1));
+    let copy = member.has_copy(&source, "late-target", &rule).await?;
+    let hub_id = copy["metadata"]["labels"]["runnel.dev/hub"].as_str().context("no hub")?;
+    member
+        .make(&Draft::config_map("late-target", "stranger").label("runnel.dev/hub", hub_id).data("a", "1").json())
+        .await?;
+    hub.make(&Draft::config_map("late", "stranger").data("a", "1").json()).await?;
+    hub.make(&RuleDraft::new("late", "stranger").named(&["nothing"]).to(&[name]).json()).await?;
+    let more = r#"{"op":"add","path":"/data/b","value":"2"}"#;
+    spoil(stage.fleet.member(1), "cm/stranger", "late-target", more).await?;
+    spoil(stage.fleet.hub(), "cm/stranger", "late", more).await?;
+    let suspend = r#"{"op":"add","path":"/spec/suspend","value":true}"#;
+    spoil(stage.fleet.hub(), "drule/stranger", "late", suspend).await?;
+    // By the watches, and by the lists of processes that start.
+    for text in ["second", "third"] {
+        let edited = stage.edit(&source, text).await?;
+        member.has_copy(&edited, "late-target", &rule).await?;
+        let id = Id::of(&edited)?.within("late-target");
+        member.change(&id, json!({"data": {"value": "foreign"}})).await?;
+        member.has_copy(&edited, "late-target", &rule).await?;
+        stage.fleet.kill_agent(1)?;
+        stage.fleet.kill_hub()?;
+        stage.fleet.start_hub().await?;
+        stage.fleet.start_agent(1).await?;
+        stage.fleet.connected(1).await?;
+    }
+    let edited = stage.edit(&source, "fourth").await?;
+    member.has_copy(&edited, "late-target", &rule).await?;
+    for object in ["cm/stranger", "drule/stranger"] {
+        stage.fleet.hub().kubectl(&["delete", object, "-n", "late"]).await?;
+    }
+    stage.fleet.member(1).kubectl(&["delete", "cm/stranger", "-n", "late-target"]).await.map(drop)
 }
 
 /// Of so many large ConfigMaps the text is as long as it can be in JSON.
