@@ -9,6 +9,7 @@
 //! An index that does not render aside does all of it at once.
 mod defer;
 mod job;
+mod unrendered;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use super::{Effect, Index, RuleEntry};
 use crate::plan::{Body, Deal, Lots, Minter, NamedTerms, RemovalTerms, Rule, RulePlan};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
+pub(super) use unrendered::Unrendered;
 
 /// A rule as it will be once its copies are rendered.
 struct Awaited {
@@ -69,58 +71,6 @@ impl Rendering {
     pub(super) fn drop_later(&mut self, deal: Deal) {
         if self.aside {
             self.garbage.push(deal);
-        }
-    }
-}
-
-/// What of a rule has changed and waits to be rendered.
-#[derive(Default)]
-pub(super) struct Unrendered {
-    sources: BTreeSet<SourceRef>,
-    clusters: BTreeSet<ClusterName>,
-    /// All of it is to be rendered again: it took more than the budget of the rule, or nothing was known of what is lent.
-    again: bool,
-    /// What a job under way does not know of: it was done at once.
-    since: Option<(u64, BTreeSet<SourceRef>)>,
-    /// The job that was the last one when agents may have been sent newer things by another leader: until a later one is
-    /// done, nothing is said of the rule.
-    outdated: Option<u64>,
-}
-
-impl Unrendered {
-    fn is_empty(&self) -> bool {
-        self.sources.is_empty() && self.clusters.is_empty() && !self.again
-    }
-
-    /// What the job of this number does not know of, if it is the one under way.
-    fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
-        self.since.take_if(|(under_way, _)| *under_way == number).map(|(_, since)| since)
-    }
-
-    /// Whether agents may hold newer things than the index.
-    pub(super) fn is_outdated(&self) -> bool {
-        self.outdated.is_some()
-    }
-
-    /// All of it is to be rendered again.
-    pub(super) fn set_again(&mut self) {
-        self.again = true;
-    }
-
-    /// The sources that wait to be rendered.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &SourceRef> {
-        self.sources.iter()
-    }
-
-    /// A source changes at once.
-    pub(super) fn set_at_once(&mut self, source: &SourceRef) {
-        self.sources.remove(source);
-        self.note(source);
-    }
-
-    fn note(&mut self, source: &SourceRef) {
-        if let Some((_, since)) = &mut self.since {
-            since.insert(source.clone());
         }
     }
 }

@@ -1,0 +1,56 @@
+//! What of a rule waits to be rendered.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{ClusterName, SourceRef};
+
+/// What of a rule has changed and waits to be rendered.
+#[derive(Default)]
+pub(in crate::index) struct Unrendered {
+    pub(super) sources: BTreeSet<SourceRef>,
+    pub(super) clusters: BTreeSet<ClusterName>,
+    /// All of it is to be rendered again: it took more than the budget of the rule, or nothing was known of what is lent.
+    pub(super) again: bool,
+    /// What a job under way does not know of: it was done at once.
+    pub(super) since: Option<(u64, BTreeSet<SourceRef>)>,
+    /// The job that was the last one when agents may have been sent newer things by another leader: until a later one is
+    /// done, nothing is said of the rule.
+    pub(super) outdated: Option<u64>,
+}
+
+impl Unrendered {
+    pub(super) fn is_empty(&self) -> bool {
+        self.sources.is_empty() && self.clusters.is_empty() && !self.again
+    }
+
+    /// What the job of this number does not know of, if it is the one under way.
+    pub(super) fn ends(&mut self, number: u64) -> Option<BTreeSet<SourceRef>> {
+        self.since.take_if(|(under_way, _)| *under_way == number).map(|(_, since)| since)
+    }
+
+    /// Whether agents may hold newer things than the index.
+    pub(in crate::index) fn is_outdated(&self) -> bool {
+        self.outdated.is_some()
+    }
+
+    /// All of it is to be rendered again.
+    pub(in crate::index) fn set_again(&mut self) {
+        self.again = true;
+    }
+
+    /// The sources that wait to be rendered.
+    pub(in crate::index) fn sources(&self) -> impl Iterator<Item = &SourceRef> {
+        self.sources.iter()
+    }
+
+    /// A source changes at once.
+    pub(in crate::index) fn set_at_once(&mut self, source: &SourceRef) {
+        self.sources.remove(source);
+        self.note(source);
+    }
+
+    pub(super) fn note(&mut self, source: &SourceRef) {
+        if let Some((_, since)) = &mut self.since {
+            since.insert(source.clone());
+        }
+    }
+}
