@@ -9,7 +9,8 @@ use serde::{Deserialize, de};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// An object, or what is known of one that cannot be read. Within the event of a watch its type stands before it.
+/// An object, or what is known of one that cannot be read. In the event of a watch the type must stand before the object, as API
+/// servers write it.
 #[derive(Clone, Debug)]
 pub enum Readable<T> {
     /// The object.
@@ -100,7 +101,7 @@ mod tests {
         }
         let text = format!("{{\"metadata\":{{\"name\":\"a\",\"managedFields\":[{{\"fieldsV1\":{deep}}}]}}}}");
         assert!(matches!(serde_json::from_str(&text), Ok(Readable::<ConfigMap>::Unreadable(_))));
-        let error = serde_json::from_str::<Readable<ConfigMap>>(r#"{"secret": "value"}"#).unwrap_err().to_string();
+        let error = serde_json::from_str::<Readable<ConfigMap>>(r#"["value"]"#).unwrap_err().to_string();
         assert!(!error.contains("value"), "{error}");
     }
 }

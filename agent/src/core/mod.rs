@@ -101,6 +101,8 @@ struct Run {
     rule: RuleName,
     /// It deletes, or may have to.
     deletes: bool,
+    /// It carries a removal out.
+    removes: bool,
     adds: Usage,
 }
 

@@ -32,7 +32,8 @@ impl Core {
         }
         self.stored_state.saving = Some(self.desired.generation());
         // What is purged is not put back after a restart, either: of no rule it is known where it has copies.
-        let rules = if self.stored_state.purge.is_some() { vec![] } else { self.desired.stored() };
+        let removals = self.runs.values().filter(|run| run.removes).map(|run| run.about.0.clone()).collect();
+        let rules = if self.stored_state.purge.is_some() { vec![] } else { self.desired.stored(&removals) };
         Some((self.desired.hub_cluster().map(str::to_owned), rules))
     }
 

@@ -140,6 +140,7 @@ impl Core {
             Work::Change(_, body) | Work::Overwrite(_, body) => body.recreate == Recreate::Yes,
             _ => false,
         };
+        let removes = matches!(&work, Work::Delete(_));
         let adds = match &work {
             Work::Create(_) | Work::Change(..) | Work::Adopt(..) | Work::Overwrite(..) => self.growth(copy, &about.0),
             _ => Usage::default(),
@@ -152,7 +153,7 @@ impl Core {
             Want::Kept(..) | Want::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
-        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift, others, rule, deletes, adds });
+        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift, others, rule, deletes, removes, adds });
         Some(work)
     }
 
@@ -229,6 +230,9 @@ impl Core {
 
     fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
         let Some(run) = self.runs.remove(copy) else { return };
+        if run.removes {
+            self.desired.removal_ended(&run.about.0);
+        }
         if let Some((key, kept)) = done.kept {
             self.has_kept(key, kept);
         }

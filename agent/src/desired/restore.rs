@@ -53,9 +53,9 @@ impl Desired {
         self.hub_cluster_uid.as_deref()
     }
 
-    /// The terms to store.
-    pub fn stored(&mut self) -> Vec<StoredRule> {
-        self.renew_tombstones();
+    /// The terms to store, while these removals are under way.
+    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
+        self.renew_tombstones(removals);
         let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
         rules
             .filter_map(|(uid, rule)| {

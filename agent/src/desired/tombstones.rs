@@ -87,14 +87,16 @@ impl Rule {
         !self.intents.contains_key(source) && (self.versions().is_none() || self.beside(&key()).next().is_none())
     }
 
-    /// Renews what is to be stored, of which there is room for so many.
-    fn renew_tombstones(&mut self, uid: &RuleUid, room: &mut usize) {
+    /// Renews what is to be stored, of which there is room for so many. A removal that is under way is carried out even if the
+    /// hub has sent the source again meanwhile.
+    fn renew_tombstones(&mut self, uid: &RuleUid, removals: &BTreeSet<IntentKey>, room: &mut usize) {
         // The hub has not yet spoken of these since a restart.
         let is_open = |source: &&SourceRef| self.intents.get(*source).map_or(self.unconfirmed, |held| held.found);
         let stored = &self.removals.stored;
         let old = stored.sources.iter().filter(is_open);
         let now = self.removals.orders.keys().filter(|source| self.is_removed(uid, source));
-        let sources: BTreeSet<_> = old.chain(now).take(*room + 1).cloned().collect();
+        let under_way = removals.iter().filter(|key| key.rule == *uid).map(|key| &key.source);
+        let sources: BTreeSet<_> = old.chain(now).chain(under_way).take(*room + 1).cloned().collect();
         let any = stored.any && (self.unconfirmed || self.intents.values().any(|held| held.found));
         let stored = if any || sources.len() > *room {
             Tombstones { sources: BTreeSet::new(), any: true }
@@ -123,11 +125,19 @@ impl Desired {
         self.order_of(key, copy).map_or(0, |order| order.generation)
     }
 
-    /// Renews the tombstones that are to be stored.
-    pub(super) fn renew_tombstones(&mut self) {
+    /// Renews the tombstones that are to be stored, while these removals are under way.
+    pub(super) fn renew_tombstones(&mut self, removals: &BTreeSet<IntentKey>) {
         let mut room = STORED_LIMIT;
         for (uid, rule) in &mut self.rules {
-            rule.renew_tombstones(uid, &mut room);
+            rule.renew_tombstones(uid, removals, &mut room);
+        }
+    }
+
+    /// A removal that was under way has ended. Where the hub has sent the source again, its tombstone is over.
+    pub fn removal_ended(&mut self, key: &IntentKey) {
+        let is_over = |rule: &Rule| rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source);
+        if self.rules.get(&key.rule).is_some_and(is_over) {
+            self.note_change();
         }
     }
 

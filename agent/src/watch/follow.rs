@@ -202,8 +202,7 @@ impl<S: Source> Follow<S> {
                 tracing::warn!(
                     resource,
                     namespace,
-                    unreadable,
-                    "a list has objects that cannot be read: they are left out"
+                    "a list has {unreadable} objects that cannot be read: they are left out"
                 );
             }
             for event in events {

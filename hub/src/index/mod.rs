@@ -12,6 +12,7 @@ mod clusters;
 #[cfg(test)]
 mod going_tests;
 mod grants;
+mod labels;
 #[cfg(test)]
 mod lent_tests;
 mod places;
@@ -41,6 +42,7 @@ use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
+use labels::LabelRoom;
 pub use places::PlaceState;
 use readers::Readers;
 pub use rendering::{RenderJob, Rendered};
@@ -178,8 +180,8 @@ pub struct Index {
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
     /// Rules by what they can select.
     readers: Readers,
-    /// Whether labels of some object were left out, as no rule chose by them.
-    left_out_labels: bool,
+    /// How many labels of objects are kept.
+    labels: LabelRoom,
     version: u64,
     /// The newest version of each rule.
     changes: BTreeMap<u64, RuleUid>,

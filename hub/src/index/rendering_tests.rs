@@ -470,6 +470,11 @@ fn labels_of_unselected_object_are_bounded() {
         all
     };
     let of = source(false, 0);
+    let kept = |index: &Index, name| index.source(&source(false, name)).map(|known| known.labels.len());
+    for name in 1..=11 {
+        index.saw(&source(false, name), 1, labelled(&[]));
+    }
+    assert_eq!((kept(&index, 1), kept(&index, 11)), (Some(50_000), Some(0)), "there is room for some objects");
     index.saw(&of, 1, labelled(&[("rule", "v0")]));
     assert_eq!(index.source(&of).map(|known| known.labels.len()), Some(0), "no rule chooses by any of them");
     let rule = rule(1, "v0", &json!({"all": true}), &json!({}), false);
@@ -480,4 +485,9 @@ fn labels_of_unselected_object_are_bounded() {
     // What is read of it is cut in the same way.
     index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
     assert_eq!((sent(&index, "c0"), index.source(&of).map(|known| known.labels.len())), (1, Some(1)));
+    // An object that goes makes room.
+    index.vanish_source(&source(false, 1), Instant::now());
+    index.bury(Instant::now() + GRACE, GRACE);
+    index.saw(&source(false, 11), 2, labelled(&[]));
+    assert_eq!(kept(&index, 11), Some(50_000));
 }

@@ -170,7 +170,7 @@ impl Index {
         }
         let news = self.readers.set(&entry.rule);
         self.rules.insert(uid, entry);
-        news && self.left_out_labels
+        news && self.labels.has_left_out()
     }
 
     fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {

@@ -21,18 +21,11 @@ pub fn version_number(version: Option<&str>) -> u64 {
     version.and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
-/// So many labels of an object are kept, and so many bytes of them, whether a rule chooses by them or not.
-const LABELS: usize = 64;
-const LABEL_BYTES: usize = 8192;
-
 impl Index {
-    /// The labels of an object that are kept. Whoever may make an object can give it tens of thousands, whether a rule selects it or
-    /// not: of more than are usual, only those are kept by which some rule chooses.
-    fn kept(&mut self, mut labels: BTreeMap<String, String>) -> BTreeMap<String, String> {
-        let bytes: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
-        if labels.len() > LABELS || bytes > LABEL_BYTES {
+    /// The labels of an object that are kept. Where there is no room for unusually many, those by which some rule chooses.
+    fn kept(&mut self, source: &SourceRef, mut labels: BTreeMap<String, String>) -> BTreeMap<String, String> {
+        if !self.labels.admits(source, &labels) {
             labels.retain(|key, _| self.readers.keeps(key));
-            self.left_out_labels = true;
         }
         labels
     }
@@ -40,7 +33,7 @@ impl Index {
     /// A watch shows an object that may be a source. From the first sight on the plans know that it is there; a change
     /// of one that is selected waits until its content has been read, so that labels and content change together.
     pub fn saw(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
-        let labels = self.kept(labels);
+        let labels = self.kept(source, labels);
         let doubtful = self.sightings.get(source).is_some_and(|sighting| sighting.doubtful);
         let before = self.sightings.get(source).map(|sighting| sighting.version);
         if !doubtful && before.is_some_and(|before| before > version) {
@@ -98,7 +91,7 @@ impl Index {
 
     /// An object was read. Void if a watch has said something newer since.
     pub fn read(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>, body: Body) -> Effect {
-        let labels = self.kept(labels);
+        let labels = self.kept(source, labels);
         let Some(sighting) = self.sightings.get_mut(source).filter(|sighting| sighting.version <= version) else {
             return Effect::default();
         };

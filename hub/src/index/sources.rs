@@ -88,6 +88,7 @@ impl Index {
         let mut effect = Effect::default();
         for source in gone {
             self.vanished.remove(&source);
+            self.labels.release(&source);
             let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
             if self.selected_by.contains_key(&source) {
                 self.was_deleted(now);

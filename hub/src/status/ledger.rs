@@ -428,7 +428,7 @@ mod tests {
         }
         assert!(!ledger.is_key_shared(&cluster, now));
         let news = ["a", "b", "a", "b"].map(|boot| connects(&mut ledger, of(boot, "k")));
-        assert_eq!(news, [false, false, true, false]);
+        assert_eq!(news, [false, false, false, true]);
         assert!(ledger.is_key_shared(&cluster, now));
         connects(&mut ledger, of("a", "k2"));
         assert!(!ledger.is_key_shared(&cluster, now), "the agent has another key now");

@@ -173,7 +173,7 @@ async fn object_with_a_time_beyond_all_calendars_stops_no_watch() -> Result<()> 
 }
 
 /// Of so many large ConfigMaps the text is as long as it can be in JSON.
-const ESCAPED: usize = 40;
+const ESCAPED: usize = 8;
 
 /// Objects of about 1 MB with the label of copies, as whoever may create objects in a namespace can make them.
 async fn make_large(stage: &Stage, hub_id: &str, count: usize) -> Result<()> {

@@ -205,6 +205,8 @@ impl World {
         match event {
             // A Lease that no replica has taken since the restore names who led before.
             Event::Election(Of::Touch) if self.restored.is_some() && self.leaders_since.is_empty() => {}
+            // A replica of the hub reads the Lease only when it decides to.
+            Event::Election(Of::Read(_)) => {}
             Event::Election(event) => {
                 let before = self.election.version;
                 self.election.happen(event);
