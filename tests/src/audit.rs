@@ -42,6 +42,7 @@ pub struct Write {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
+    stage: String,
     verb: String,
     user: User,
     #[serde(default)]
@@ -106,12 +107,17 @@ pub(crate) fn since(log: &Path, mark: Mark) -> Result<Vec<Write>> {
     file.read_to_string(&mut text).with_context(|| format!("cannot read {}", log.display()))?;
     // The last line may be in the making.
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-    complete.lines().map(write).collect()
+    complete.lines().filter_map(|line| write(line).transpose()).collect()
 }
 
-fn write(line: &str) -> Result<Write> {
+/// One request; none, if the line is the end of a watch that an earlier line has shown.
+fn write(line: &str) -> Result<Option<Write>> {
     let entry: Entry = serde_json::from_str(line).with_context(|| format!("an odd audit entry: {line}"))?;
-    Ok(Write {
+    let code = entry.response_status.map_or(0, |status| status.code);
+    if entry.verb == "watch" && entry.stage == "ResponseComplete" && code == 200 {
+        return Ok(None);
+    }
+    Ok(Some(Write {
         verb: entry.verb,
         group: entry.object_ref.api_group,
         resource: entry.object_ref.resource,
@@ -120,6 +126,28 @@ fn write(line: &str) -> Result<Write> {
         name: entry.object_ref.name,
         user: entry.user.username,
         user_agent: entry.user_agent,
-        code: entry.response_status.map_or(0, |status| status.code),
-    })
+        code,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watch_counts_once() {
+        let line = |stage: &str, verb: &str, code: u16| {
+            json!({"stage": stage, "verb": verb, "user": {"username": "u"}, "responseStatus": {"code": code}})
+                .to_string()
+        };
+        let lines = [
+            line("ResponseStarted", "watch", 200),
+            line("ResponseComplete", "watch", 200),
+            line("ResponseComplete", "watch", 403),
+            line("ResponseComplete", "get", 200),
+        ];
+        let read: Vec<_> =
+            lines.iter().filter_map(|line| write(line).unwrap()).map(|one| (one.verb, one.code)).collect();
+        assert_eq!(read, [("watch".to_owned(), 200), ("watch".to_owned(), 403), ("get".to_owned(), 200)]);
+    }
 }
