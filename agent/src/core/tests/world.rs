@@ -298,7 +298,10 @@ impl World {
     }
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
-        self.orders.sent(&rules);
+        // The agent takes no orders from a hub that has revoked its cluster.
+        if !self.core.revoked {
+            self.orders.sent(&rules);
+        }
         self.hear(Event::Hub(HubFrame::Batch(Batch { nonce: 1, rules }), vec![]));
     }
 
