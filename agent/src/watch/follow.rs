@@ -310,13 +310,11 @@ impl<S: Source> Follow<S> {
             let event = match next {
                 None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
                 None if works => return Ok(Ended::Early),
-                None => return Ok(self.failed_watch(WatchError::Unanswered)),
+                None => return Ok(self.broke(works, WatchError::Unanswered)),
                 Some(Ok(WatchEvent::Error(status))) if status.code == 410 => return Ok(Ended::Expired),
-                Some(Ok(WatchEvent::Error(status))) if works => return Ok(Ended::Failed(WatchError::Refused(status))),
-                Some(Ok(WatchEvent::Error(status))) => return Ok(self.failed_watch(WatchError::Refused(status))),
+                Some(Ok(WatchEvent::Error(status))) => return Ok(self.broke(works, WatchError::Refused(status))),
                 Some(Ok(event)) => event,
-                Some(Err(error)) if works => return Ok(Ended::Failed(error.into())),
-                Some(Err(error)) => return Ok(self.failed_watch(error.into())),
+                Some(Err(error)) => return Ok(self.broke(works, error.into())),
             };
             if !std::mem::replace(&mut works, true) {
                 self.is_answered().await?;
@@ -347,9 +345,11 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    /// A watch has failed as soon as it was open.
-    fn failed_watch(&mut self, error: WatchError) -> Ended {
-        self.failed_watches = self.failed_watches.saturating_add(1);
+    /// An open watch has failed; whether it had worked before.
+    fn broke(&mut self, worked: bool, error: WatchError) -> Ended {
+        if !worked {
+            self.failed_watches = self.failed_watches.saturating_add(1);
+        }
         Ended::Failed(error)
     }
 

@@ -91,7 +91,7 @@ impl Index {
 
     /// Whether what takes long is done elsewhere.
     pub(super) fn is_aside(&self) -> bool {
-        self.rendering.aside
+        self.rendering.is_aside()
     }
 
     /// The rule as it was given last: what the index has of it may wait to be rendered.
