@@ -110,7 +110,7 @@ fn an_api_server_that_is_away_is_waited_for_and_a_signal_ends_the_wait() {
 }
 
 #[test]
-fn malformed_join_string_is_logged_before_the_api_server_answers() {
+fn malformed_join_string_is_logged_without_an_api_server() {
     let folder = Folder::new("malformed");
     let command = with_files(&folder.kubeconfig(), &folder.write("joined", "hello"));
     logs_and_ends(command, &folder.write("log", ""), &["joined", "not a join string", "token create"]);

@@ -149,7 +149,7 @@ async fn object_that_cannot_be_read_is_left_out_and_stops_nothing() {
 }
 
 #[tokio::test]
-async fn watch_that_fails_when_it_is_open_is_lost_and_followed_by_a_list() {
+async fn watch_that_fails_when_open_is_lost_and_listed_again() {
     for watch in [Watch::Ends(vec![event("ERROR", status(500))]), Watch::Ends(vec![])] {
         let code = if matches!(&watch, Watch::Ends(events) if events.is_empty()) { "lost 0" } else { "lost 500" };
         let api = Arc::new(FakeApi::new(vec![plain("a")], [watch]));

@@ -228,7 +228,7 @@ fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
 }
 
 #[test]
-fn answer_to_the_first_of_two_removals_is_not_taken_for_the_second() {
+fn answer_to_the_first_removal_does_not_answer_the_second() {
     let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
     let mut session = agent.connect();
     for claim in [wanted("r", &[(1, content(1))]).1, Claim::Unwanted(DeletionPolicy::Delete)].iter().cycle().take(4) {

@@ -49,7 +49,7 @@ fn adopted_object_keeps_its_content_when_the_source_changes() {
 }
 
 #[test]
-fn adopted_object_follows_its_source_where_overwriting_is_allowed() {
+fn adopted_object_follows_its_source_with_overwriting_allowed() {
     let mut world = adopted();
     let overwriting = Terms { conflict_policy: ConflictPolicy::Overwrite, created_at: 7, ..adopting("r") };
     send(&mut world, overwriting.clone(), 2);
