@@ -31,7 +31,7 @@ fn adopted() -> World {
 }
 
 fn failure(world: &World) -> Failure {
-    world.told_state("r").unwrap().failures[0].clone()
+    world.reported_state("r").unwrap().failures[0].clone()
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn adopted_object_is_released_when_its_rule_goes() {
         world.settle();
         let object = &world.objects[&copy("a", "s0")];
         assert_eq!((object.live.ownership, object.labelled), (Ownership::Foreign, false));
-        assert!(world.told_state("r").unwrap().gone);
+        assert!(world.reported_state("r").unwrap().gone);
     }
 }
 
@@ -96,7 +96,7 @@ fn adopted_object_passes_to_another_rule_as_it_is() {
     send(&mut world, Terms { created_at: 200, ..adopting("q") }, 1);
     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
     world.settle();
-    assert!(world.told_state("r").unwrap().gone, "the other rule does not hold it back");
+    assert!(world.reported_state("r").unwrap().gone, "the other rule does not hold it back");
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 1) && world.objects[&copy("a", "s0")].live.adopted);
 }
 

@@ -38,7 +38,7 @@ fn what_copies_held_is_kept_before_they_change_and_put_back() {
     world.batch(vec![said(failed(1))]);
     world.settle_now();
     assert!(holds(&world, 1));
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.travel, state.left, state.counts.applied, state.counts.copies), (failed(1), 0, 4, 4));
     assert_eq!(kept(&world, "s0"), Some(Some(1)), "it stays the last good one");
     // Somebody spoils a copy that went back; the hub is away, and the agent begins again.
@@ -59,7 +59,7 @@ fn what_copies_held_is_kept_before_they_change_and_put_back() {
     world.batch(vec![said(failed(1))]);
     world.settle();
     assert!(holds(&world, 1));
-    assert_eq!(world.told_state("r").unwrap().travel, failed(1));
+    assert_eq!(world.reported_state("r").unwrap().travel, failed(1));
     // A newer edit goes through, and nothing is kept any more.
     world.batch(vec![edit(3, keep(1))]);
     world.settle_now();
@@ -68,7 +68,7 @@ fn what_copies_held_is_kept_before_they_change_and_put_back() {
     world.batch(vec![said(Travel::Plain)]);
     world.settle_now();
     assert!(holds(&world, 3) && world.kept.is_empty());
-    assert_eq!(world.told_state("r").unwrap().travel, Travel::Plain);
+    assert_eq!(world.reported_state("r").unwrap().travel, Travel::Plain);
     // What it goes back to from then on is that.
     world.batch(vec![edit(4, keep(3))]);
     world.settle_now();
@@ -84,11 +84,11 @@ fn what_the_change_made_stays_and_is_counted_and_what_it_could_not_make_is_not_t
     let upserts = vec![intent("s0", 2), intent("s2", 1), intent("s3", 1)];
     world.batch(vec![RuleDelta { upserts, ..said(keep(1)) }]);
     world.settle_now();
-    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     assert_eq!(kept(&world, "s2"), Some(None));
     world.batch(vec![said(failed(1))]);
     world.settle();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.left, state.counts.failed, state.counts.applied), (2, 0, 6));
     assert!(holds(&world, 1) && world.holds(&copy("a", "s2"), "r", "s2", 1));
     assert!(!world.objects.contains_key(&copy("a", "s3")));
@@ -122,7 +122,7 @@ fn what_is_of_an_older_base_is_worth_nothing() {
     world.batch(vec![said(failed(2))]);
     world.settle_now();
     assert!(holds(&world, 2) && world.kept.is_empty());
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.travel), (4, failed(2)));
     world.batch(vec![edit(3, keep(2))]);
     world.settle_now();
@@ -210,7 +210,7 @@ fn the_policy_of_the_cluster_holds_for_what_goes_back() {
     world.settle();
     world.set_namespace("new", None);
     world.settle();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed, state.failures[0].reason), (1, 1, Reason::Denied));
 }
 
@@ -218,7 +218,7 @@ fn the_policy_of_the_cluster_holds_for_what_goes_back() {
 fn what_is_left_is_counted_while_it_stands_and_the_rule_goes_back() {
     let left = |world: &mut World| {
         world.settle();
-        world.told_state("r").unwrap().left
+        world.reported_state("r").unwrap().left
     };
     let mut world = applied();
     // The change touches one and makes two, of which one cannot be made.
@@ -234,7 +234,7 @@ fn what_is_left_is_counted_while_it_stands_and_the_rule_goes_back() {
     world.sent.clear();
     world.connect();
     assert_eq!(left(&mut world), 2);
-    let first = world.told_states("r").first().map(|state| state.left);
+    let first = world.reported_states("r").first().map(|state| state.left);
     assert_eq!(first, Some(2), "a hub that has just begun hears it at once");
     // What somebody deletes does not come again, and is not left any more.
     world.delete(&copy("b", "s2"));
@@ -291,7 +291,7 @@ fn what_went_wrong_does_not_come_again_where_what_is_to_replace_it_is_refused() 
         assert!(world.holds(&copy("a", "s1"), "r", "s1", 3));
         // Nothing was kept of what the change made: that stays, and no more of it is made.
         assert!(world.holds(&copy("a", "s2"), "r", "s2", 2) && !world.objects.contains_key(&copy("b", "s2")));
-        let counts = world.told_state("r").unwrap().counts;
+        let counts = world.reported_state("r").unwrap().counts;
         assert_eq!((counts.copies, counts.applied, counts.failed), (6, 2, 4));
         // The next one that it can read is written, and what is kept of that is still what did well.
         world.batch(vec![edit(4, goes_on.clone())]);

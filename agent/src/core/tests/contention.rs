@@ -31,7 +31,7 @@ fn copy_rewritten_to_an_older_revision_is_contended() {
     }
     let writes = world.writes - before;
     assert!((fight::LIMIT + 1..20).contains(&writes), "{writes} writes in 1000 s");
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
 }
 
@@ -56,7 +56,7 @@ fn rewritten_copy_is_left_where_drift_is_reported() {
     reapply(&mut world, &copy("a", "s0"), 1);
     world.settle_now();
     assert_eq!(world.writes, before);
-    assert_eq!(world.told_state("r").unwrap().counts.drifted, 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.drifted, 1);
     // A new revision ends it.
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 3)], ..RuleDelta::new("r".into()) }]);
     world.settle_now();

@@ -40,7 +40,7 @@ fn restored_cluster_is_corrected_whatever_its_versions() {
     for namespace in ["a", "b"] {
         assert!(world.holds(&copy(namespace, "s0"), "r", "s0", 2), "{namespace}");
     }
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 4);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn source_deleted_out_of_sight_does_not_come_back() {
     world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
     world.settle();
     assert!(!world.objects.keys().any(|copy| *copy.name == *"s0"), "{:?}", world.objects.keys());
-    assert_eq!(world.told_state("r").unwrap().counts.copies, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.copies, 2);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn saved_copy_that_is_created_again_is_reported_and_left() {
     // A copy of a rule that is gone altogether.
     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("r".into()) }]);
     world.settle();
-    assert!(world.objects.is_empty() && world.told_state("r").unwrap().gone);
+    assert!(world.objects.is_empty() && world.reported_state("r").unwrap().gone);
     world.make(&place, saved);
     wait(&mut world);
     assert_eq!(resyncs(&world).pop().unwrap().uid.as_str(), "r");
@@ -126,7 +126,7 @@ fn copies_sealed_with_a_lost_key_are_reported_and_removable() {
     world.restart();
     world.connect();
     wait(&mut world);
-    let held = world.told_state("r").unwrap();
+    let held = world.reported_state("r").unwrap();
     assert_eq!((held.intents, held.terms_digest), (2, None));
     assert!(pairs(&world, "r").iter().all(|(_, revision)| *revision == Revision([0; 16])));
     // s0 is wanted, s1 is not.

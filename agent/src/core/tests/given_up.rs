@@ -42,7 +42,7 @@ fn world() -> World {
 }
 
 fn waiting(world: &World) -> Option<GivenUp> {
-    world.told_state("r").unwrap().given_up
+    world.reported_state("r").unwrap().given_up
 }
 
 fn digest(world: &World) -> AskedDigest {
@@ -61,7 +61,7 @@ fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
     let writes = world.writes;
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
-    let told = world.told_state("r").unwrap();
+    let told = world.reported_state("r").unwrap();
     assert_eq!((told.counts.copies, told.counts.applied, told.counts.removing), (4, 4, 0));
     let given_up = told.given_up.unwrap();
     assert_eq!((given_up.copies, &given_up.namespaces[..]), (2, &["a".to_owned()][..]));
@@ -85,7 +85,7 @@ fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
     world.let_go("r", given_up.digest);
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 4);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
     // Others of the same names are others.
     world.set_namespace("a", Some(labelled("prod")));
     world.settle();
@@ -501,7 +501,7 @@ proptest! {
                 Step::Settle => {}
             }
             world.settle_now();
-            digests.extend(world.told_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
+            digests.extend(world.reported_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
             for (copy, uid) in before {
                 let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
                 prop_assert!(stands || named.contains(&uid), "{copy} went");
@@ -548,7 +548,7 @@ fn a_rule_that_cannot_have_what_waits_to_go_says_what_is_in_its_way() {
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
-    let told = world.told_state("q").unwrap();
+    let told = world.reported_state("q").unwrap();
     assert_eq!((told.counts.failed, told.counts.under_way()), (1, 0), "{told:?}");
     assert_eq!(told.failures[0].reason, Reason::AmbiguousSource);
 }

@@ -218,7 +218,7 @@ impl Hub {
     /// Of every rule whose copies are all applied, or wait, the agent has proved what the hub wants; and of no other one anything.
     fn is_shown_proofs(&self, world: &World) -> Result<(), TestCaseError> {
         for (uid, (_, sources)) in &self.rules {
-            let Some(state) = world.told_state(uid) else { continue };
+            let Some(state) = world.reported_state(uid) else { continue };
             let wanted = proof_of(uid, sources.iter().map(|(name, revision)| (name.as_str(), *revision)));
             let all = state.counts.applied + state.counts.waiting == state.counts.copies;
             prop_assert_eq!(state.proof, all.then_some(wanted), "{} {:?}", uid, state.counts);

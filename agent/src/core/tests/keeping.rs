@@ -21,7 +21,7 @@ fn applied_and_reporting() -> World {
 }
 
 fn counts(world: &World) -> Counts {
-    world.told_state("r").unwrap().counts
+    world.reported_state("r").unwrap().counts
 }
 
 fn notices(world: &mut World, fits: fn(&Notice) -> bool) -> usize {
@@ -35,7 +35,7 @@ fn a_changed_copy_is_left_and_counted_until_its_source_changes() {
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
     assert_eq!((counts(&world).drifted, counts(&world).applied, counts(&world).failed), (1, 3, 0));
-    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Drifted);
+    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Drifted);
     // The agent's restart changes nothing of it, and neither does a rest.
     world.restart();
     world.connect();
@@ -119,7 +119,7 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     assert_eq!(world.objects[&copy("b", "s0")].live.ownership, Ownership::Foreign);
     assert_eq!((counts(&world).applied, counts(&world).failed, world.writes), (1, 1, 1));
-    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
     // It becomes equal: nobody tells, and it is found out all the same.
     world.edit(&copy("b", "s0"), |object| object.equal = true);
     world.settle();
@@ -137,14 +137,14 @@ fn an_object_that_is_not_ours_is_overwritten_where_that_is_said_and_the_policy_l
         let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
         world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
         world.settle();
-        assert_eq!((world.writes, world.told_state("r").unwrap().takeovers.is_some()), (0, allowed));
+        assert_eq!((world.writes, world.reported_state("r").unwrap().takeovers.is_some()), (0, allowed));
         world.let_overwrite("r");
         let said = |notice: &Notice| matches!(notice, Notice::Overwritten(_, _, Some(who)) if &**who == "helm");
         assert_eq!(world.holds(&copy("a", "s0"), "r", "s0", 1), allowed);
         assert_eq!(notices(&mut world, said), usize::from(allowed));
         assert_eq!(world.core.totals().overwritten, u64::from(allowed));
         if !allowed {
-            assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Denied);
+            assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Denied);
             // The place is taken when it becomes free.
             world.delete(&copy("a", "s0"));
             world.settle();
@@ -173,7 +173,7 @@ fn in_the_hubs_own_cluster_no_source_is_taken_over() {
     world.batch(vec![of_others, RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) }]);
     world.settle();
     assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Foreign);
-    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
     }
     turn(&mut world);
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "it is still put back");
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
     assert!(state.failures[0].message.starts_with("argocd-controller "), "{}", state.failures[0].message);
     // However long they go on: each time later, and nothing new is said.
@@ -201,7 +201,7 @@ fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
         world.now += Duration::from_secs(240);
         world.settle_now();
         assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-        assert_eq!(world.told_state("r").unwrap().failures, state.failures);
+        assert_eq!(world.reported_state("r").unwrap().failures, state.failures);
     }
     let all = world.core.take_notices();
     let fights =
@@ -301,7 +301,7 @@ proptest! {
         world.settle();
         prop_assert_eq!(world.core.totals().overwritten, 0, "the hub has not said a word");
         world.let_overwrite("r");
-        let drifted = world.told_state("r").unwrap().counts.drifted;
+        let drifted = world.reported_state("r").unwrap().counts.drifted;
         let mut left = 0;
         for namespace in ["a", "b"] {
             for (source, revision) in revisions.iter().enumerate() {

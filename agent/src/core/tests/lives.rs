@@ -123,9 +123,9 @@ fn play(steps: &[Step]) -> Result<(), TestCaseError> {
     for number in 1..=lives.created {
         let uid = format!("r{number}");
         prop_assert!(
-            lives.world.told_state(&uid).is_some_and(|state| state.gone),
+            lives.world.reported_state(&uid).is_some_and(|state| state.gone),
             "{uid} is not reported as gone: {:?}",
-            lives.world.told_states(&uid)
+            lives.world.reported_states(&uid)
         );
     }
     prop_assert_eq!(lives.world.core.counts(), Counts::default());

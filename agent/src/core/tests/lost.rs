@@ -23,18 +23,18 @@ fn receive(world: &mut World, event: Event) {
 #[test]
 fn lost_watch_is_reported_and_nothing_proved_until_it_is_back() {
     let mut world = applied();
-    assert!(world.told_state("r").unwrap().proof.is_some());
+    assert!(world.reported_state("r").unwrap().proof.is_some());
     assert_eq!(sent_lost(&world), None);
     receive(&mut world, Event::WatchLost(WatchScope::Copies(area("configmaps")), 0));
     receive(&mut world, Event::WatchLost(WatchScope::Namespaces, 0));
     assert_eq!(sent_lost(&world), Some(vec![("configmaps", 0), ("namespaces", 0)]));
     world.batch(vec![with_terms("r", Terms { created_at: 101, ..terms("r", &["a", "b"]) })]);
     world.settle_now();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.proof), (4, None));
     receive(&mut world, Event::WatchResumed(WatchScope::Namespaces));
     assert_eq!(sent_lost(&world), Some(vec![("configmaps", 0)]));
-    assert_eq!(world.told_state("r").unwrap().proof, None);
+    assert_eq!(world.reported_state("r").unwrap().proof, None);
     // What happened meanwhile is reported before the message that no watch is lost.
     world.objects.remove(&copy("a", "s0"));
     world.poisoned.insert("s0".into());
@@ -87,14 +87,14 @@ fn kind_that_cannot_be_listed_stops_no_other_kind() {
     world.settle();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "the other kind is kept right");
     assert_eq!(sent_lost(&world), Some(vec![("secrets", 500)]));
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (4, 2));
     let failure = &state.failures[0];
     assert_eq!(failure.reason, Reason::Unavailable);
     assert!(failure.message.contains("kubectl get secrets"), "{}", failure.message);
     world.list_area(&broken);
     world.settle();
-    assert_eq!((world.told_state("r").unwrap().counts.applied, sent_lost(&world)), (6, Some(vec![])));
+    assert_eq!((world.reported_state("r").unwrap().counts.applied, sent_lost(&world)), (6, Some(vec![])));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
     assert!(world.core.has_started());
     world.connect();
     world.settle();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.intents, state.counts.copies, state.counts.failed), (2, 4, 4));
     assert_eq!(state.failures[0].reason, Reason::Forbidden);
     assert!(state.failures[0].message.contains("kubectl auth can-i list namespaces"), "{}", state.failures[0].message);

@@ -46,7 +46,7 @@ fn what_the_hub_sends_is_made_acked_and_reported() {
     }
     assert_eq!(world.writes, 4);
     assert!(world.sent.contains(&AgentFrame::Ack(1, vec![])));
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.copies, state.counts.applied, state.intents), (4, 4, 2));
     assert!(world.objects.values().all(|object| object.labelled));
 }
@@ -54,12 +54,12 @@ fn what_the_hub_sends_is_made_acked_and_reported() {
 #[test]
 fn after_a_restart_nothing_is_written_and_everything_is_held() {
     let mut world = applied();
-    let before = world.told_state("r").unwrap();
+    let before = world.reported_state("r").unwrap();
     world.restart();
     world.connect();
     world.settle();
     assert_eq!(world.writes, 4);
-    assert_eq!(world.told_state("r").unwrap(), before);
+    assert_eq!(world.reported_state("r").unwrap(), before);
 }
 
 #[test]
@@ -86,12 +86,12 @@ fn what_was_damaged_without_a_twin_waits_for_the_hub_and_is_asked_for() {
     world.connect();
     world.settle_now();
     assert!(world.sent.contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")])));
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.failed, state.failures[0].reason), (2, Reason::WaitingForHub));
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 4);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
 }
 
 #[test]
@@ -133,15 +133,15 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
     world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 2);
-    assert_eq!(world.told_state("r").unwrap().intents, 1);
+    assert_eq!(world.reported_state("r").unwrap().intents, 1);
     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Retain), ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert!(world.objects.values().all(|object| object.live.ownership == Ownership::Retained && !object.labelled));
-    assert!(world.told_state("r").unwrap().gone);
+    assert!(world.reported_state("r").unwrap().gone);
     assert!(world.stored.is_empty());
     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..RuleDelta::new("never-held".into()) }]);
     world.settle_now();
-    assert!(world.told_state("never-held").unwrap().gone);
+    assert!(world.reported_state("never-held").unwrap().gone);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn the_older_rule_wins_a_copy_and_the_other_is_told() {
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..with_terms("q", younger) }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-    let state = world.told_state("q").unwrap();
+    let state = world.reported_state("q").unwrap();
     assert_eq!(state.failures[0].reason, Reason::Superseded);
     assert_eq!(state.failures[0].message, "team/r wins this copy: it is older");
     // A rule that the hub has forgotten gives way, and keeps what nobody else wants.
@@ -185,7 +185,7 @@ fn two_sources_of_one_rule_for_one_copy_are_both_left() {
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
     world.settle_now();
     assert!(world.objects.is_empty());
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.copies, state.failures[0].reason), (1, Reason::AmbiguousSource));
 }
 
@@ -200,7 +200,7 @@ fn a_namespace_that_is_chosen_by_name_and_glob_and_label_counts_once() {
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", chosen) }]);
     world.settle_now();
     assert_eq!((world.objects.len(), world.writes), (1, 1));
-    let counts = world.told_state("r").unwrap().counts;
+    let counts = world.reported_state("r").unwrap().counts;
     assert_eq!((counts.copies, counts.applied), (1, 1));
 }
 
@@ -211,7 +211,7 @@ fn namespaces_that_come_get_copies_and_those_that_leave_the_choice_lose_them() {
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["app-*", "later"])) }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 1);
-    assert_eq!(world.told_state("r").unwrap().counts.waiting, 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.waiting, 1);
     for name in ["app-2", "later"] {
         world.set_namespace(name, Some(Namespace::default()));
         world.settle_now();
@@ -224,11 +224,11 @@ fn namespaces_that_come_get_copies_and_those_that_leave_the_choice_lose_them() {
     let writes = world.writes;
     world.set_namespace("later", Some(Namespace { terminating: true, ..Namespace::default() }));
     world.settle_now();
-    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::NamespaceTerminating);
+    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::NamespaceTerminating);
     world.set_namespace("later", None);
     world.settle_now();
     assert_eq!((world.objects.len(), world.writes), (1, writes));
-    assert_eq!(world.told_state("r").unwrap().counts.waiting, 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.waiting, 1);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_foreign_object_is_left_alone_until_it_goes() {
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
     world.settle();
     assert_eq!(world.objects[&copy("a", "s0")].live.ownership, Ownership::Foreign);
-    assert_eq!(world.told_state("r").unwrap().failures[0].reason, Reason::Conflict);
+    assert_eq!(world.reported_state("r").unwrap().failures[0].reason, Reason::Conflict);
     world.delete(&copy("a", "s0"));
     world.now += Duration::from_secs(30);
     world.settle_now();
@@ -290,7 +290,7 @@ fn one_bad_object_does_not_delay_others_and_is_tried_again_when_it_changes() {
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a"])) }]);
     world.settle_now();
     assert_eq!(world.objects.len(), 39);
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (39, 1));
     world.poisoned.clear();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
@@ -322,7 +322,7 @@ fn unreadable_and_unknown_items_are_refused_and_count_as_held() {
     world.batch(vec![RuleDelta { upserts: vec![unknown, broken], ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "what was in force stays");
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.intents, state.counts.copies, state.counts.failed), (3, 6, 4));
     let refused = world.sent.iter().find_map(|frame| match frame {
         AgentFrame::Ack(_, refused) if !refused.is_empty() => Some(refused.len()),
@@ -346,7 +346,7 @@ fn the_hubs_own_cluster_never_touches_a_source() {
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["team", "a"])) }]);
     world.settle_now();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);
-    assert_eq!(world.told_state("r").unwrap().counts.copies, 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.copies, 1);
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn a_rule_rests_and_goes_on_by_a_word_and_keeps_the_terms_that_it_has() {
     let word = |suspend| RuleDelta { suspend: Some(suspend), ..RuleDelta::new("r".into()) };
     let mut world = applied();
     let terms_of = |world: &World| {
-        let state = world.told_state("r").unwrap();
+        let state = world.reported_state("r").unwrap();
         (state.suspended, state.terms_digest)
     };
     let (_, digest) = terms_of(&world);

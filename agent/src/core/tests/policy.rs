@@ -21,7 +21,7 @@ fn a_narrower_policy_leaves_what_is_there_and_a_wider_one_goes_on_at_once() {
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
     world.batch(vec![RuleDelta { upserts: vec![intent("s1", 2)], ..RuleDelta::new("r".into()) }]);
     world.settle();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.copies, state.counts.applied, state.counts.failed), (4, 2, 2));
     assert_eq!(reasons(&state), [(Reason::Denied, "b"), (Reason::Denied, "b")]);
     assert!(state.failures[0].message.contains("namespaces.denied"));
@@ -33,7 +33,7 @@ fn a_narrower_policy_leaves_what_is_there_and_a_wider_one_goes_on_at_once() {
     world.set_policy(Policy::open());
     world.settle_now();
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 2);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn sizes_kinds_and_creation_are_judged_before_anything_is_written() {
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms) }]);
     world.settle();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "small")]);
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (1, 5));
     let said: String = state.failures.iter().map(|failure| failure.message.as_str()).collect();
     for field in ["maxObjectBytes", "(kinds)", "createNamespaces"] {
@@ -59,7 +59,7 @@ fn sizes_kinds_and_creation_are_judged_before_anything_is_written() {
     }
     world.set_policy(policy("createNamespaces: true"));
     world.settle_now();
-    assert_eq!((world.objects.len(), world.told_state("r").unwrap().counts.applied), (6, 6));
+    assert_eq!((world.objects.len(), world.reported_state("r").unwrap().counts.applied), (6, 6));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn what_a_policy_says_of_content_holds_after_a_restart_too() {
     world.connect();
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
-    assert_eq!(reasons(&world.told_state("r").unwrap()), [(Reason::Denied, "a"), (Reason::Denied, "b")]);
+    assert_eq!(reasons(&world.reported_state("r").unwrap()), [(Reason::Denied, "a"), (Reason::Denied, "b")]);
     assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1));
 }
 
@@ -83,12 +83,12 @@ fn a_namespace_refuses_copies_by_itself() {
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
     world.batch(vec![RuleDelta { upserts: vec![intent("s2", 1)], ..RuleDelta::new("r".into()) }]);
     world.settle();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed), (3, 3));
     assert!(state.failures.iter().all(|failure| failure.message.contains("runnel.dev/inbound")), "{state:?}");
     world.set_namespace("b", Some(Namespace::default()));
     world.settle_now();
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 6);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 6);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_namespace_without_a_role_does_not_hold_up_the_others() {
     world.batch(vec![RuleDelta { upserts, ..with_terms("r", terms("r", &["a", "b", "c"])) }]);
     world.settle();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!(reasons(&state), [(Reason::Forbidden, "b"), (Reason::Denied, "c")]);
     // A rule that has nothing to do with the namespace goes as if nothing were missing; one that has, does not.
     let there = |uid| RuleDelta { upserts: vec![intent("s1", 1)], ..with_terms(uid, terms(uid, &["a"])) };
@@ -110,13 +110,13 @@ fn a_namespace_without_a_role_does_not_hold_up_the_others() {
     world.settle_now();
     world.batch(vec![gone("q"), gone("r")]);
     world.settle();
-    assert!(world.told_state("q").unwrap().gone);
-    let state = world.told_state("r").unwrap();
+    assert!(world.reported_state("q").unwrap().gone);
+    let state = world.reported_state("r").unwrap();
     assert!(!state.gone);
     assert_eq!((state.counts.removing, reasons(&state)), (1, vec![(Reason::Forbidden, "b")]));
     world.permit(&area("b"));
     world.settle_now();
-    assert!(world.told_state("r").unwrap().gone && world.objects.is_empty());
+    assert!(world.reported_state("r").unwrap().gone && world.objects.is_empty());
 }
 
 #[test]
@@ -127,18 +127,18 @@ fn a_role_that_is_applied_or_taken_away_is_noticed_without_a_restart() {
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a", "b"])) }]);
     world.settle();
-    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     for namespace in ["a", "b"] {
         world.permit(&area(namespace));
         world.settle_now();
         assert!(world.holds(&copy(namespace, "s0"), "r", "s0", 1));
     }
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 2);
     let writes = world.writes;
     world.forbid(&area("a"));
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.settle();
-    assert_eq!((world.writes, world.told_state("r").unwrap().counts.failed), (writes, 1));
+    assert_eq!((world.writes, world.reported_state("r").unwrap().counts.failed), (writes, 1));
     world.permit(&area("a"));
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
@@ -186,7 +186,7 @@ fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
     assert_eq!(world.objects.len(), 1, "four were to go");
     world.now += crate::report::INTERVAL;
     world.settle_now();
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.copies, state.counts.removing), (0, 1));
     assert_eq!(state.failures[0].reason, Reason::DeleteLimit);
     assert!(state.failures[0].message.contains("deletesPerHour"));
@@ -197,5 +197,5 @@ fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
     world.now += std::time::Duration::from_secs(3600);
     world.settle_now();
     assert!(world.objects.is_empty());
-    assert!(world.told_state("r").is_none_or(|state| state.gone));
+    assert!(world.reported_state("r").is_none_or(|state| state.gone));
 }

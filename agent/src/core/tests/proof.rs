@@ -3,7 +3,7 @@ use super::*;
 
 fn proved(world: &mut World) -> Option<Proof> {
     world.settle_now();
-    world.told_state("r").unwrap().proof
+    world.reported_state("r").unwrap().proof
 }
 
 #[test]
@@ -12,7 +12,7 @@ fn what_stands_is_proved_and_an_edit_when_all_its_copies_have_it() {
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 1), ("s1", 1)])));
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 2), ("s1", 1)])));
-    let between: Vec<_> = world.told_states("r").into_iter().filter(|state| state.counts.under_way() > 0).collect();
+    let between: Vec<_> = world.reported_states("r").into_iter().filter(|state| state.counts.under_way() > 0).collect();
     assert!(between.iter().all(|state| state.proof.is_none()), "{between:?}");
     world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 2)])));
@@ -28,7 +28,7 @@ fn one_copy_of_many_that_holds_something_else_changes_the_proof_until_it_is_mend
     world.edit(&copy("b", "s1"), |object| object.live.facts.digest = other());
     let wrong = proved(&mut world);
     assert!(wrong.is_some() && wrong != right, "{wrong:?}");
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 4);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
     // Even where all copies of a source are alike.
     world.edit(&copy("a", "s1"), |object| object.live.facts.digest = other());
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 1), ("s1", 7)])));
@@ -62,7 +62,7 @@ fn copies_that_wait_for_their_namespace_count_as_sent_and_what_is_left_alone_doe
     let delta = |terms| RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) };
     world.batch(vec![delta(terms("r", &["later"]))]);
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 1)])));
-    assert_eq!(world.told_state("r").unwrap().counts.waiting, 1);
+    assert_eq!(world.reported_state("r").unwrap().counts.waiting, 1);
     world.set_namespace("later", Some(Namespace::default()));
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 1)])));
 

@@ -22,12 +22,12 @@ fn intents(names: std::ops::Range<u8>, revision: u8) -> Vec<Intent> {
 }
 
 fn counts(world: &World, uid: &str) -> (u32, u32) {
-    let counts = world.told_state(uid).unwrap().counts;
+    let counts = world.reported_state(uid).unwrap().counts;
     (counts.applied, counts.failed)
 }
 
 fn message(world: &World, uid: &str) -> String {
-    let failure = world.told_state(uid).unwrap().failures[0].clone();
+    let failure = world.reported_state(uid).unwrap().failures[0].clone();
     assert_eq!(failure.reason, Reason::Denied);
     failure.message
 }

@@ -42,14 +42,14 @@ fn a_renamed_copy_stands_under_its_new_name_before_the_old_one_goes() {
         let live = &world.objects[&copy(namespace, "s0-eu")].live;
         assert!(live.holds(&"r".into(), &copy("team", "s0").as_copy("s0-eu"), &Revision([2; 16])));
     }
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.copies, state.counts.applied, state.counts.removing), (4, 4, 0));
     // What was renamed is known again after a restart.
     let writes = world.writes;
     world.restart();
     world.connect();
     world.settle();
-    assert_eq!((world.writes, world.told_state("r").unwrap()), (writes, state));
+    assert_eq!((world.writes, world.reported_state("r").unwrap()), (writes, state));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn the_old_copy_stays_while_the_new_one_cannot_be_made_and_goes_when_it_can() {
     rename(&mut world, "s0", "s0-eu", 2);
     world.settle();
     assert!(world.objects.contains_key(&copy("a", "s0")));
-    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     world.poisoned.clear();
     world.settle();
     assert!(!world.objects.contains_key(&copy("a", "s0")) && world.objects.contains_key(&copy("a", "s0-eu")));

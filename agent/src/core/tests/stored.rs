@@ -46,7 +46,7 @@ fn crash_in_a_removal_creates_no_removed_copy() {
     world.settle();
     assert_eq!(names(&world), ["a/s1", "b/s1"]);
     assert_eq!(world.stored[0].tombstones, Default::default(), "what is over is not stored for ever");
-    assert_eq!(world.told_state("r").unwrap().counts.applied, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 2);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn crash_in_the_removal_of_a_rule_creates_no_removed_copy() {
     world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..delta() }]);
     world.settle();
     assert!(world.objects.is_empty());
-    assert!(world.told_state("r").unwrap().gone);
+    assert!(world.reported_state("r").unwrap().gone);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn removal_waits_for_the_store() {
         assert!(world.save(false));
         world.settle();
         assert_eq!(world.objects.len(), 4);
-        let state = world.told_state("r").unwrap();
+        let state = world.reported_state("r").unwrap();
         assert_eq!(state.failures[0].reason, Reason::Unavailable, "{state:?}");
         assert!(state.failures[0].message.contains("runnel-agent-terms"), "{state:?}");
         assert!(world.save(true));

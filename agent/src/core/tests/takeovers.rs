@@ -8,7 +8,7 @@ use crate::records::IntentKey;
 use runnel_proto::model::*;
 
 fn counts(world: &World) -> Counts {
-    world.told_state("r").unwrap().counts
+    world.reported_state("r").unwrap().counts
 }
 
 /// A rule that is to overwrite two objects, beside one that is equal.
@@ -26,7 +26,7 @@ fn overwriting() -> World {
 }
 
 fn waiting(world: &World) -> (u32, AskedDigest) {
-    let told = world.told_state("r").and_then(|state| state.takeovers);
+    let told = world.reported_state("r").and_then(|state| state.takeovers);
     told.map_or((0, AskedDigest([0; 16])), |told| (told.objects, told.digest))
 }
 
@@ -43,7 +43,7 @@ fn permitted_in_vain() -> (World, AskedDigest) {
 fn nothing_is_overwritten_but_what_the_hub_has_named() {
     let mut world = overwriting();
     assert!(world.holds(&copy("c", "s0"), "r", "s0", 1), "what is equal loses nothing");
-    let state = world.told_state("r").unwrap();
+    let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.applied, state.counts.failed, waiting(&world).0), (1, 2, 2));
     assert_eq!(state.failures[0].reason, Reason::TakeoverWaiting);
     let told = world.core.take_notices();
@@ -95,7 +95,7 @@ fn what_waits_goes_on_waiting_while_the_api_server_is_away_or_content_is_missing
         world.settle();
         world.failing = None;
         world.settle();
-        let settled = world.told_states("r").into_iter().filter(|state| state.counts.under_way() == 0);
+        let settled = world.reported_states("r").into_iter().filter(|state| state.counts.under_way() == 0);
         let told: Vec<_> = settled.map(|state| state.takeovers.map(|told| (told.objects, told.digest))).collect();
         assert!(!told.is_empty() && told.iter().all(|told| *told == Some(both)), "{reason:?}: {told:?}");
         assert_eq!(world.core.totals().overwritten, 0);

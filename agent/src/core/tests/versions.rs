@@ -55,7 +55,7 @@ fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
         expected.sort();
         assert_eq!(here, expected, "in {namespace}");
     }
-    let counts = world.told_state("r").unwrap().counts;
+    let counts = world.reported_state("r").unwrap().counts;
     assert_eq!((counts.copies, counts.applied, counts.removing), (2, 2, 0));
 }
 
@@ -142,7 +142,7 @@ fn nothing_goes_for_a_version_that_cannot_be_made() {
         let object = &world.objects[&copy("a", &name(content))];
         assert_eq!((object.labelled, object.live.newest), (true, content == 3), "{content}");
     }
-    assert_eq!(world.told_state("r").unwrap().counts.failed, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     world.poisoned.clear();
     world.settle();
     stand(&world, &["a", "b"], &[4, 3, 2]);

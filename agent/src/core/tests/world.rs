@@ -766,7 +766,7 @@ impl World {
 
     /// The hub lets what waits be overwritten, and everything happens that follows.
     pub fn let_overwrite(&mut self, uid: &str) {
-        if let Some(waiting) = self.told_state(uid).and_then(|state| state.takeovers) {
+        if let Some(waiting) = self.reported_state(uid).and_then(|state| state.takeovers) {
             self.name_takeovers(uid, waiting.digest);
         }
         self.settle();
@@ -783,12 +783,12 @@ impl World {
     }
 
     /// The newest state of a rule that was sent.
-    pub fn told_state(&self, uid: &str) -> Option<RuleState> {
-        self.told_states(uid).pop()
+    pub fn reported_state(&self, uid: &str) -> Option<RuleState> {
+        self.reported_states(uid).pop()
     }
 
     /// Every state of a rule that was sent.
-    pub fn told_states(&self, uid: &str) -> Vec<RuleState> {
+    pub fn reported_states(&self, uid: &str) -> Vec<RuleState> {
         let states = self.sent.iter().flat_map(|frame| match frame {
             AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => states.clone(),
             _ => vec![],
