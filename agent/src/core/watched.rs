@@ -73,7 +73,7 @@ impl Core {
     }
 
     /// A copy of ours came to light: it may be of an intent that is not held, or stand where its rule has no copies.
-    fn find(&mut self, copy: &SourceRef, now: Instant) {
+    pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
         // It is the echo of a write of ours, or a rule or an order sees to it.
         if self.desired.concerns(copy) || self.runs.contains_key(copy) {
             return;

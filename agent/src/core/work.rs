@@ -293,6 +293,7 @@ impl Core {
                 }
             }
         }
+        self.find(copy, now);
         self.look(copy, now);
     }
 

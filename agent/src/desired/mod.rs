@@ -336,6 +336,17 @@ impl Desired {
         }
     }
 
+    /// Claims that differ from what the rules want, for tests: who wants a copy is computed from rules, intents and
+    /// namespaces, and kept up to date with each of them.
+    #[cfg(test)]
+    pub fn wrong_claims(&self) -> Vec<(IntentKey, SourceRef)> {
+        let kept = self.claims.iter().flat_map(|(copy, keys)| keys.iter().map(|key| (key.clone(), copy.clone())));
+        let kept: BTreeSet<_> = kept.collect();
+        let keys = self.rules.keys().flat_map(|uid| self.intents_of(uid));
+        let wanted = keys.flat_map(|key| self.copies(&key).into_iter().map(move |copy| (key.clone(), copy)));
+        kept.symmetric_difference(&wanted.collect()).cloned().collect()
+    }
+
     /// Whether the terms of a rule are only remembered.
     pub fn is_unconfirmed(&self, uid: &RuleUid) -> bool {
         self.rules.get(uid).is_some_and(|rule| rule.unconfirmed)

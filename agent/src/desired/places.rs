@@ -68,7 +68,8 @@ impl Desired {
         if !changed && terms.grants.is_none() {
             return;
         }
-        let sources: Vec<_> = rule.intents.keys().cloned().collect();
+        let known = rule.intents.iter().filter(|(_, held)| !held.found).map(|(source, _)| source);
+        let sources: Vec<_> = known.cloned().collect();
         for source in sources.into_iter().filter(|source| terms.namespaces.is_some() || source.namespace == *name) {
             let copy = source.copy_in(name);
             let wants = is_target || terms.namespaces.is_none();

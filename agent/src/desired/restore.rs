@@ -176,16 +176,21 @@ impl Desired {
     /// somebody created them. Nothing is written for an intent that the hub has not named. Returns whether the hub must be
     /// asked about it.
     pub fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], records: &Records) -> bool {
-        if self.is_ordered(key, copies) {
+        // What goes already needs no answer.
+        let copies: Vec<_> = copies.iter().filter(|copy| !self.is_ordered(key, std::slice::from_ref(copy))).collect();
+        if copies.is_empty() {
             return false;
         }
         let rule = self.rules.entry(key.rule.clone()).or_default();
-        if rule.leaving {
-            return false;
-        }
-        if !rule.intents.contains_key(&key.source) {
-            self.hold_found(key);
-            return true;
+        match rule.intents.get(&key.source) {
+            // Also of a rule that is being removed: the hub names what goes.
+            None => {
+                self.hold_found(key);
+                return true;
+            }
+            // The hub's answer speaks of all its copies.
+            Some(held) if held.found => return false,
+            Some(_) => {}
         }
         for copy in copies {
             if !self.claims.get(copy).is_some_and(|claims| claims.contains(key)) {
@@ -209,6 +214,7 @@ impl Desired {
             self.rules.remove(uid);
             self.broad.remove(uid);
         }
+        self.drop_if_gone(uid);
     }
 
     fn hold_found(&mut self, key: &IntentKey) {

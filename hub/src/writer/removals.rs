@@ -50,7 +50,8 @@ impl RemovalRecorder {
         if !serves(&self.shared) {
             // A rule that still waits for a member asks again.
             self.shared.removal_orders.take();
-            return false;
+            // What was answered is written when this process serves again, or forgotten with its lead.
+            return !self.shared.settled_removals.peek(|_| ()).is_empty();
         }
         let mut orders: BTreeMap<ClusterName, BTreeSet<RuleUid>> = BTreeMap::new();
         for (cluster, uid) in self.shared.removal_orders.take() {

@@ -428,102 +428,114 @@ fn edited(choice: u8, grant: u8, number: i64) -> RuleDelta {
     numbered(Terms { grants: Some(grants), ..chosen(names, Some("prod")) }, number)
 }
 
+/// Whatever is edited or labelled, in whatever order, no copy ever goes that was not among those of a set that the
+/// hub named; and what is wanted in the end is there, and no more once everything is named.
+fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut world = World::new(&["team"]);
+    world.lets_go = false;
+    for name in NAMES {
+        world.set_namespace(name, Some(labelled("prod")));
+    }
+    let mut delta = edited(0, 0, 1);
+    let (mut choice, mut grant, mut number, mut revision, mut connected) = (0, 0, 1, 1, true);
+    world.connect();
+    world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..delta }]);
+    world.settle_now();
+    // The sets by digest as they were when they were told, and what was named of them.
+    let mut named = BTreeSet::new();
+    let mut digests = vec![];
+    for step in steps {
+        let before: BTreeMap<_, _> =
+            world.objects.iter().map(|(copy, object)| (copy.clone(), object.live.uid.clone())).collect();
+        match step {
+            Step::Label(n, prod) => {
+                world.set_namespace(NAMES[usize::from(n)], Some(labelled(if prod { "prod" } else { "test" })));
+            }
+            Step::Choose(_) | Step::Grant(_) => {
+                match step {
+                    Step::Choose(to) => choice = to,
+                    Step::Grant(to) => grant = to,
+                    _ => {}
+                }
+                number += 1;
+                delta = edited(choice, grant, number);
+                if connected {
+                    world.batch(vec![delta]);
+                }
+            }
+            Step::Edit(to) => {
+                revision = to;
+                if connected {
+                    let upserts = vec![intent("s0", to), intent("s1", to)];
+                    world.batch(vec![RuleDelta { upserts, ..RuleDelta::new("r".into()) }]);
+                }
+            }
+            Step::Name(last) => {
+                let told = waiting(&world).map(|waiting| waiting.digest);
+                let digest = if last { told } else { digests.first().copied() };
+                if let Some(digest) = digest.filter(|_| connected) {
+                    // Exactly what the digest stands for may go, if it is what waits.
+                    let set = world.core.waiting_to_go(&"r".into());
+                    if crate::takeovers::digest_of(&"r".into(), &set) == digest {
+                        named.extend(set.into_values());
+                    }
+                    world.let_go("r", digest);
+                }
+            }
+            Step::Restart | Step::HubAway => {
+                match step {
+                    Step::Restart => world.restart(),
+                    _ => world.core.hear(Event::HubLost, world.now),
+                }
+                connected = !connected;
+                if connected {
+                    world.settle_now();
+                    world.connect();
+                    let upserts = vec![intent("s0", revision), intent("s1", revision)];
+                    world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number) }]);
+                    world.confirm();
+                }
+            }
+            Step::Settle => {}
+        }
+        world.settle_now();
+        digests.extend(world.reported_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
+        for (copy, uid) in before {
+            let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
+            prop_assert!(stands || named.contains(&uid), "{copy} went");
+        }
+    }
+    // Everything is named in the end.
+    if !connected {
+        world.settle_now();
+        world.connect();
+    }
+    let upserts = vec![intent("s0", revision), intent("s1", revision)];
+    world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number + 1) }]);
+    world.confirm();
+    world.lets_go = true;
+    world.settle();
+    for name in NAMES {
+        let wanted = world.core.desired.copies_in(name).len();
+        let there = world.objects.keys().filter(|copy| *copy.namespace == *name).count();
+        prop_assert_eq!(there, wanted, "{}", name);
+    }
+    prop_assert_eq!(waiting(&world), None);
+    Ok(())
+}
+
 proptest! {
-    /// Whatever is edited or labelled, in whatever order, no copy ever goes that was not among those of a set that the
-    /// hub named; and what is wanted in the end is there, and no more once everything is named.
     #[test]
     fn no_copy_goes_that_the_hub_has_not_named(steps in proptest::collection::vec(step(), 1..40)) {
-        let mut world = World::new(&["team"]);
-        world.lets_go = false;
-        for name in NAMES {
-            world.set_namespace(name, Some(labelled("prod")));
-        }
-        let mut delta = edited(0, 0, 1);
-        let (mut choice, mut grant, mut number, mut revision, mut connected) = (0, 0, 1, 1, true);
-        world.connect();
-        world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1), intent("s1", 1)], ..delta }]);
-        world.settle_now();
-        // The sets by digest as they were when they were told, and what was named of them.
-        let mut named = BTreeSet::new();
-        let mut digests = vec![];
-        for step in steps {
-            let before: BTreeMap<_, _> =
-                world.objects.iter().map(|(copy, object)| (copy.clone(), object.live.uid.clone())).collect();
-            match step {
-                Step::Label(n, prod) => {
-                    world.set_namespace(NAMES[usize::from(n)], Some(labelled(if prod { "prod" } else { "test" })));
-                }
-                Step::Choose(_) | Step::Grant(_) => {
-                    match step {
-                        Step::Choose(to) => choice = to,
-                        Step::Grant(to) => grant = to,
-                        _ => {}
-                    }
-                    number += 1;
-                    delta = edited(choice, grant, number);
-                    if connected {
-                        world.batch(vec![delta]);
-                    }
-                }
-                Step::Edit(to) => {
-                    revision = to;
-                    if connected {
-                        let upserts = vec![intent("s0", to), intent("s1", to)];
-                        world.batch(vec![RuleDelta { upserts, ..RuleDelta::new("r".into()) }]);
-                    }
-                }
-                Step::Name(last) => {
-                    let told = waiting(&world).map(|waiting| waiting.digest);
-                    let digest = if last { told } else { digests.first().copied() };
-                    if let Some(digest) = digest.filter(|_| connected) {
-                        // Exactly what the digest stands for may go, if it is what waits.
-                        let set = world.core.waiting_to_go(&"r".into());
-                        if crate::takeovers::digest_of(&"r".into(), &set) == digest {
-                            named.extend(set.into_values());
-                        }
-                        world.let_go("r", digest);
-                    }
-                }
-                Step::Restart | Step::HubAway => {
-                    match step {
-                        Step::Restart => world.restart(),
-                        _ => world.core.hear(Event::HubLost, world.now),
-                    }
-                    connected = !connected;
-                    if connected {
-                        world.settle_now();
-                        world.connect();
-                        let upserts = vec![intent("s0", revision), intent("s1", revision)];
-                        world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number) }]);
-                        world.confirm();
-                    }
-                }
-                Step::Settle => {}
-            }
-            world.settle_now();
-            digests.extend(world.reported_state("r").and_then(|state| state.given_up).map(|given_up| given_up.digest));
-            for (copy, uid) in before {
-                let stands = world.objects.get(&copy).is_some_and(|object| object.live.uid == uid);
-                prop_assert!(stands || named.contains(&uid), "{copy} went");
-            }
-        }
-        // Everything is named in the end.
-        if !connected {
-            world.settle_now();
-            world.connect();
-        }
-        let upserts = vec![intent("s0", revision), intent("s1", revision)];
-        world.batch(vec![RuleDelta { upserts, ..edited(choice, grant, number + 1) }]);
-        world.confirm();
-        world.lets_go = true;
-        world.settle();
-        for name in NAMES {
-            let wanted = world.core.desired.copies_in(name).len();
-            let there = world.objects.keys().filter(|copy| *copy.namespace == *name).count();
-            prop_assert_eq!(there, wanted, "{}", name);
-        }
-        prop_assert_eq!(waiting(&world), None);
+        play(steps)?;
     }
+}
+
+/// Found at random: after a restart two revisions stand, so that nobody knows what is held, and a label chooses a namespace.
+#[test]
+fn found_sources_are_wanted_nowhere_until_the_hub_names_them() {
+    use Step::{Choose, Edit, Grant, Label, Name, Restart};
+    play(vec![Label(2, false), Choose(1), Name(false), Grant(1), Edit(2), Restart, Label(2, true), Grant(2)]).unwrap();
 }
 
 #[test]

@@ -342,3 +342,19 @@ fn what_may_have_been_written_is_ordered_away_once_it_was_read() {
     ];
     play(&steps).unwrap();
 }
+
+/// Found at random: a copy was created out of sight, and came to light while the rest of its rule could not be removed.
+#[test]
+fn copies_that_come_to_light_while_their_rule_leaves_go_too() {
+    use Step::{Choose, GiveOut, HubAway, Policy, Remove, Right, Upsert};
+    let steps =
+        [Upsert(0, 0, 1), Choose(0, 2), GiveOut, Policy(3), Remove(0), HubAway, Right(0, false), Upsert(0, 0, 1)];
+    play(&steps).unwrap();
+}
+
+/// Found at random: one of two copies was created out of sight, and came to light while the other could not be removed.
+#[test]
+fn copies_that_come_to_light_while_others_are_removed_go_too() {
+    use Step::{Bury, GiveOut, Policy, Right, Upsert};
+    play(&[Upsert(1, 1, 1), GiveOut, Right(0, false), Policy(2), Bury(1, 1), Policy(5)]).unwrap();
+}

@@ -426,6 +426,7 @@ impl World {
         for _ in 0..10_000 {
             self.give_out();
             if !(self.work_one() || self.tell_one()) {
+                assert_eq!(self.core.desired.wrong_claims(), []);
                 return;
             }
         }
