@@ -503,26 +503,33 @@ fn account_of_what_the_hub_has_itself_costs_nothing() {
 }
 
 #[test]
-fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
-    // More long names than the budget holds, none of which is wanted, and one that is.
+fn accounts_beyond_the_budget_are_taken_in_parts_until_nothing_foreign_is_left() {
+    // The first rule's account alone is larger than the budget: more long names, none of which is wanted, and one that is.
     let long = "n".repeat(240);
     let name = |number: usize| SourceRef::new("configmaps", &long, &format!("{long}{number:010}"));
-    let mut foreign: BTreeMap<SourceRef, Revision> =
-        (0..100_000).map(|number| (name(number), Revision([1; 16]))).collect();
-    let all = foreign.len();
-    foreign.insert(source(1), Revision([1; 16]));
+    let mut foreign: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>> = BTreeMap::new();
     let mut session = Session::default();
-    session.hello(vec![RuleState { intents: 100_001, ..Agent::default().state(&"r".into()) }]);
+    for (rule, names) in [("r", 0..100_000), ("s", 100_000..100_100)] {
+        let held = foreign.entry(rule.into()).or_default();
+        held.extend(names.clone().map(|number| (name(number), Revision([1; 16]))));
+        held.insert(source(1), Revision([1; 16]));
+        let intents = u32::try_from(held.len()).unwrap();
+        session.hello(vec![RuleState { intents, ..Agent::default().state(&rule.into()) }]);
+    }
     session.hello_done();
-    let judged = Judged::passing((0..all).map(|number| Item::Source(name(number))));
-    let share = Share { judged, ..share_of("r", false, &[(1, content(1))]) };
-    session.update([("r".into(), Claim::Wanted(share))]);
+    for (rule, names) in [("r", 0..100_000), ("s", 100_000..100_100)] {
+        let judged = Judged::passing(names.map(|number| Item::Source(name(number))));
+        let share = Share { judged, ..share_of(rule, false, &[(1, content(1))]) };
+        session.update([(rule.into(), Claim::Wanted(share))]);
+    }
     let (mut rounds, mut ended) = (0, false);
     while !ended {
         rounds += 1;
-        assert!(rounds < 10_000, "{} of {all} are left", foreign.len());
+        let left: Vec<_> = foreign.values().map(BTreeMap::len).collect();
+        assert!(rounds < 10_000, "{left:?} are left");
         for uid in session.take_questions() {
-            let pairs: Vec<_> = foreign.iter().map(|(s, r)| HeldIntent { source: s.clone(), revision: *r }).collect();
+            let held = foreign[&uid].iter();
+            let pairs: Vec<_> = held.map(|(s, r)| HeldIntent { source: s.clone(), revision: *r }).collect();
             let last = pairs.len().div_ceil(5000) - 1;
             for (number, part) in pairs.chunks(5000).enumerate() {
                 session.detail(&uid, part.to_vec(), number == last);
@@ -532,14 +539,16 @@ fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
         while let Some(batch) = session.next_batch() {
             for delta in &batch.rules {
                 for gone in &delta.tombstones {
-                    foreign.remove(&gone.source);
+                    foreign.get_mut(&delta.uid).unwrap().remove(&gone.source);
                 }
             }
             session.ack(batch.nonce);
         }
         ended = session.take_snapshot_end().is_some();
     }
-    assert_eq!(foreign.keys().collect::<Vec<_>>(), [&source(1)]);
+    for held in foreign.values() {
+        assert_eq!(held.keys().collect::<Vec<_>>(), [&source(1)]);
+    }
 }
 
 #[test]
