@@ -119,11 +119,9 @@ impl Session {
         }
     }
 
-    /// Pairs of this rule are removed now: what was left out of its account may have room after that.
-    pub(super) fn note_removed_pairs(&mut self, uid: &RuleUid) {
-        if let Some(has_removed) = self.left_out.get_mut(uid) {
-            *has_removed = true;
-        }
+    /// Pairs of some rule are removed now: what was left out of any account may have room after that.
+    pub(super) fn note_removed_pairs(&mut self) {
+        self.left_out.values_mut().for_each(|has_removed| *has_removed = true);
     }
 
     /// Whether accounts are asked for again soon.

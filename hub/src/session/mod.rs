@@ -104,7 +104,7 @@ pub struct Session {
     ask: BTreeSet<RuleUid>,
     /// Rules whose pairs were asked for, and how many are expected.
     asked: BTreeMap<RuleUid, usize>,
-    /// Rules of whose pairs some were left out, and whether any were removed since.
+    /// Rules of whose pairs some were left out, and whether any of whatever rule were removed since.
     left_out: BTreeMap<RuleUid, bool>,
     /// Rules that are not sent, as the agent would hold too many.
     beyond: Beyond,
@@ -298,10 +298,11 @@ impl Session {
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
         for (uid, source, deletion_policy) in self.unsent.take_tombstones(BATCH_ITEMS) {
-            self.note_removed_pairs(&uid);
+            self.note_removed_pairs();
             delta_of(deltas, &uid).tombstones.push(Tombstone { source, deletion_policy });
         }
         for (uid, policy) in std::mem::take(&mut self.removals) {
+            self.note_removed_pairs();
             if let Some(held) = self.rules.get_mut(&uid) {
                 (held.items, held.told) = (Items::default(), None);
                 (held.rests, held.told_rests) = (None, None);
