@@ -193,19 +193,11 @@ impl Running {
                     self.settle(vec![(cluster.clone(), uid.clone())]);
                 }
             }
-            let unknown = self.shared.index.read().rule(&uid).is_none();
             // A member speaks of what it holds, and of nothing else.
-            let counts = state.gone || self.live.session.lock().holds(&uid);
-            if counts {
-                self.measure(&state);
-                let matters = [Matter::Takeovers, Matter::GivenUp].into_iter().zip(self.asks_again(&state));
-                again.extend(matters.filter(|(_, asks)| *asks).map(|(matter, _)| (uid.clone(), matter)));
-                let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
-                lapsed.extend(self.live.session.lock().waits_to_go(&uid, waits).then(|| uid.clone()));
-            }
-            if !counts {
+            if !self.note_waiting(&state, &mut again, &mut lapsed) {
                 continue;
             }
+            let unknown = !self.measure(&state);
             // Nobody looks at failures of rules that the hub does not know.
             if unknown {
                 state.failures = Vec::new();
@@ -221,16 +213,12 @@ impl Running {
                 }
             }
         }
-        let leaving = self.shared.index.read().cluster(&cluster).is_some_and(|cluster| cluster.leaving);
-        if leaving {
-            self.shared.dirty_members.add([cluster.clone()]);
-        }
         self.judge_unchosen(&cluster, &changed);
         self.judge_asked(&cluster, &changed);
         self.judge_again(&again);
         self.say_again(lapsed);
         self.say_beyond();
-        self.metrics.limited(PeerLimit::Details, self.shared.ledger.lock().take_shortened(&cluster));
+        self.metrics.limited(PeerLimit::Details, self.shared.ledger.lock().take_shortened());
         self.mark_statuses(changed);
         self.come_again_for_left_out();
     }
@@ -259,15 +247,30 @@ impl Running {
         }
     }
 
-    /// Whether what was permitted waits all the same: of what is to be overwritten, and of what is to go.
-    fn asks_again(&self, state: &RuleState) -> [bool; 2] {
+    /// Notes what the agent waits for. Returns false for a rule of which it should hold nothing.
+    fn note_waiting(
+        &self,
+        state: &RuleState,
+        again: &mut BTreeSet<(RuleUid, Matter)>,
+        lapsed: &mut Vec<RuleUid>,
+    ) -> bool {
         let mut session = self.live.session.lock();
+        if !state.gone && !session.holds(&state.uid) {
+            return false;
+        }
+        // What was permitted and waits all the same: of what is to be overwritten, and of what is to go.
         let takeovers = state.takeovers.filter(|_| state.counts.under_way() == 0);
-        let given_up = state.given_up.as_ref();
-        [
-            takeovers.is_some_and(|asked| session.has_used_up(&state.uid, asked.digest)),
-            given_up.is_some_and(|asked| session.has_used_up_let_go(&state.uid, asked.digest)),
-        ]
+        if takeovers.is_some_and(|asked| session.has_used_up(&state.uid, asked.digest)) {
+            again.insert((state.uid.clone(), Matter::Takeovers));
+        }
+        let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
+        if waits.is_some_and(|asked| session.has_used_up_let_go(&state.uid, asked)) {
+            again.insert((state.uid.clone(), Matter::GivenUp));
+        }
+        if session.waits_to_go(&state.uid, waits) {
+            lapsed.push(state.uid.clone());
+        }
+        true
     }
 
     fn judge_again(&self, again: &BTreeSet<(RuleUid, Matter)>) {
@@ -279,14 +282,19 @@ impl Running {
         }
     }
 
-    /// What a cluster holds of a rule that does not choose it can be judged now that it is counted.
+    /// What a cluster holds of a rule that does not choose it can be judged now that it is counted. The status of a cluster
+    /// that leaves says what it still holds.
     fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
-        let unchosen: Vec<_> = {
+        let (unchosen, leaves): (Vec<_>, bool) = {
             let index = self.shared.index.read();
             let elsewhere =
                 |uid: &&RuleUid| index.rule(uid).is_some_and(|entry| !entry.goes.clusters.contains_key(cluster));
-            rules.iter().filter(elsewhere).collect()
+            let leaves = index.cluster(cluster).is_some_and(|cluster| cluster.leaving);
+            (rules.iter().filter(elsewhere).collect(), leaves)
         };
+        if leaves {
+            self.shared.dirty_members.add([cluster.clone()]);
+        }
         for uid in unchosen.into_iter().filter(|uid| self.live.session.lock().holds(uid)) {
             self.shared.change(|index| index.stray_cluster(uid, cluster));
         }
@@ -299,17 +307,19 @@ impl Running {
         entry.is_some_and(|entry| Sent::from(entry).differs_in(&self.shared.ledger.lock(), &self.identity.cluster))
     }
 
-    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule.
-    fn measure(&self, state: &RuleState) {
+    /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the hub knows
+    /// the rule.
+    fn measure(&self, state: &RuleState) -> bool {
         let index = self.shared.index.read();
-        let share = index.rule(&state.uid).and_then(|entry| entry.share(&self.identity.cluster));
-        let took =
-            self.shared.deliveries.lock().reported(&self.identity.cluster, state, share.as_ref(), Instant::now());
+        let entry = index.rule(&state.uid);
+        let share = || entry.and_then(|entry| entry.share(&self.identity.cluster));
+        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, share, Instant::now());
         if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);
         }
         if let Some(took) = took.and_then(|took| took.rule) {
             self.metrics.rule_delivered(&state.uid, took);
         }
+        entry.is_some()
     }
 }

@@ -65,6 +65,8 @@ pub struct Server {
 struct Identity {
     cluster: ClusterName,
     certificate: Arc<PeerCertificate>,
+    /// The version of the members ([`Book::members_version`]) with which it was last found to be allowed.
+    admitted_at: Arc<AtomicU64>,
 }
 
 impl Identity {
@@ -115,7 +117,9 @@ impl Server {
         let certificate = certificate
             .ok_or_else(|| Status::unauthenticated("this call needs the client certificate that a join gives"))?;
         match &certificate.id {
-            SpiffeId::Cluster { cluster, .. } => Ok(Identity { cluster: cluster.as_str().into(), certificate }),
+            SpiffeId::Cluster { cluster, .. } => {
+                Ok(Identity { cluster: cluster.as_str().into(), certificate, admitted_at: Arc::default() })
+            }
             SpiffeId::Hub { .. } => Err(Status::unauthenticated("the client certificate is not a member's")),
         }
     }
@@ -185,9 +189,7 @@ impl Server {
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
     fn hold(&self, leash: &lease::Leash, identity: Identity) {
         let (shared, book) = (self.shared.clone(), self.book.clone());
-        leash.hold(move || {
-            identity.certificate.not_after > SystemTime::now() && admission(&shared, &book, &identity).is_ok()
-        });
+        leash.hold(move || admission(&shared, &book, &identity).is_ok());
     }
 }
 
@@ -195,10 +197,18 @@ fn not_leading() -> Status {
     Status::unavailable("this replica of the hub does not lead any more: connect again")
 }
 
-/// Whether a session with this identity is allowed now.
+/// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
+/// one has changed.
 fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Refusal> {
+    let version = book.members_version();
+    let is_valid = identity.certificate.not_after > SystemTime::now();
+    if is_valid && identity.admitted_at.load(Ordering::Acquire) == version {
+        return Ok(());
+    }
     let hub_id = &shared.settings.hub_id;
-    book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))
+    book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))?;
+    identity.admitted_at.store(version, Ordering::Release);
+    Ok(())
 }
 
 #[tonic::async_trait]

@@ -78,7 +78,7 @@ fn applies(shared: &Shared, cluster: &str) -> bool {
         counts: Counts { copies: 1, applied: 1, ..Counts::default() },
         ..RuleState::new(uid())
     };
-    let took = shared.deliveries.lock().reported(&cluster, &state, Some(&share), Instant::now());
+    let took = shared.deliveries.lock().reported(&cluster, &state, || Some(share), Instant::now());
     took.is_some_and(|took| took.rule.is_some())
 }
 

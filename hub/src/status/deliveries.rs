@@ -68,20 +68,22 @@ impl Deliveries {
         self.rules.entry(rule.clone()).or_insert(Whole { since, clusters: 0, last: None }).clusters += 1;
     }
 
-    /// The agent of a cluster reports on a rule of which it should have this. Returns what was delivered by that.
+    /// The agent of a cluster reports on a rule of which it should have `share`, which is asked for only where something is on
+    /// its way. Returns what was delivered by that.
     pub fn reported(
         &mut self,
         cluster: &ClusterName,
         state: &RuleState,
-        share: Option<&Share>,
+        share: impl FnOnce() -> Option<Share>,
         now: Instant,
     ) -> Option<Took> {
         let ways = self.under_way.get_mut(cluster)?;
         let way = ways.get_mut(&state.uid)?;
+        let share = share();
         let (before, since) = (way.state, way.since);
         let over = state.gone || share.is_none();
         let failed = !over && state.counts.failed > 0;
-        let holds = share.is_some_and(|share| {
+        let holds = share.as_ref().is_some_and(|share| {
             let same = state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
             same && state.counts.is_settled() && !state.travel.reverts()
         });
@@ -198,7 +200,7 @@ mod tests {
         fn says(&mut self, cluster: &str, after: u64, applied: u32, failed: u32) -> Option<Took> {
             let state = state(&self.new, applied, failed);
             let now = self.start + Duration::from_secs(after);
-            self.deliveries.reported(&cluster.into(), &state, Some(&self.new), now)
+            self.deliveries.reported(&cluster.into(), &state, || Some(self.new.clone()), now)
         }
 
         fn lost(&mut self, cluster: &str) -> Vec<Duration> {
@@ -217,7 +219,7 @@ mod tests {
         story.begin("one", 1, false);
         let (one, old) = (ClusterName::from("one"), share(1));
         let now = story.start + Duration::from_secs(2);
-        assert_eq!(story.deliveries.reported(&one, &state(&old, 2, 0), Some(&story.new), now), None);
+        assert_eq!(story.deliveries.reported(&one, &state(&old, 2, 0), || Some(story.new.clone()), now), None);
         assert_eq!(story.says("one", 3, 1, 0), None);
         assert_eq!(story.says("one", 4, 2, 0), took(Some(4), Some(4)));
         assert_eq!(story.says("one", 5, 2, 0), None);
@@ -297,7 +299,7 @@ mod tests {
         let mut story = Story::new();
         story.begin("one", 0, false);
         let (one, state) = (ClusterName::from("one"), state(&story.new, 2, 0));
-        assert_eq!(story.deliveries.reported(&one, &state, None, story.start), took(None, None));
+        assert_eq!(story.deliveries.reported(&one, &state, || None, story.start), took(None, None));
         assert!(story.is_over());
     }
 }

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
 
-use super::standing::{Proved, is_newest, proved, standing};
+use super::standing::{Proved, Seen, is_newest, proved, standing};
 use super::{Ledger, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;
@@ -35,11 +35,10 @@ pub struct ClusterDetail {
 
 /// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
 pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDetail> {
-    let one = |cluster: &ClusterName| {
-        let standing = standing(view, ledger, cluster, now);
-        let account = ledger.account(cluster, &view.rule.uid);
+    let one = |cluster: Seen<'_>| {
+        let (standing, account) = (standing(view, &cluster, now), cluster.account);
         ClusterDetail {
-            name: cluster.clone(),
+            name: cluster.name.clone(),
             state: standing.state,
             applied: standing.applied,
             failed: standing.failed,
@@ -47,11 +46,11 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             reason: standing.reason,
             message: standing.message,
             failures: account.map(|account| account.failures.clone()).unwrap_or_default(),
-            newest: account.is_some_and(|account| is_newest(view, ledger, cluster, account)),
-            proved: account.map_or(Proved::Untold, |account| proved(view, ledger, cluster, account)),
+            newest: account.is_some_and(|account| is_newest(view, &cluster, account)),
+            proved: account.map_or(Proved::Untold, |account| proved(view, &cluster, account)),
         }
     };
-    let mut all: Vec<_> = view.goes.clusters.keys().map(one).collect();
+    let mut all: Vec<_> = view.see_all(ledger).map(one).collect();
     all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
     all
 }

@@ -57,8 +57,9 @@ pub struct SessionFacts {
     pub certificate_expires: Timestamp,
 }
 
+/// A cluster, as its agent has spoken of it.
 #[derive(Default)]
-struct Presence {
+pub(super) struct Presence {
     session: Option<SessionFacts>,
     /// Which session speaks for the cluster; what an older one still says is void.
     number: u64,
@@ -72,12 +73,51 @@ struct Presence {
     beyond: BTreeSet<RuleUid>,
     /// About how much its accounts take.
     bytes: usize,
-    /// Reports whose failures were not kept, since the last time that somebody asked.
-    shortened: u64,
     /// The watches of its API that its agent has lost.
     lost_watches: Vec<LostWatch>,
     /// Whether somebody else uses its key.
     key_sharing: KeySharing,
+}
+
+impl Presence {
+    /// The session, while the cluster counts as connected: it is, or was a moment ago.
+    pub(super) fn session(&self, now: Instant) -> Option<&SessionFacts> {
+        let fresh = self.lost_at.is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
+        self.session.as_ref().filter(|_| fresh)
+    }
+
+    /// Whether the cluster has connected since the hub started.
+    pub(super) fn has_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Whether something is not said to it before an administrator confirms.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed
+    }
+
+    /// Whether a rule is not sent to it, as it would hold too many.
+    pub(super) fn is_beyond(&self, rule: &RuleUid) -> bool {
+        self.beyond.contains(rule)
+    }
+
+    /// How many rules are not sent to it, as it would hold too many.
+    pub(super) fn rules_beyond(&self) -> usize {
+        self.beyond.len()
+    }
+
+    /// The lost watch that speaks for it, if what its agent says of these kinds may not be so any more.
+    pub(super) fn lost_watch<'r>(&self, mut resources: impl Iterator<Item = &'r str>) -> Option<LostWatch> {
+        let lost = &self.lost_watches;
+        let namespaces = lost.iter().find(|watch| watch.resource == NAMESPACES);
+        let of_kind = || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
+        namespaces.or_else(of_kind).copied()
+    }
+
+    /// Its agent's last word on a rule.
+    pub(super) fn account(&self, rule: &RuleUid) -> Option<&Account> {
+        self.accounts.get(rule)
+    }
 }
 
 /// How many bytes the accounts of one cluster take; beyond that failures are not kept, and the counts alone tell of them.
@@ -93,6 +133,8 @@ pub struct Ledger {
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
     /// Under which agents prove what stands in their clusters.
     pub(super) proof_key: Option<ProofKey>,
+    /// Reports whose failures were not kept, since the last time that somebody asked.
+    shortened: u64,
 }
 
 impl Ledger {
@@ -110,7 +152,7 @@ impl Ledger {
 
     /// The same.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
-        self.clusters.get(cluster).is_some_and(|presence| presence.unconfirmed)
+        self.presence(cluster).is_some_and(Presence::is_unconfirmed)
     }
 
     /// Whether what takes this protocol is said to a cluster: its agent is not too old for it, and nobody has to confirm
@@ -179,15 +221,8 @@ impl Ledger {
     }
 
     /// The lost watch that speaks for a cluster, if what its agent says of these kinds may not be so any more.
-    pub fn lost_watch<'a>(
-        &self,
-        cluster: &ClusterName,
-        mut resources: impl Iterator<Item = &'a str>,
-    ) -> Option<LostWatch> {
-        let lost = &self.clusters.get(cluster)?.lost_watches;
-        let namespaces = lost.iter().find(|watch| watch.resource == NAMESPACES);
-        let of_kind = || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
-        namespaces.or_else(of_kind).copied()
+    pub fn lost_watch<'r>(&self, cluster: &ClusterName, resources: impl Iterator<Item = &'r str>) -> Option<LostWatch> {
+        self.presence(cluster)?.lost_watch(resources)
     }
 
     /// An agent's session ended.
@@ -218,19 +253,9 @@ impl Ledger {
         changed
     }
 
-    /// Whether a rule is not sent to a cluster, as it would hold too many.
-    pub fn is_beyond(&self, cluster: &ClusterName, rule: &RuleUid) -> bool {
-        self.clusters.get(cluster).is_some_and(|presence| presence.beyond.contains(rule))
-    }
-
-    /// How many rules are not sent to a cluster, as it would hold too many.
-    pub fn rules_beyond(&self, cluster: &ClusterName) -> usize {
-        self.clusters.get(cluster).map_or(0, |presence| presence.beyond.len())
-    }
-
-    /// How many reports of a cluster lost their failures since the last call.
-    pub fn take_shortened(&mut self, cluster: &ClusterName) -> u64 {
-        self.clusters.get_mut(cluster).map_or(0, |presence| std::mem::take(&mut presence.shortened))
+    /// How many reports lost their failures since the last call.
+    pub fn take_shortened(&mut self) -> u64 {
+        std::mem::take(&mut self.shortened)
     }
 
     /// An agent reports on a rule. Returns whether that is news.
@@ -246,7 +271,7 @@ impl Ledger {
         }
         if presence.bytes + state_bytes(&state) > ACCOUNT_BYTES && !state.failures.is_empty() {
             state.failures = Vec::new();
-            presence.shortened += 1;
+            self.shortened += 1;
         }
         let bytes = state_bytes(&state);
         presence.bytes += bytes;
@@ -305,14 +330,12 @@ impl Ledger {
 
     /// The session of a cluster that counts as connected: it is, or was a moment ago.
     pub fn session(&self, cluster: &ClusterName, now: Instant) -> Option<&SessionFacts> {
-        let presence = self.clusters.get(cluster)?;
-        let fresh = presence.lost_at.is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
-        presence.session.as_ref().filter(|_| fresh)
+        self.presence(cluster)?.session(now)
     }
 
     /// Whether the cluster has connected since the hub started.
     pub fn has_connected(&self, cluster: &ClusterName) -> bool {
-        self.clusters.get(cluster).is_some_and(|presence| presence.session.is_some())
+        self.presence(cluster).is_some_and(Presence::has_connected)
     }
 
     /// The rules that a cluster holds something of, as its agent calls them.
@@ -362,7 +385,12 @@ impl Ledger {
     }
 
     pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
-        self.clusters.get(cluster)?.accounts.get(rule)
+        self.presence(cluster)?.account(rule)
+    }
+
+    /// What is known of a cluster.
+    pub(super) fn presence(&self, cluster: &ClusterName) -> Option<&Presence> {
+        self.clusters.get(cluster)
     }
 }
 

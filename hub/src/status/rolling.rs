@@ -7,8 +7,8 @@ use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 use super::fold::{Verdict, counted};
 use super::ledger::Account;
 use super::standing::{
-    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
-    proved, standing,
+    Proved, Seen, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading,
+    is_too_old, proved, standing,
 };
 use super::{Ledger, Now, View};
 use crate::crd::conditions::{ConditionStatus, Reason, shortened};
@@ -67,20 +67,20 @@ impl View<'_> {
         let back = known.is_some_and(|progress| progress.phase.goes_back());
         let target = rolling.target.to_owned();
         let health = |turn: &Turn| match back {
-            true => health_back(self, ledger, &turn.cluster, &target, now),
-            false => health(self, ledger, &turn.cluster, now),
+            true => health_back(self, &self.see(ledger, &turn.cluster), &target, now),
+            false => health(self, &self.see(ledger, &turn.cluster), now),
         };
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
-        let settling = clusters.iter().any(|(turn, _)| is_awaited(self, ledger, &turn.cluster, now.instant));
+        let settling = clusters.iter().any(|(turn, _)| is_awaited(self, &self.see(ledger, &turn.cluster), now.instant));
         // Whom another process let in is heard of as it connects.
         let is_new = settling || rolling.gate.is_none();
         let base = rolling.progress.as_ref().map(|progress| Travel::Keep(progress.base()));
         let keeps = |account: &Account| base.as_ref() == Some(&account.travel);
-        let holds_it = |cluster: &ClusterName, account: &Account| holds_the_plan(self, cluster, account);
-        let is_sent = |cluster: &ClusterName, account: &Account| {
+        let holds_it = |cluster: &Seen<'_>, account: &Account| holds_the_plan(self, cluster, account);
+        let is_sent = |cluster: &Seen<'_>, account: &Account| {
             goes_back_from(account, &target) || (keeps(account) && holds_it(cluster, account))
         };
-        let is_at_work = |cluster: &ClusterName, account: &Account| match account.counts.under_way() {
+        let is_at_work = |cluster: &Seen<'_>, account: &Account| match account.counts.under_way() {
             0 => false,
             _ if back => goes_back_from(account, &target) || keeps(account),
             _ => !account.travel.reverts() && holds_it(cluster, account),
@@ -93,7 +93,7 @@ impl View<'_> {
         let counts = |turn: &Turn| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
         let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
-            let message = standing(self, ledger, &turn.cluster, now.instant).message;
+            let message = standing(self, &self.see(ledger, &turn.cluster), now.instant).message;
             (turn.cluster.clone(), message)
         });
         if progress.phase.goes_back() {
@@ -113,21 +113,21 @@ impl View<'_> {
 }
 
 /// Whether nothing is heard of a cluster, or not yet.
-fn is_silent(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> bool {
-    is_awaited(view, ledger, cluster, now.instant) || ledger.session(cluster, now.instant).is_none()
+fn is_silent(view: &View<'_>, cluster: &Seen<'_>, now: Now) -> bool {
+    is_awaited(view, cluster, now.instant) || !cluster.is_connected(now.instant)
 }
 
 /// How a cluster is with what the rule wants now.
-fn health(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> Health {
-    if is_silent(view, ledger, cluster, now) {
+fn health(view: &View<'_>, cluster: &Seen<'_>, now: Now) -> Health {
+    if is_silent(view, cluster, now) {
         return Health::Away;
     }
-    if is_too_old(view, ledger, cluster, now.instant) {
+    if is_too_old(view, cluster, now.instant) {
         return Health::Failed;
     }
-    let account = ledger.account(cluster, &view.rule.uid).filter(|account| holds_the_plan(view, cluster, account));
+    let account = cluster.account.filter(|account| holds_the_plan(view, cluster, account));
     let Some(account) = account else {
-        let takes_nothing = view.goes.cordoned.contains(cluster) || ledger.is_unconfirmed(cluster);
+        let takes_nothing = view.goes.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
         return if takes_nothing { Health::Away } else { Health::Pending };
     };
     let counts = account.counts;
@@ -135,10 +135,10 @@ fn health(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Now) -> 
         // What it holds is what was there before, whatever it was sent.
         () if account.travel.reverts() => Health::Pending,
         () if counts.under_way() > 0 || is_given_up(view, account) => Health::Pending,
-        () if !view.sent(cluster).withheld.is_empty() => Health::Failed,
+        () if !cluster.sent.withheld.is_empty() => Health::Failed,
         () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
         () if counts.failed > 0 || counts.removing > 0 => Health::Pending,
-        () if proved(view, ledger, cluster, account) == Proved::No => Health::Failed,
+        () if proved(view, cluster, account) == Proved::No => Health::Failed,
         () if is_comparable(view, cluster) => Health::Applied,
         () => Health::Quiet,
     }
@@ -150,12 +150,12 @@ fn goes_back_from(account: &Account, target: &str) -> bool {
 }
 
 /// How a cluster is that is to go back from a target.
-fn health_back(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, target: &str, now: Now) -> Health {
-    if is_silent(view, ledger, cluster, now) || view.goes.cordoned.contains(cluster) || ledger.is_unconfirmed(cluster) {
+fn health_back(view: &View<'_>, cluster: &Seen<'_>, target: &str, now: Now) -> Health {
+    if is_silent(view, cluster, now) || view.goes.cordoned.contains(cluster.name) || cluster.is_unconfirmed() {
         return Health::Away;
     }
     // Who holds nothing of the rule has nothing to put back.
-    let Some(account) = ledger.account(cluster, &view.rule.uid) else { return Health::Applied };
+    let Some(account) = cluster.account else { return Health::Applied };
     match () {
         () if !goes_back_from(account, target) || account.counts.under_way() > 0 => Health::Pending,
         () if failed_copies(view, account) > 0 && has_failed(account) => Health::Failed,
@@ -169,11 +169,13 @@ fn those(
     view: &View<'_>,
     ledger: &Ledger,
     clusters: &[(Turn, Health)],
-    is_so: impl Fn(&ClusterName, &Account) -> bool,
+    is_so: impl Fn(&Seen<'_>, &Account) -> bool,
 ) -> BTreeSet<ClusterName> {
     let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
-    let says_so =
-        |cluster: &&ClusterName| ledger.account(cluster, &view.rule.uid).is_some_and(|account| is_so(cluster, account));
+    let says_so = |name: &&ClusterName| {
+        let cluster = view.see(ledger, name);
+        cluster.account.is_some_and(|account| is_so(&cluster, account))
+    };
     heard_of.filter(says_so).cloned().collect()
 }
 

@@ -2,15 +2,15 @@
 use std::time::Instant;
 
 use runnel_proto::KEEPS_SINCE;
-use runnel_proto::model::{self, ClusterName, Failure, LostWatch};
+use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
 
-use super::ledger::Account;
+use super::ledger::{Account, Presence, SessionFacts};
 use super::withheld::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
-use crate::plan::{Deal, Goes, RulePlan, digest_on, proof_on};
+use crate::plan::{Deal, Goes, NamedTerms, RulePlan, digest_on, proof_on};
 use crate::session::RULES_LIMIT;
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
@@ -26,6 +26,68 @@ pub enum Proved {
     No,
     /// Nothing is to be compared (yet): not every copy is applied, or one of the two cannot tell.
     Untold,
+}
+
+/// A cluster that a rule goes to, and all that is known of it: a status asks for it many times, and it is looked up once.
+pub(super) struct Seen<'a> {
+    pub(super) name: &'a ClusterName,
+    /// What the rule says there.
+    terms: Option<&'a NamedTerms>,
+    /// What is sent there.
+    pub(super) sent: &'a RulePlan,
+    presence: Option<&'a Presence>,
+    /// Its agent's last word on the rule.
+    pub(super) account: Option<&'a Account>,
+    proof_key: Option<&'a ProofKey>,
+}
+
+impl View<'_> {
+    /// A cluster of the rule, or one that was.
+    pub(super) fn see<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName) -> Seen<'s> {
+        self.see_on(ledger, name, self.goes.clusters.get(name))
+    }
+
+    /// The clusters that the rule goes to.
+    pub(super) fn see_all<'s>(&'s self, ledger: &'s Ledger) -> impl Iterator<Item = Seen<'s>> {
+        self.goes.clusters.iter().map(move |(name, terms)| self.see_on(ledger, name, Some(terms)))
+    }
+
+    fn see_on<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName, terms: Option<&'s NamedTerms>) -> Seen<'s> {
+        let presence = ledger.presence(name);
+        let account = presence.and_then(|presence| presence.account(&self.rule.uid));
+        Seen { name, terms, sent: self.sent(name), presence, account, proof_key: ledger.proof_key.as_ref() }
+    }
+}
+
+impl<'a> Seen<'a> {
+    /// The session of its agent, while that counts as connected.
+    fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
+        self.presence?.session(now)
+    }
+
+    pub(super) fn is_connected(&self, now: Instant) -> bool {
+        self.session(now).is_some()
+    }
+
+    /// Whether it has connected since the hub started.
+    fn has_connected(&self) -> bool {
+        self.presence.is_some_and(Presence::has_connected)
+    }
+
+    /// Whether something is not said to it before an administrator confirms.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.presence.is_some_and(Presence::is_unconfirmed)
+    }
+
+    /// Whether the rule is not sent to it, as it holds as many as it takes.
+    fn is_beyond(&self, view: &View<'_>) -> bool {
+        self.presence.is_some_and(|presence| presence.is_beyond(&view.rule.uid))
+    }
+
+    /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
+    fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
+        self.presence?.lost_watch(view.rule.resources())
+    }
 }
 
 /// How one rule stands in one cluster.
@@ -44,8 +106,7 @@ pub(super) struct Standing {
 
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
-    let settled = |cluster| state(view, ledger, cluster, now) != ClusterState::Progressing;
-    !is_reading(view) && view.goes.clusters.keys().all(settled)
+    !is_reading(view) && view.see_all(ledger).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -56,28 +117,28 @@ pub(super) fn is_reading(view: &View<'_>) -> bool {
 }
 
 /// Whether the hub has not been up for long enough to take the cluster's silence for an answer.
-pub(super) fn is_awaited(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
-    !ledger.has_connected(cluster) && now.saturating_duration_since(view.hub_started) < SETTLING
+pub(super) fn is_awaited(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> bool {
+    !cluster.has_connected() && now.saturating_duration_since(view.hub_started) < SETTLING
 }
 
 /// The state alone: it is asked far more often than it is told.
-fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> ClusterState {
-    if is_awaited(view, ledger, cluster, now) {
+fn state(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> ClusterState {
+    if is_awaited(view, cluster, now) {
         return ClusterState::Progressing;
     }
-    if ledger.session(cluster, now).is_none() || lost_watch(view, ledger, cluster).is_some() {
+    if !cluster.is_connected(now) || cluster.lost_watch(view).is_some() {
         return ClusterState::Unreachable;
     }
-    if ledger.is_beyond(cluster, &view.rule.uid) {
+    if cluster.is_beyond(view) {
         return ClusterState::Failed;
     }
-    let Some(account) = ledger.account(cluster, &view.rule.uid) else {
+    let Some(account) = cluster.account else {
         return match () {
-            () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
-            () if view.goes_back(cluster) => ClusterState::Waiting,
-            () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
-            () if ledger.is_unconfirmed(cluster) => ClusterState::Waiting,
-            () if view.goes.cordoned.contains(cluster) && !is_reading(view) => ClusterState::Waiting,
+            () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
+            () if view.goes_back(cluster.name) => ClusterState::Waiting,
+            () if is_too_old(view, cluster, now) => ClusterState::Failed,
+            () if cluster.is_unconfirmed() => ClusterState::Waiting,
+            () if view.goes.cordoned.contains(cluster.name) && !is_reading(view) => ClusterState::Waiting,
             () => ClusterState::Progressing,
         };
     };
@@ -86,15 +147,15 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
         () if failed_copies(view, account) > 0 => ClusterState::Failed,
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
-        () if view.awaits(cluster) && !is_reading(view) => ClusterState::Waiting,
-        () if view.goes_back(cluster) => match view.has_gone_back(account) && counts.is_settled() {
+        () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
+        () if view.goes_back(cluster.name) => match view.has_gone_back(account) && counts.is_settled() {
             true => ClusterState::Waiting,
             false => ClusterState::Progressing,
         },
-        () if is_too_old(view, ledger, cluster, now) => ClusterState::Failed,
-        () if !view.sent(cluster).withheld.is_empty() => ClusterState::Failed,
+        () if is_too_old(view, cluster, now) => ClusterState::Failed,
+        () if !cluster.sent.withheld.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
-        () if is_unconfirmed(view, ledger, cluster, account) => ClusterState::Waiting,
+        () if is_unconfirmed(view, cluster, account) => ClusterState::Waiting,
         () if is_reading(view)
             || is_given_up(view, account)
             || !holds_the_plan(view, cluster, account)
@@ -104,15 +165,10 @@ fn state(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) 
             ClusterState::Progressing
         }
         () if counts.drifted > 0 => ClusterState::Drifted,
-        () if proved(view, ledger, cluster, account) == Proved::No => ClusterState::Failed,
+        () if proved(view, cluster, account) == Proved::No => ClusterState::Failed,
         () if counts.waiting > 0 => ClusterState::Waiting,
         () => ClusterState::Ready,
     }
-}
-
-/// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
-fn lost_watch(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName) -> Option<LostWatch> {
-    ledger.lost_watch(cluster, view.rule.resources())
 }
 
 /// What a lost watch means, and what to do.
@@ -131,46 +187,41 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
     format!("{cause}; the counts are what the agent last saw")
 }
 
-pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> Standing {
-    let account = ledger.account(cluster, &view.rule.uid);
-    let state = state(view, ledger, cluster, now);
-    let before = view.previous.clusters.iter().find(|known| known.name == cluster.as_str());
+pub(super) fn standing(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> Standing {
+    let (account, name) = (cluster.account, cluster.name);
+    let state = state(view, cluster, now);
+    // Of a silent cluster only.
+    let before = || view.previous.clusters.iter().find(|known| known.name == name.as_str());
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
-        ClusterState::Failed if ledger.is_beyond(cluster, &view.rule.uid) => {
-            (Reason::RuleLimit, beyond(ledger, cluster))
-        }
-        ClusterState::Failed if counts.failed == 0 && is_too_old(view, ledger, cluster, now) => {
+        ClusterState::Failed if cluster.is_beyond(view) => (Reason::RuleLimit, beyond(cluster)),
+        ClusterState::Failed if counts.failed == 0 && is_too_old(view, cluster, now) => {
             let message = "the agent is too old for what this rule says, or is granted; upgrade it";
             (model::Reason::Unsupported.into(), message.to_owned())
         }
-        ClusterState::Failed if account.is_some_and(|all| proved(view, ledger, cluster, all) == Proved::No) => {
+        ClusterState::Failed if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) => {
             (Reason::Differs, DIFFERS.to_owned())
         }
         ClusterState::Failed | ClusterState::Drifted => {
-            worst(account).or_else(|| from_cluster(view, cluster)).unwrap_or_else(failed)
+            worst(account).or_else(|| from_cluster(cluster.sent)).unwrap_or_else(failed)
         }
         ClusterState::Unreachable
-            if ledger.session(cluster, now).is_some()
-                && let Some(watch) = lost_watch(view, ledger, cluster) =>
+            if cluster.is_connected(now)
+                && let Some(watch) = cluster.lost_watch(view) =>
         {
             (Reason::MemberAPIUnavailable, without_watch(watch))
         }
-        ClusterState::Unreachable => silent(before.is_some_and(was_connected) || ledger.has_connected(cluster)),
-        ClusterState::Waiting if view.awaits(cluster) => {
+        ClusterState::Unreachable => silent(cluster.has_connected() || before().is_some_and(was_connected)),
+        ClusterState::Waiting if view.awaits(name) => {
             (Reason::RollingOut, "its turn in the rollout has not come: it keeps what it has".to_owned())
         }
-        ClusterState::Waiting if view.goes_back(cluster) => {
+        ClusterState::Waiting if view.goes_back(name) => {
             (Reason::Reverted, "it has gone back to what it had before the rollout".to_owned())
         }
         ClusterState::Waiting
-            if account
-                .map_or(ledger.is_unconfirmed(cluster), |account| is_unconfirmed(view, ledger, cluster, account)) =>
+            if account.map_or(cluster.is_unconfirmed(), |account| is_unconfirmed(view, cluster, account)) =>
         {
-            (
-                Reason::Unconfirmed,
-                format!("it waits for an administrator: see the conditions of MemberCluster {cluster}"),
-            )
+            (Reason::Unconfirmed, format!("it waits for an administrator: see the conditions of MemberCluster {name}"))
         }
         ClusterState::Waiting if account.is_none_or(|account| is_behind(view, cluster, account)) => {
             (Reason::Cordoned, "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned())
@@ -182,13 +233,13 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
             };
             (Reason::CopiesWaiting, message)
         }
-        ClusterState::Progressing if is_awaited(view, ledger, cluster, now) => {
+        ClusterState::Progressing if is_awaited(view, cluster, now) => {
             (Reason::Progressing, "the agent has not connected since the hub started".to_owned())
         }
         ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
-    let fresh = ledger.session(cluster, now).is_some() && reason != Reason::MemberAPIUnavailable;
+    let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
     let standing = Standing {
         state,
         copies: counts.copies.into(),
@@ -200,9 +251,10 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
         message,
         fresh,
     };
+    // What a cluster said before this hub started is all that is known of it.
+    let before = if account.is_none() && state == ClusterState::Unreachable { before() } else { None };
     match before {
-        // What a cluster said before this hub started is all that is known of it.
-        Some(before) if account.is_none() && state == ClusterState::Unreachable => Standing {
+        Some(before) => Standing {
             copies: before.applied + before.failed + before.waiting + before.drifted,
             applied: before.applied,
             failed: before.failed,
@@ -210,7 +262,7 @@ pub(super) fn standing(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, 
             drifted: before.drifted,
             ..standing
         },
-        _ => standing,
+        None => standing,
     }
 }
 
@@ -238,11 +290,11 @@ fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
 }
 
 /// Why a rule is not sent to a cluster that holds as many as it takes.
-fn beyond(ledger: &Ledger, cluster: &ClusterName) -> String {
+fn beyond(cluster: &Seen<'_>) -> String {
     format!(
         "the rule is not sent: the cluster holds {RULES_LIMIT} rules, the most for one cluster, and {} more choose it. Delete \
          rules, or have them choose fewer clusters",
-        ledger.rules_beyond(cluster)
+        cluster.presence.map_or(0, Presence::rules_beyond)
     )
 }
 
@@ -266,38 +318,38 @@ fn failed() -> (Reason, String) {
 }
 
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
-pub(super) fn is_too_old(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, now: Instant) -> bool {
-    let terms = view.goes.clusters.get(cluster).map_or(0, |terms| terms.protocol());
+pub(super) fn is_too_old(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> bool {
+    let terms = cluster.terms.map_or(0, |terms| terms.protocol());
     let keeps = view.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
-    let needed = terms.max(view.sent(cluster).protocol()).max(if keeps { KEEPS_SINCE } else { 0 });
-    ledger.session(cluster, now).is_some_and(|session| session.protocol < needed)
+    let needed = terms.max(cluster.sent.protocol()).max(if keeps { KEEPS_SINCE } else { 0 });
+    cluster.session(now).is_some_and(|session| session.protocol < needed)
 }
 
 /// Whether a cordoned cluster has not what the rule wants now.
-fn is_behind(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
-    view.goes.cordoned.contains(cluster) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+fn is_behind(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+    view.goes.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster to which something is not said has not what the rule wants now.
-fn is_unconfirmed(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> bool {
-    ledger.is_unconfirmed(cluster) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+fn is_unconfirmed(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+    cluster.is_unconfirmed() && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
 /// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
-pub(super) fn is_newest(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> bool {
-    let plan = view.sent(cluster);
-    let Some(terms) = view.goes.clusters.get(cluster) else { return false };
-    let same = account.intents_digest == digest_on(plan, terms);
+pub(super) fn is_newest(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+    let Some(terms) = cluster.terms else { return false };
+    let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
     let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !account.travel.reverts();
-    let applied = applied && lost_watch(view, ledger, cluster).is_none();
-    is_comparable(view, cluster) && plan.unread.is_empty() && same && applied
+    let applied = applied && cluster.lost_watch(view).is_none();
+    is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }
 
 /// Whether a cluster has proved that what the plan says stands in its API.
-pub(super) fn proved(view: &View<'_>, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
-    Sent::of(view).proved(ledger, cluster, account)
+pub(super) fn proved(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> Proved {
+    let Some(terms) = cluster.terms else { return Proved::Untold };
+    Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
 
 /// What of a rule is sent to its clusters, as far as proofs are about it.
@@ -328,18 +380,17 @@ impl<'a> Sent<'a> {
 
     /// Whether that is so in this cluster, by the agent's last word in its newest session.
     pub fn differs_in(&self, ledger: &Ledger, cluster: &ClusterName) -> bool {
-        let account = ledger.account(cluster, &self.plan.uid);
-        account.is_some_and(|account| self.proved(ledger, cluster, account) == Proved::No)
+        let (account, terms) = (ledger.account(cluster, &self.plan.uid), self.goes.clusters.get(cluster));
+        let plan = self.deal.made(cluster).map_or(self.plan, |made| made);
+        account
+            .zip(terms)
+            .is_some_and(|(account, terms)| self.proved(plan, terms, ledger.proof_key.as_ref(), account) == Proved::No)
     }
 
     /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
     /// not applied yet.
-    fn proved(&self, ledger: &Ledger, cluster: &ClusterName, account: &Account) -> Proved {
-        let (Some(said), Some(key), Some(terms)) = (account.proof, &ledger.proof_key, self.goes.clusters.get(cluster))
-        else {
-            return Proved::Untold;
-        };
-        let plan = self.deal.made(cluster).map_or(self.plan, |made| made);
+    fn proved(&self, plan: &RulePlan, terms: &NamedTerms, key: Option<&ProofKey>, account: &Account) -> Proved {
+        let (Some(said), Some(key)) = (account.proof, key) else { return Proved::Untold };
         let is_known = self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
         let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
         let counts = account.counts;
@@ -357,8 +408,8 @@ impl<'a> Sent<'a> {
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake
 /// holds one, it cannot.
-pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterName) -> bool {
-    can_be_compared(view.sent(cluster)) && view.held.is_none()
+pub(super) fn is_comparable(view: &View<'_>, cluster: &Seen<'_>) -> bool {
+    can_be_compared(cluster.sent) && view.held.is_none()
 }
 
 /// Whether a plan can tell about every source.
@@ -368,9 +419,8 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
 /// such a rule is stalled, whatever its clusters say.
-pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterName, account: &Account) -> bool {
-    let plan = view.sent(cluster);
-    let Some(terms) = view.goes.clusters.get(cluster) else { return false };
+pub(super) fn holds_the_plan(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+    let Some(terms) = cluster.terms else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
-    same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(plan, terms))
+    same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(cluster.sent, terms))
 }

@@ -20,9 +20,9 @@ fn reason(why: Why) -> Reason {
     }
 }
 
-/// What is withheld from a cluster: the first of it.
-pub(super) fn from_cluster(view: &View<'_>, cluster: &ClusterName) -> Option<(Reason, String)> {
-    let withheld = &view.sent(cluster).withheld;
+/// What is withheld of what is sent to a cluster: the first of it.
+pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
+    let withheld = &sent.withheld;
     let (_, first) = withheld.first_key_value()?;
     let more = match withheld.len() {
         1 => String::new(),

@@ -1,5 +1,6 @@
 //! The objects that the writer writes about, as they were last seen or written.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -104,6 +105,8 @@ struct MemberObject {
 pub struct Book {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
     members: Mutex<BTreeMap<ClusterName, MemberObject>>,
+    /// How often a member has changed.
+    member_changes: AtomicU64,
     /// The uids of members that are gone, the newest last: the answer to a read or a write of before may still be under way.
     gone: Mutex<VecDeque<String>>,
     turn: Mutex<()>,
@@ -223,6 +226,7 @@ impl Book {
             return false;
         }
         members.insert(name, MemberObject { object, doubtful: false });
+        self.member_changes.fetch_add(1, Ordering::AcqRel);
         true
     }
 
@@ -234,6 +238,11 @@ impl Book {
     #[cfg(test)]
     pub(crate) fn is_in_turn(&self) -> bool {
         self.turn.is_locked()
+    }
+
+    /// Names what the members are; never zero. As long as it is the same, each is as it was. Ask before looking at one.
+    pub fn members_version(&self) -> u64 {
+        self.member_changes.load(Ordering::Acquire) + 1
     }
 
     /// Looks at a member without copying it.
@@ -250,6 +259,7 @@ impl Book {
     pub fn remove_member(&self, name: &ClusterName) {
         let mut members = self.members.lock();
         let uid = members.remove(name).and_then(|known| known.object.metadata.uid);
+        self.member_changes.fetch_add(1, Ordering::AcqRel);
         let mut gone = self.gone.lock();
         gone.extend(uid);
         let surplus = gone.len().saturating_sub(GONE);
@@ -302,7 +312,10 @@ mod tests {
     #[test]
     fn a_list_that_begins_later_is_believed_whatever_its_versions() {
         let (book, name) = (Book::default(), ClusterName::from("eu-1"));
-        assert!(book.set_member(name.clone(), member(90)) && !book.set_member(name.clone(), member(40)));
+        let version = book.members_version();
+        assert!(book.set_member(name.clone(), member(90)) && book.members_version() > version);
+        let version = book.members_version();
+        assert!(!book.set_member(name.clone(), member(40)) && book.members_version() == version);
         // The API server was restored from a backup.
         book.doubt_members();
         assert!(book.set_member(name.clone(), member(40)));
@@ -320,7 +333,9 @@ mod tests {
     fn an_answer_that_comes_late_brings_nobody_back() {
         let (book, name) = (Book::default(), ClusterName::from("eu-1"));
         assert!(book.set_member(name.clone(), member(90)));
+        let version = book.members_version();
         book.remove_member(&name);
+        assert!(book.members_version() > version);
         // A write of before, whose answer is read now.
         assert!(!book.set_member(name.clone(), member(91)) && book.member(&name).is_none());
         let mut anew = member(92);

@@ -140,8 +140,8 @@ impl Writer {
     /// Writes for ever.
     pub async fn run(mut self) {
         let mut beat = tokio::time::interval(BEAT);
+        let mut next = None;
         loop {
-            let next = if self.serves() { self.next_due() } else { None };
             tokio::select! {
                 () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
                 () = self.shared.dirty_members.added() => tokio::time::sleep(GATHER).await,
@@ -151,11 +151,12 @@ impl Writer {
             // One clock for a turn: what a rule says of a cluster, the cluster's own status says before it.
             let now = wall_now();
             self.gather(now.instant);
+            next = None;
             // The lead may have been lost and taken again meanwhile.
             if self.serves() {
                 let silent = std::mem::take(&mut self.silent);
                 self.write_members(silent, now).await;
-                self.write_rules(now).await;
+                next = self.write_rules(now).await;
                 let members = std::mem::take(&mut self.members);
                 self.write_members(members, now).await;
             }
@@ -208,16 +209,16 @@ impl Writer {
         self.members.append(&mut self.shared.dirty_members.take());
     }
 
-    /// When to look at a rule: at its status, or earlier at its release.
-    fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> Option<Instant> {
-        let release =
-            pace.release_due().filter(|_| self.book.with_rule(uid, |rule| rule.is_some_and(is_to_be_released)));
-        release.or_else(|| self.status_due(uid, pace, now))
-    }
-
-    /// When to look at the status of a rule.
-    fn status_due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> Option<Instant> {
-        pace.due(|| self.is_settled(uid, now))
+    /// What of a rule is to be looked at now, and when to look at the rest. Each status is asked once whether it has settled:
+    /// that looks at all clusters of the rule.
+    fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<Look>, Option<Instant>) {
+        let status = pace.due(|| self.is_settled(uid, now));
+        if status.is_some_and(|at| at <= now) {
+            return (Some(Look::Whole { overdue: pace.is_overdue(now) }), None);
+        }
+        let released = pace.release_due().is_some_and(|at| at <= now)
+            && self.book.with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
+        (released.then_some(Look::Release), status)
     }
 
     /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
@@ -249,20 +250,15 @@ impl Writer {
         unless_gone(&self.shared, call).await
     }
 
-    fn next_due(&self) -> Option<Instant> {
-        let now = Instant::now();
-        self.paces.iter().filter_map(|(uid, pace)| self.due(uid, pace, now)).min()
-    }
-
-    async fn write_rules(&mut self, now: Now) {
-        let at = now.instant;
-        let is_due = |uid, pace| self.due(uid, pace, at).is_some_and(|due| due <= at);
-        let due = self.paces.iter().filter(|(uid, pace)| is_due(*uid, *pace));
-        let look = |uid: &RuleUid, pace: &Pace| match self.status_due(uid, pace, at) {
-            Some(due) if due <= at => Look::Whole { overdue: pace.is_overdue(at) },
-            _ => Look::Release,
-        };
-        let due: Vec<_> = due.map(|(uid, pace)| (uid.clone(), look(uid, pace))).collect();
+    /// Returns when a rule is to be looked at next.
+    async fn write_rules(&mut self, now: Now) -> Option<Instant> {
+        let mut due = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (uid, pace) in &self.paces {
+            let (look, later) = self.due(uid, pace, now.instant);
+            due.extend(look.map(|look| (uid.clone(), look)));
+            next = next.into_iter().chain(later).min();
+        }
         let this = &*self;
         let writes = due.into_iter().map(|(uid, look)| async move {
             let result = this.write_rule(&uid, look, now).await;
@@ -291,6 +287,7 @@ impl Writer {
                 }
             }
         }
+        next
     }
 
     async fn write_members(&mut self, due: BTreeSet<ClusterName>, now: Now) {
@@ -424,13 +421,18 @@ mod tests {
         let changed = start + BEAT / 10;
         pace.mark(changed);
         see(&object);
-        assert_eq!(writer.due(&uid, &pace, changed), Some(start + BEAT), "a status waits");
+        let waits = (None, Some(start + BEAT));
+        assert!(writer.due(&uid, &pace, changed) == waits, "a status waits");
         object["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
         see(&object);
-        assert_eq!(writer.due(&uid, &pace, changed), Some(changed), "the finalizer does not");
-        assert!(writer.status_due(&uid, &pace, changed) >= Some(start + BEAT));
+        let (look, later) = writer.due(&uid, &pace, changed);
+        assert!(look == Some(Look::Release), "the finalizer does not");
+        assert!(later >= Some(start + BEAT));
         pace.tried_release();
-        assert!(writer.due(&uid, &pace, changed) >= Some(start + BEAT), "until something changes");
+        let (look, later) = writer.due(&uid, &pace, changed);
+        assert!(look.is_none() && later >= Some(start + BEAT), "until something changes");
+        let after = start + BEAT * 3;
+        assert!(writer.due(&uid, &pace, after) == (Some(Look::Whole { overdue: true }), None));
     }
 
     #[tokio::test]
