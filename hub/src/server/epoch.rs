@@ -186,7 +186,7 @@ impl Running {
 
     /// Tells the agent the hub's authorities, unless it is in doubt.
     pub(super) fn say_authorities(&mut self) {
-        let all = self.authorities.borrow_and_update().clone();
+        let all = self.shared.authorities.borrow().clone();
         let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
         // Of a hub that is one of two the agent takes no other authorities.
         if knows && !all.is_empty() && self.hold() != Hold::Everything {

@@ -8,6 +8,7 @@ mod epoch;
 mod inbound;
 mod peers;
 mod session;
+mod signals;
 mod stream;
 
 pub use stream::Calls;
@@ -272,7 +273,7 @@ impl Runnel for Server {
             identity,
             (lead, number, witness),
             Bounds::new(self.peers.clone(), Some(stream), leash),
-            (request.into_inner(), meter, self.shutdown.clone()),
+            (request.into_inner(), signals::signals(&self.shared, meter, self.shutdown.clone())),
         );
         Ok(Response::new(Box::pin(running.frames())))
     }

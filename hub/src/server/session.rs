@@ -4,17 +4,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
 use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
-use runnel_proto::tls::Meter;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
-use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Notify;
 use tonic::{Status, Streaming};
 
 use super::inbound::Bounds;
+use super::signals::{Signal, Signals};
 use super::{Identity, admission, not_leading};
 use crate::epoch::{Doubt, To, Witness};
 use crate::index::Effect;
@@ -42,13 +40,8 @@ pub(super) struct Running {
     pub(super) live: Arc<LiveSession>,
     /// The right to lead under which the session began, and with which it ends.
     lead: Lead,
-    lead_changes: watch::Receiver<Option<Lead>>,
-    /// The hub's authorities, which the agent hears when they change.
-    pub(super) authorities: watch::Receiver<Vec<Bytes>>,
     inbound: Streaming<wire::AgentFrame>,
-    /// What moves on the connection.
-    meter: Arc<Meter>,
-    shutdown: CancellationToken,
+    signals: Signals,
     pub(super) hello: Option<Hello>,
     pub(super) held: HelloStates,
     pub(super) registered: bool,
@@ -69,7 +62,6 @@ pub(super) struct Running {
     limit: Pin<Box<tokio::time::Sleep>>,
     /// Set when no frame follows the ones in `out`.
     ending: Option<Status>,
-    draining: bool,
     /// The agent opens another stream, which replaces this one: nothing more is said here. Until when it is waited for.
     handed_over: Option<Instant>,
     /// The agent has said its last word here.
@@ -84,7 +76,7 @@ impl Running {
         identity: Identity,
         (lead, number, witness): (Lead, u64, Option<Witness>),
         bounds: Bounds,
-        (inbound, meter, shutdown): (Streaming<wire::AgentFrame>, Arc<Meter>, CancellationToken),
+        (inbound, signals): (Streaming<wire::AgentFrame>, Signals),
     ) -> Self {
         let live = LiveSession {
             number,
@@ -92,21 +84,16 @@ impl Running {
             inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
         };
-        let lead_changes = shared.lead.subscribe();
-        let authorities = shared.authorities.subscribe();
         let limit = HELLO_LIMIT.min(life_left(&identity));
         Self {
-            authorities,
             shared,
             book,
             metrics,
             identity,
             live: Arc::new(live),
             lead,
-            lead_changes,
             inbound,
-            meter,
-            shutdown,
+            signals,
             hello: None,
             held: HelloStates::default(),
             registered: false,
@@ -119,7 +106,6 @@ impl Running {
             out: VecDeque::new(),
             limit: Box::pin(tokio::time::sleep(limit)),
             ending: None,
-            draining: false,
             handed_over: None,
             deaf: false,
         }
@@ -167,24 +153,11 @@ impl Running {
             // What ends the session comes before what the agent says.
             biased;
             () = self.live.wake.notified() => self.woken(),
-            _ = self.lead_changes.changed() => {}
-            _ = self.authorities.changed(), if self.hello.is_some() && self.handed_over.is_none() => self.say_authorities(),
-            () = self.meter.owes(), if self.hello.is_some() && self.handed_over.is_none() => {
-                self.out.push_back(HubFrame::Alive);
-            }
+            Some(signal) = self.signals.next() => self.take_signal(&signal),
             () = &mut self.limit => self.time_is_up(),
             () = until(self.handed_over) => self.ending = Some(Status::ok("")),
             () = self.bounds.displaced() => self.displaced(),
             () = until(self.bounds.late_at) => self.catch_up_late(),
-            () = self.shutdown.cancelled(), if !self.draining => {
-                self.draining = true;
-                let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
-                // A stream that was handed over has had its last frame.
-                if self.handed_over.is_none() {
-                    self.out.push_back(HubFrame::Drain(within));
-                }
-                self.ending = Some(Status::ok(""));
-            }
             () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
             frame = self.inbound.next(), if !self.deaf && self.bounds.read_at.is_none() => match frame {
                 Some(Ok(frame)) => self.take_in(frame),
@@ -197,6 +170,25 @@ impl Running {
                 None if self.handed_over.is_some() => self.deaf = true,
                 None => self.ending = Some(Status::ok("")),
             },
+        }
+    }
+
+    fn take_signal(&mut self, signal: &Signal) {
+        // A stream that was handed over has had its last frame, and before the Hello there is nobody to talk to.
+        let talks = self.hello.is_some() && self.handed_over.is_none();
+        match signal {
+            // Looked at before each frame.
+            Signal::Lead => {}
+            Signal::Authorities if talks => self.say_authorities(),
+            Signal::SignOfLifeOwed if talks => self.out.push_back(HubFrame::Alive),
+            Signal::Authorities | Signal::SignOfLifeOwed => {}
+            Signal::Shutdown => {
+                let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
+                if self.handed_over.is_none() {
+                    self.out.push_back(HubFrame::Drain(within));
+                }
+                self.ending = Some(Status::ok(""));
+            }
         }
     }
 

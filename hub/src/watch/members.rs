@@ -108,10 +108,10 @@ fn forget_unlisted(seen: &BTreeSet<ClusterName>, shared: &Shared, book: &Book) -
 async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, book: &Book) -> Option<()> {
     let members: Api<MemberCluster> = Api::all(client.clone());
     for name in names {
-        let uid = book.member(&name)?.metadata.uid;
+        let uid = book.with_member(&name, |known| known?.metadata.uid.clone())?;
         match tokio::time::timeout(READ_LIMIT, members.get_opt(name.as_str())).await {
             Ok(Ok(Some(object))) => take_in_member(object, shared, book),
-            Ok(Ok(None)) => forget_if(&name, uid.as_deref(), shared, book),
+            Ok(Ok(None)) => forget_if(&name, Some(&uid), shared, book),
             _ => return None,
         }
     }

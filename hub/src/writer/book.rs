@@ -1,5 +1,6 @@
 //! The objects that the writer writes about, as they were last seen or written.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -92,7 +93,8 @@ impl RuleObject {
 
 /// A member's object.
 struct MemberObject {
-    object: MemberCluster,
+    /// Shared with those who look at it: each is looked at every few seconds.
+    object: Arc<MemberCluster>,
     /// Whether it was seen before the list that is under way.
     doubtful: bool,
 }
@@ -225,7 +227,7 @@ impl Book {
         if known.is_some_and(|known| version(&known.object) > version(&object)) {
             return false;
         }
-        members.insert(name, MemberObject { object, doubtful: false });
+        members.insert(name, MemberObject { object: Arc::new(object), doubtful: false });
         self.member_changes.fetch_add(1, Ordering::AcqRel);
         true
     }
@@ -247,18 +249,18 @@ impl Book {
 
     /// Looks at a member without copying it.
     pub fn with_member<V>(&self, name: &ClusterName, look: impl FnOnce(Option<&MemberCluster>) -> V) -> V {
-        look(self.members.lock().get(name).map(|known| &known.object))
+        look(self.members.lock().get(name).map(|known| &*known.object))
     }
 
     /// Looks at each member.
     pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
-        self.members.lock().values().map(|known| &known.object).for_each(look);
+        self.members.lock().values().map(|known| &*known.object).for_each(look);
     }
 
     /// A member is gone, and does not come back before the next list.
     pub fn remove_member(&self, name: &ClusterName) {
         let mut members = self.members.lock();
-        let uid = members.remove(name).and_then(|known| known.object.metadata.uid);
+        let uid = members.remove(name).and_then(|known| known.object.metadata.uid.clone());
         self.member_changes.fetch_add(1, Ordering::AcqRel);
         let mut gone = self.gone.lock();
         gone.extend(uid);
@@ -267,7 +269,7 @@ impl Book {
     }
 
     /// A member, if it is there.
-    pub fn member(&self, name: &ClusterName) -> Option<MemberCluster> {
+    pub fn member(&self, name: &ClusterName) -> Option<Arc<MemberCluster>> {
         self.members.lock().get(name).map(|known| known.object.clone())
     }
 

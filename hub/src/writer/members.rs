@@ -81,7 +81,8 @@ impl Writer {
     }
 
     fn member_status(&self, name: &ClusterName, member: &MemberCluster, now: Now) -> Option<MemberClusterStatus> {
-        let previous = member.status.clone().unwrap_or_default();
+        let unknown = MemberClusterStatus::default();
+        let previous = member.status.as_ref().unwrap_or(&unknown);
         let index = self.shared.index.read();
         let cluster = index.cluster(name)?;
         let ledger = self.shared.ledger.lock();
@@ -107,7 +108,7 @@ impl Writer {
                 .lost_watch(name, KINDS.iter().map(|kind| kind.resource))
                 .filter(|_| ledger.session(name, now.instant).is_some()),
             key_shared: ledger.is_key_shared(name, now.instant),
-            previous: &previous,
+            previous,
         };
         fold_member(&view, now)
     }

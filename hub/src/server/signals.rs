@@ -1,0 +1,47 @@
+//! What happens to a session besides what its agent says and what the index has for it.
+use std::sync::Arc;
+
+use futures::stream::{self, BoxStream, SelectAll};
+use futures::{Stream, StreamExt};
+use runnel_proto::tls::Meter;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::Shared;
+
+/// Something that seldom happens.
+pub(super) enum Signal {
+    /// The right to lead has changed.
+    Lead,
+    /// The hub's authorities have changed.
+    Authorities,
+    /// The agent waits for a sign of life: see [`Meter::owes`].
+    SignOfLifeOwed,
+    /// The process ends.
+    Shutdown,
+}
+
+/// The signals of one session. A session waits anew after each frame, and to subscribe to every signal each time would cost
+/// more than the frame: here each is subscribed to once.
+pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
+
+/// The signals of a session on a connection with this meter, until `shutdown` is cancelled.
+pub(super) fn signals(shared: &Shared, meter: Arc<Meter>, shutdown: CancellationToken) -> Signals {
+    let owed = stream::unfold(meter, |meter| async {
+        meter.owes().await;
+        Some((Signal::SignOfLifeOwed, meter))
+    });
+    stream::select_all([
+        changes(shared.lead.subscribe()).map(|()| Signal::Lead).boxed(),
+        changes(shared.authorities.subscribe()).map(|()| Signal::Authorities).boxed(),
+        owed.boxed(),
+        stream::once(shutdown.cancelled_owned()).map(|()| Signal::Shutdown).boxed(),
+    ])
+}
+
+fn changes<T>(receiver: watch::Receiver<T>) -> impl Stream<Item = ()> {
+    stream::unfold(receiver, |mut receiver| async {
+        receiver.changed().await.ok()?;
+        Some(((), receiver))
+    })
+}
