@@ -3,7 +3,8 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
 
-use super::standing::{Proved, Seen, is_newest, proved, standing};
+use super::cluster_view::ClusterView;
+use super::standing::{Proved, is_newest, proved, standing};
 use super::{Ledger, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;
@@ -35,7 +36,7 @@ pub struct ClusterDetail {
 
 /// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
 pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDetail> {
-    let one = |cluster: Seen<'_>| {
+    let one = |cluster: ClusterView<'_>| {
         let (standing, account) = (standing(view, &cluster, now), cluster.account);
         ClusterDetail {
             name: cluster.name.clone(),
@@ -50,7 +51,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             proved: account.map_or(Proved::Untold, |account| proved(view, &cluster, account)),
         }
     };
-    let mut all: Vec<_> = view.see_all(ledger).map(one).collect();
+    let mut all: Vec<_> = view.clusters(ledger).map(one).collect();
     all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
     all
 }

@@ -75,7 +75,7 @@ impl Verdict {
 /// that it speaks of have not had the time to connect to a hub that just started.
 pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> =
-        view.see_all(ledger).map(|cluster| (cluster.name, standing(view, &cluster, now.instant))).collect();
+        view.clusters(ledger).map(|cluster| (cluster.name, standing(view, &cluster, now.instant))).collect();
     let summary = summarize(view, &standings);
     let mut status = view.previous.clone();
     let progress = view.rolling.as_ref().and_then(|rolling| rolling.progress.as_ref());
@@ -116,7 +116,7 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
 /// persisted status stands.
 fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    let awaited = view.see_all(ledger).any(|cluster| is_awaited(view, &cluster, now));
+    let awaited = view.clusters(ledger).any(|cluster| is_awaited(view, &cluster, now));
     let awaited = awaited || (young && is_reading(view));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);

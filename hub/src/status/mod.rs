@@ -3,6 +3,7 @@
 //! Truth before comfort: a status is never staler than it says. A cluster that is silent for [`SILENCE`] turns
 //! Unreachable and the rule is not Ready. Calm before noise: a fold that gives the status that is there already is not
 //! written, times change only with what they speak of, and a restart of the hub changes nothing by itself.
+mod cluster_view;
 mod deliveries;
 mod detail;
 mod fold;

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 
+use super::cluster_view::ClusterView;
 use super::fold::{Verdict, counted};
 use super::ledger::Account;
 use super::standing::{
-    Proved, Seen, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading,
-    is_too_old, proved, standing,
+    Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
+    proved, standing,
 };
 use super::{Ledger, Now, View};
 use crate::crd::conditions::{ConditionStatus, Reason, shortened};
@@ -67,20 +68,21 @@ impl View<'_> {
         let back = known.is_some_and(|progress| progress.phase.goes_back());
         let target = rolling.target.to_owned();
         let health = |turn: &Turn| match back {
-            true => health_back(self, &self.see(ledger, &turn.cluster), &target, now),
-            false => health(self, &self.see(ledger, &turn.cluster), now),
+            true => health_back(self, &self.cluster(ledger, &turn.cluster), &target, now),
+            false => health(self, &self.cluster(ledger, &turn.cluster), now),
         };
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
-        let settling = clusters.iter().any(|(turn, _)| is_awaited(self, &self.see(ledger, &turn.cluster), now.instant));
+        let settling =
+            clusters.iter().any(|(turn, _)| is_awaited(self, &self.cluster(ledger, &turn.cluster), now.instant));
         // Whom another process let in is heard of as it connects.
         let is_new = settling || rolling.gate.is_none();
         let base = rolling.progress.as_ref().map(|progress| Travel::Keep(progress.base()));
         let keeps = |account: &Account| base.as_ref() == Some(&account.travel);
-        let holds_it = |cluster: &Seen<'_>, account: &Account| holds_the_plan(self, cluster, account);
-        let is_sent = |cluster: &Seen<'_>, account: &Account| {
+        let holds_it = |cluster: &ClusterView<'_>, account: &Account| holds_the_plan(self, cluster, account);
+        let is_sent = |cluster: &ClusterView<'_>, account: &Account| {
             goes_back_from(account, &target) || (keeps(account) && holds_it(cluster, account))
         };
-        let is_at_work = |cluster: &Seen<'_>, account: &Account| match account.counts.under_way() {
+        let is_at_work = |cluster: &ClusterView<'_>, account: &Account| match account.counts.under_way() {
             0 => false,
             _ if back => goes_back_from(account, &target) || keeps(account),
             _ => !account.travel.reverts() && holds_it(cluster, account),
@@ -93,7 +95,7 @@ impl View<'_> {
         let counts = |turn: &Turn| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
         let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
-            let message = standing(self, &self.see(ledger, &turn.cluster), now.instant).message;
+            let message = standing(self, &self.cluster(ledger, &turn.cluster), now.instant).message;
             (turn.cluster.clone(), message)
         });
         if progress.phase.goes_back() {
@@ -113,12 +115,12 @@ impl View<'_> {
 }
 
 /// Whether nothing is heard of a cluster, or not yet.
-fn is_silent(view: &View<'_>, cluster: &Seen<'_>, now: Now) -> bool {
+fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
     is_awaited(view, cluster, now.instant) || !cluster.is_connected(now.instant)
 }
 
 /// How a cluster is with what the rule wants now.
-fn health(view: &View<'_>, cluster: &Seen<'_>, now: Now) -> Health {
+fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Away;
     }
@@ -150,7 +152,7 @@ fn goes_back_from(account: &Account, target: &str) -> bool {
 }
 
 /// How a cluster is that is to go back from a target.
-fn health_back(view: &View<'_>, cluster: &Seen<'_>, target: &str, now: Now) -> Health {
+fn health_back(view: &View<'_>, cluster: &ClusterView<'_>, target: &str, now: Now) -> Health {
     if is_silent(view, cluster, now) || view.goes.cordoned.contains(cluster.name) || cluster.is_unconfirmed() {
         return Health::Away;
     }
@@ -169,11 +171,11 @@ fn those(
     view: &View<'_>,
     ledger: &Ledger,
     clusters: &[(Turn, Health)],
-    is_so: impl Fn(&Seen<'_>, &Account) -> bool,
+    is_so: impl Fn(&ClusterView<'_>, &Account) -> bool,
 ) -> BTreeSet<ClusterName> {
     let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
     let says_so = |name: &&ClusterName| {
-        let cluster = view.see(ledger, name);
+        let cluster = view.cluster(ledger, name);
         cluster.account.is_some_and(|account| is_so(&cluster, account))
     };
     heard_of.filter(says_so).cloned().collect()

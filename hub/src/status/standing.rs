@@ -4,7 +4,8 @@ use std::time::Instant;
 use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
 
-use super::ledger::{Account, Presence, SessionFacts};
+use super::cluster_view::ClusterView;
+use super::ledger::Account;
 use super::withheld::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
@@ -28,68 +29,6 @@ pub enum Proved {
     Untold,
 }
 
-/// A cluster that a rule goes to, and all that is known of it: a status asks for it many times, and it is looked up once.
-pub(super) struct Seen<'a> {
-    pub(super) name: &'a ClusterName,
-    /// What the rule says there.
-    terms: Option<&'a NamedTerms>,
-    /// What is sent there.
-    pub(super) sent: &'a RulePlan,
-    presence: Option<&'a Presence>,
-    /// Its agent's last word on the rule.
-    pub(super) account: Option<&'a Account>,
-    proof_key: Option<&'a ProofKey>,
-}
-
-impl View<'_> {
-    /// A cluster of the rule, or one that was.
-    pub(super) fn see<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName) -> Seen<'s> {
-        self.see_on(ledger, name, self.goes.clusters.get(name))
-    }
-
-    /// The clusters that the rule goes to.
-    pub(super) fn see_all<'s>(&'s self, ledger: &'s Ledger) -> impl Iterator<Item = Seen<'s>> {
-        self.goes.clusters.iter().map(move |(name, terms)| self.see_on(ledger, name, Some(terms)))
-    }
-
-    fn see_on<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName, terms: Option<&'s NamedTerms>) -> Seen<'s> {
-        let presence = ledger.presence(name);
-        let account = presence.and_then(|presence| presence.account(&self.rule.uid));
-        Seen { name, terms, sent: self.sent(name), presence, account, proof_key: ledger.proof_key.as_ref() }
-    }
-}
-
-impl<'a> Seen<'a> {
-    /// The session of its agent, while that counts as connected.
-    fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
-        self.presence?.session(now)
-    }
-
-    pub(super) fn is_connected(&self, now: Instant) -> bool {
-        self.session(now).is_some()
-    }
-
-    /// Whether it has connected since the hub started.
-    fn has_connected(&self) -> bool {
-        self.presence.is_some_and(Presence::has_connected)
-    }
-
-    /// Whether something is not said to it before an administrator confirms.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.presence.is_some_and(Presence::is_unconfirmed)
-    }
-
-    /// Whether the rule is not sent to it, as it holds as many as it takes.
-    fn is_beyond(&self, view: &View<'_>) -> bool {
-        self.presence.is_some_and(|presence| presence.is_beyond(&view.rule.uid))
-    }
-
-    /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
-    fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
-        self.presence?.lost_watch(view.rule.resources())
-    }
-}
-
 /// How one rule stands in one cluster.
 pub(super) struct Standing {
     pub(super) state: ClusterState,
@@ -106,7 +45,7 @@ pub(super) struct Standing {
 
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
 pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
-    !is_reading(view) && view.see_all(ledger).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
+    !is_reading(view) && view.clusters(ledger).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -117,12 +56,12 @@ pub(super) fn is_reading(view: &View<'_>) -> bool {
 }
 
 /// Whether the hub has not been up for long enough to take the cluster's silence for an answer.
-pub(super) fn is_awaited(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> bool {
+pub(super) fn is_awaited(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> bool {
     !cluster.has_connected() && now.saturating_duration_since(view.hub_started) < SETTLING
 }
 
 /// The state alone: it is asked far more often than it is told.
-fn state(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> ClusterState {
+fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterState {
     if is_awaited(view, cluster, now) {
         return ClusterState::Progressing;
     }
@@ -187,7 +126,7 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
     format!("{cause}; the counts are what the agent last saw")
 }
 
-pub(super) fn standing(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> Standing {
+pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Standing {
     let (account, name) = (cluster.account, cluster.name);
     let state = state(view, cluster, now);
     // Of a silent cluster only.
@@ -290,11 +229,11 @@ fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
 }
 
 /// Why a rule is not sent to a cluster that holds as many as it takes.
-fn beyond(cluster: &Seen<'_>) -> String {
+fn beyond(cluster: &ClusterView<'_>) -> String {
     format!(
         "the rule is not sent: the cluster holds {RULES_LIMIT} rules, the most for one cluster, and {} more choose it. Delete \
          rules, or have them choose fewer clusters",
-        cluster.presence.map_or(0, Presence::rules_beyond)
+        cluster.rules_beyond()
     )
 }
 
@@ -318,7 +257,7 @@ fn failed() -> (Reason, String) {
 }
 
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
-pub(super) fn is_too_old(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> bool {
+pub(super) fn is_too_old(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> bool {
     let terms = cluster.terms.map_or(0, |terms| terms.protocol());
     let keeps = view.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
     let needed = terms.max(cluster.sent.protocol()).max(if keeps { KEEPS_SINCE } else { 0 });
@@ -326,18 +265,18 @@ pub(super) fn is_too_old(view: &View<'_>, cluster: &Seen<'_>, now: Instant) -> b
 }
 
 /// Whether a cordoned cluster has not what the rule wants now.
-fn is_behind(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
     view.goes.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster to which something is not said has not what the rule wants now.
-fn is_unconfirmed(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
     cluster.is_unconfirmed() && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
 /// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
-pub(super) fn is_newest(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
     let Some(terms) = cluster.terms else { return false };
     let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
@@ -347,7 +286,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &Seen<'_>, account: &Account) 
 }
 
 /// Whether a cluster has proved that what the plan says stands in its API.
-pub(super) fn proved(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> Proved {
+pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> Proved {
     let Some(terms) = cluster.terms else { return Proved::Untold };
     Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
@@ -408,7 +347,7 @@ impl<'a> Sent<'a> {
 
 /// Whether what the agent holds can be compared with the plan. Where the plan cannot tell about some source, or the brake
 /// holds one, it cannot.
-pub(super) fn is_comparable(view: &View<'_>, cluster: &Seen<'_>) -> bool {
+pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
     can_be_compared(cluster.sent) && view.held.is_none()
 }
 
@@ -419,7 +358,7 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
 /// such a rule is stalled, whatever its clusters say.
-pub(super) fn holds_the_plan(view: &View<'_>, cluster: &Seen<'_>, account: &Account) -> bool {
+pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
     let Some(terms) = cluster.terms else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
     same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(cluster.sent, terms))

@@ -1,0 +1,81 @@
+//! A cluster of a rule, and all that is known of it.
+use std::time::Instant;
+
+use runnel_proto::model::{ClusterName, LostWatch, ProofKey};
+
+use super::ledger::{Account, Presence, SessionFacts};
+use super::{Ledger, View};
+use crate::plan::{NamedTerms, RulePlan};
+
+/// A cluster that a rule goes to, and all that is known of it: a status asks for it many times, and it is looked up once.
+pub(super) struct ClusterView<'a> {
+    pub(super) name: &'a ClusterName,
+    /// What the rule says there.
+    pub(super) terms: Option<&'a NamedTerms>,
+    /// What is sent there.
+    pub(super) sent: &'a RulePlan,
+    presence: Option<&'a Presence>,
+    /// Its agent's last word on the rule.
+    pub(super) account: Option<&'a Account>,
+    /// Under which agents prove what stands there.
+    pub(super) proof_key: Option<&'a ProofKey>,
+}
+
+impl View<'_> {
+    /// A cluster of the rule, or one that was.
+    pub(super) fn cluster<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName) -> ClusterView<'s> {
+        self.cluster_on(ledger, name, self.goes.clusters.get(name))
+    }
+
+    /// The clusters that the rule goes to.
+    pub(super) fn clusters<'s>(&'s self, ledger: &'s Ledger) -> impl Iterator<Item = ClusterView<'s>> {
+        self.goes.clusters.iter().map(move |(name, terms)| self.cluster_on(ledger, name, Some(terms)))
+    }
+
+    fn cluster_on<'s>(
+        &'s self,
+        ledger: &'s Ledger,
+        name: &'s ClusterName,
+        terms: Option<&'s NamedTerms>,
+    ) -> ClusterView<'s> {
+        let presence = ledger.presence(name);
+        let account = presence.and_then(|presence| presence.account(&self.rule.uid));
+        ClusterView { name, terms, sent: self.sent(name), presence, account, proof_key: ledger.proof_key.as_ref() }
+    }
+}
+
+impl<'a> ClusterView<'a> {
+    /// The session of its agent, while that counts as connected.
+    pub(super) fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
+        self.presence?.session(now)
+    }
+
+    pub(super) fn is_connected(&self, now: Instant) -> bool {
+        self.session(now).is_some()
+    }
+
+    /// Whether it has connected since the hub started.
+    pub(super) fn has_connected(&self) -> bool {
+        self.presence.is_some_and(Presence::has_connected)
+    }
+
+    /// Whether something is not said to it before an administrator confirms.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.presence.is_some_and(Presence::is_unconfirmed)
+    }
+
+    /// Whether the rule is not sent to it, as it holds as many as it takes.
+    pub(super) fn is_beyond(&self, view: &View<'_>) -> bool {
+        self.presence.is_some_and(|presence| presence.is_beyond(&view.rule.uid))
+    }
+
+    /// How many rules are not sent to it, as it holds as many as it takes.
+    pub(super) fn rules_beyond(&self) -> usize {
+        self.presence.map_or(0, Presence::rules_beyond)
+    }
+
+    /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
+    pub(super) fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
+        self.presence?.lost_watch(view.rule.resources())
+    }
+}
