@@ -174,7 +174,7 @@ impl Running {
     }
 
     fn take_signal(&mut self, signal: &Signal) {
-        // A stream that was handed over has had its last frame, and before the Hello there is nobody to talk to.
+        // A stream that was handed over has had its last frame, and before its Hello an agent is sent none.
         let talks = self.hello.is_some() && self.handed_over.is_none();
         match signal {
             // Looked at before each frame.

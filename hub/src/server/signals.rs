@@ -21,8 +21,8 @@ pub(super) enum Signal {
     Shutdown,
 }
 
-/// The signals of one session. A session waits anew after each frame, and to subscribe to every signal each time would cost
-/// more than the frame: here each is subscribed to once.
+/// The signals of one session. A session waits again after each frame. To subscribe to every signal each time would cost
+/// more than the frame, so it subscribes to each once.
 pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
 
 /// The signals of a session on a connection with this meter, until `shutdown` is cancelled.

@@ -116,8 +116,8 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary
 /// persisted status stands.
 fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
-    let awaited = view.clusters(ledger).any(|cluster| is_awaited(view, &cluster, now));
-    let awaited = awaited || (young && is_reading(view));
+    // Later no cluster is awaited, and none is looked up again.
+    let awaited = young && (is_reading(view) || view.clusters(ledger).any(|cluster| is_awaited(view, &cluster, now)));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
     let new_failures = summary.copies_failed > 0 && !failures_before;
