@@ -206,7 +206,8 @@ impl Writer {
         for uid in self.shared.dirty_rules.take() {
             self.paces.entry(uid).or_default().mark(now);
         }
-        self.members.append(&mut self.shared.dirty_members.take());
+        // `append` would build the whole set again, for each wake of a hub that starts.
+        self.members.extend(self.shared.dirty_members.take());
     }
 
     /// What of a rule is to be looked at now, and when to look at the rest. Each status is asked once whether it has settled:
