@@ -9,16 +9,16 @@ use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
 use crate::body::{self, Over, Written};
-use crate::call::{Call, answered};
-use crate::classify::{CallError, trouble};
-use crate::decide::{Target, Trouble};
+use crate::call::{Call, with_timeout};
+use crate::classify::{CallError, copy_error};
+use crate::decide::{CopyError, ExpectedObject};
 use crate::deletes;
 use crate::differ;
-use crate::job::{Body, Done, Job, Limits, Recreate, Work, Wrote};
+use crate::job::{DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::keep::Keep;
 use crate::live::{self, FIELD_MANAGER, Live, Ownership};
 use crate::queue::Key;
-use crate::records::Sight;
+use crate::records::Observed;
 use crate::seal::Sealer;
 
 mod content;
@@ -44,22 +44,22 @@ impl Member {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
             (Key::Question(_), work) => done.supposed = self.answer(work).await,
-            (Key::Namespace(name), _) => done.trouble = self.create_namespace(name).await.err(),
+            (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
             (Key::Kept(_), work) => self.keep.work(work, &mut done).await,
             (Key::Copy(copy), work) => {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
-                    done.trouble = Some(Trouble::new(Reason::Unsupported, "this agent does not know the kind"));
+                    done.copy_error = Some(CopyError::new(Reason::Unsupported, "this agent does not know the kind"));
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
-                let run = Run { member: self, kind, copy, done: &mut done, makes_way };
+                let run = ApplyRun { member: self, kind, copy, done: &mut done, makes_way };
                 run.work(work).await;
             }
         }
         done
     }
 
-    async fn create_namespace(&self, name: &str) -> Result<(), Trouble> {
+    async fn create_namespace(&self, name: &str) -> Result<(), CopyError> {
         let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         let bytes = serde_json::to_vec(&body).unwrap_or_default();
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -70,14 +70,14 @@ impl Member {
                 Ok(())
             }
             Err(error) if error.code() == 409 => Ok(()),
-            Err(error) => Err(trouble(&error)),
+            Err(error) => Err(copy_error(&error)),
         }
     }
 
     /// Sends a request. The answer is parsed by the caller: kube's own parsing logs a body that it cannot read.
     async fn text(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<String> {
         let request = request.map_err(|_| CallError::Unanswered)?;
-        answered(self.client.request_text(request)).await
+        with_timeout(self.client.request_text(request)).await
     }
 
     async fn object(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> Call<DynamicObject> {
@@ -99,7 +99,12 @@ impl Member {
         self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Json::<()>(patch))).await
     }
 
-    async fn delete(&self, kind: &Kind, copy: &SourceRef, target: &Target) -> Call<Either<DynamicObject, Status>> {
+    async fn delete(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        target: &ExpectedObject,
+    ) -> Call<Either<DynamicObject, Status>> {
         let conditions =
             Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
         let params = DeleteParams::default().preconditions(conditions);
@@ -128,7 +133,7 @@ fn at(kind: &Kind, copy: &SourceRef) -> Request {
 }
 
 /// One run about one copy.
-struct Run<'a> {
+struct ApplyRun<'a> {
     member: &'a Member,
     kind: &'a Kind,
     copy: &'a SourceRef,
@@ -137,7 +142,7 @@ struct Run<'a> {
     makes_way: bool,
 }
 
-impl Run<'_> {
+impl ApplyRun<'_> {
     async fn work(mut self, work: Work) {
         let ended = match work {
             Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => Ok(()),
@@ -152,34 +157,34 @@ impl Run<'_> {
             Work::Retain(target, rule) => self.retain(target, &rule).await,
         };
         if let Err(failed) = ended {
-            self.done.trouble = Some(failed);
+            self.done.copy_error = Some(failed);
         }
     }
 
     /// What an error means for the copy. Where the server throttles, the run says for how long.
-    fn fail(&mut self, error: &CallError) -> Trouble {
+    fn fail(&mut self, error: &CallError) -> CopyError {
         self.done.retry_after = self.done.retry_after.max(error.retry_after());
-        trouble(error)
+        copy_error(error)
     }
 
-    async fn read(&mut self) -> Result<(), Trouble> {
+    async fn read(&mut self) -> Result<(), CopyError> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => self.show(&object),
-            Err(error) if error.is_absent(&self.copy.name) => self.done.sight = Some(Sight::Absent),
+            Err(error) if error.is_absent(&self.copy.name) => self.done.observed = Some(Observed::Absent),
             Err(error) => return Err(self.fail(&error)),
         }
         Ok(())
     }
 
     /// What stands there now, shown; `None` if nothing does.
-    async fn present(&mut self) -> Result<Option<DynamicObject>, Trouble> {
+    async fn present(&mut self) -> Result<Option<DynamicObject>, CopyError> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => {
                 self.show(&object);
                 Ok(Some(object))
             }
             Err(error) if error.is_absent(&self.copy.name) => {
-                self.done.sight = Some(Sight::Absent);
+                self.done.observed = Some(Observed::Absent);
                 Ok(None)
             }
             Err(error) => Err(self.fail(&error)),
@@ -188,7 +193,7 @@ impl Run<'_> {
 
     fn show(&mut self, object: &DynamicObject) {
         if let Some((_, live)) = live::reduce(self.kind, object, &self.member.sealer) {
-            self.done.sight = Some(Sight::Live(live));
+            self.done.observed = Some(Observed::Live(live));
         }
     }
 
@@ -197,18 +202,18 @@ impl Run<'_> {
     }
 
     /// After a lost race: what is there now decides anew. If nothing has moved, the refusal had another cause.
-    async fn reread(&mut self, target: Option<&Target>, error: &CallError) -> Result<(), Trouble> {
+    async fn reread(&mut self, target: Option<&ExpectedObject>, error: &CallError) -> Result<(), CopyError> {
         self.read().await?;
-        let moved = match (&self.done.sight, target) {
-            (Some(Sight::Live(live)), Some(target)) => live.uid != target.uid || live.version != target.version,
-            (Some(Sight::Live(_)), None) | (_, Some(_)) => true,
+        let moved = match (&self.done.observed, target) {
+            (Some(Observed::Live(live)), Some(target)) => live.uid != target.uid || live.version != target.version,
+            (Some(Observed::Live(_)), None) | (_, Some(_)) => true,
             (_, None) => false,
         };
         if moved { Ok(()) } else { Err(self.fail(error)) }
     }
 
     /// What stands there, if it is still what the work is about; it is shown in any case.
-    async fn same(&mut self, target: &Target) -> Result<Option<DynamicObject>, Trouble> {
+    async fn same(&mut self, target: &ExpectedObject) -> Result<Option<DynamicObject>, CopyError> {
         let object = self.present().await?;
         let same = self.seen().as_ref() == Some(target);
         // Somebody was faster: what is there now decides anew.
@@ -216,13 +221,13 @@ impl Run<'_> {
     }
 
     /// Writes over what is there; where that does not take the change and the rule says so, it is deleted and created.
-    async fn change(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+    async fn change(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
         match self.write(Some(target.clone()), body, false).await {
-            Err(trouble) if trouble.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
-            Err(trouble) if trouble.reason == Reason::Immutable => {
+            Err(copy_error) if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
+            Err(copy_error) if copy_error.reason == Reason::Immutable => {
                 return Err(match body.recreate {
                     Recreate::Later(limit) => deletes::waits(limit),
-                    Recreate::No | Recreate::Yes => trouble,
+                    Recreate::No | Recreate::Yes => copy_error,
                 });
             }
             ended => return ended,
@@ -231,7 +236,7 @@ impl Run<'_> {
         let target = self.seen().filter(|seen| seen.uid == target.uid).unwrap_or(target);
         self.delete(target).await?;
         self.done.deleted = self.done.wrote == Some(Wrote::Deleted);
-        if self.done.sight != Some(Sight::Absent) {
+        if self.done.observed != Some(Observed::Absent) {
             return Ok(());
         }
         self.write(None, body, false).await?;
@@ -241,14 +246,19 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn write(&mut self, target: Option<Target>, body: &Body, adopted: bool) -> Result<(), Trouble> {
+    async fn write(
+        &mut self,
+        target: Option<ExpectedObject>,
+        body: &DesiredObject,
+        adopted: bool,
+    ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
         let Limits { policy, home } = &body.limits;
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
         self.keep(body).await?;
-        let Body { intent, rule, revision, ignored, version, .. } = body;
+        let DesiredObject { intent, rule, revision, ignored, version, .. } = body;
         let object = match &target {
             Some(target) if !ignored.is_empty() => match self.same(target).await? {
                 None => return Ok(()),
@@ -291,18 +301,18 @@ impl Run<'_> {
             self.done.wrote = Some(Wrote::Changed);
         }
         self.show(&object);
-        match &self.done.sight {
-            Some(Sight::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => Ok(()),
+        match &self.done.observed {
+            Some(Observed::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => Ok(()),
             _ => Err(differ::rewritten(kind, &object, &content, ignored)),
         }
     }
 
     /// What was last shown, as a target.
-    fn seen(&self) -> Option<Target> {
-        self.live().map(|live| Target { uid: live.uid.clone(), version: live.version.clone() })
+    fn seen(&self) -> Option<ExpectedObject> {
+        self.live().map(|live| ExpectedObject { uid: live.uid.clone(), version: live.version.clone() })
     }
 
-    async fn adopt(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+    async fn adopt(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
         // What may be overwritten may be adopted.
         if let Some(denied) = body.limits.policy.denies_adopting().filter(|_| !body.asks) {
             return Err(denied);
@@ -310,7 +320,7 @@ impl Run<'_> {
         let content = self.content(body).await?;
         let Some(object) = self.same(&target).await? else { return Ok(()) };
         if !live::is_adoptable(self.kind, &object, &content) {
-            let gone = || Trouble::new(Reason::Conflict, "it has gone meanwhile");
+            let gone = || CopyError::new(Reason::Conflict, "it has gone meanwhile");
             return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
         let created = self.live().is_some_and(|live| live.ownership == Ownership::Retained);
@@ -321,7 +331,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn overwrite(&mut self, target: Target, body: &Body) -> Result<(), Trouble> {
+    async fn overwrite(&mut self, target: ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
         if let Some(denied) = body.limits.policy.denies_overwriting() {
             return Err(denied);
         }
@@ -333,35 +343,35 @@ impl Run<'_> {
     }
 
     /// Finds out in what a drifted copy differs, without changing it.
-    async fn compare(&mut self, target: &Target, body: &Body) -> Result<(), Trouble> {
+    async fn compare(&mut self, target: &ExpectedObject, body: &DesiredObject) -> Result<(), CopyError> {
         let content = self.content(body).await?;
         let Some(object) = self.same(target).await? else { return Ok(()) };
         let who = self.live().and_then(|live| live.others.clone());
-        let trouble = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
-        self.done.compared = Some(Box::new((target.version.clone(), trouble)));
+        let copy_error = differ::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
+        self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())
     }
 
     /// What was last shown.
     fn live(&self) -> Option<&Live> {
-        match &self.done.sight {
-            Some(Sight::Live(live)) => Some(live),
-            Some(Sight::Absent | Sight::Unknown) | None => None,
+        match &self.done.observed {
+            Some(Observed::Live(live)) => Some(live),
+            Some(Observed::Absent | Observed::Unknown) | None => None,
         }
     }
 
-    async fn delete(&mut self, target: Target) -> Result<(), Trouble> {
+    async fn delete(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
         match self.member.delete(self.kind, self.copy, &target).await {
             Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.show(&object);
                 self.passed(target.version);
             }
             Ok(_) => {
-                self.done.sight = Some(Sight::Absent);
+                self.done.observed = Some(Observed::Absent);
                 self.passed(target.version);
             }
             Err(error) if error.is_absent(&self.copy.name) => {
-                self.done.sight = Some(Sight::Absent);
+                self.done.observed = Some(Observed::Absent);
                 return Ok(());
             }
             Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
@@ -371,20 +381,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn demote(&mut self, target: Target) -> Result<(), Trouble> {
+    async fn demote(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
         let Some(object) = self.same(&target).await? else { return Ok(()) };
         let Some(patch) = body::demote(&object) else { return Ok(()) };
         self.patch(target, patch, Wrote::Changed).await
     }
 
-    async fn retain(&mut self, target: Target, rule: &RuleName) -> Result<(), Trouble> {
+    async fn retain(&mut self, target: ExpectedObject, rule: &RuleName) -> Result<(), CopyError> {
         let Some(object) = self.same(&target).await? else { return Ok(()) };
         let created = self.live().is_some_and(Live::is_own);
         let proof = created.then(|| self.member.sealer.retained_proof(self.copy, &target.uid));
         self.patch(target, body::retain(&object, rule, proof.as_deref()), Wrote::Retained).await
     }
 
-    async fn patch(&mut self, target: Target, patch: Value, wrote: Wrote) -> Result<(), Trouble> {
+    async fn patch(&mut self, target: ExpectedObject, patch: Value, wrote: Wrote) -> Result<(), CopyError> {
         match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);

@@ -9,7 +9,7 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::decide::Target;
+use crate::decide::ExpectedObject;
 use crate::ignore;
 use crate::live;
 use crate::records::IntentKey;
@@ -40,7 +40,7 @@ pub struct Written<'a> {
 /// The live object over which is written.
 pub struct Over<'a> {
     /// Which it is.
-    pub target: &'a Target,
+    pub target: &'a ExpectedObject,
     /// What it holds, where that matters: where fields are left alone.
     pub object: Option<&'a DynamicObject>,
 }

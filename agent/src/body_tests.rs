@@ -221,7 +221,7 @@ fn a_change_names_the_object_and_a_creation_none() {
         content: &content,
         ignored: &none,
     };
-    let target = Target { uid: "u".into(), version: "9".into() };
+    let target = ExpectedObject { uid: "u".into(), version: "9".into() };
     let change = apply(&written, Some(&Over { target: &target, object: None }), &sealer);
     assert_eq!((&change["metadata"]["uid"], &change["metadata"]["resourceVersion"]), (&json!("u"), &json!("9")));
     let creation = apply(&written, None, &sealer);
@@ -291,7 +291,7 @@ fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
         content: &content,
         ignored: &ignored,
     };
-    let target = Target { uid: "u".into(), version: "5".into() };
+    let target = ExpectedObject { uid: "u".into(), version: "5".into() };
     let over = |object: &DynamicObject| apply(&written, Some(&Over { target: &target, object: Some(object) }), &sealer);
     // Left out of an apply, what is ours would be deleted: it is applied as it is.
     let ours = over(&served_ignoring(&copy, &sealer, Some(&ignored)));

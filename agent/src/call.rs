@@ -16,7 +16,7 @@ pub type Call<T> = Result<T, CallError>;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The answer to a call. What is not answered within 30 seconds counts as unanswered.
-pub async fn answered<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Call<T> {
+pub async fn with_timeout<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Call<T> {
     Ok(tokio::time::timeout(LIMIT, call).await.map_err(|_| CallError::Unanswered)??)
 }
 

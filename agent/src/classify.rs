@@ -6,7 +6,7 @@ use kube::core::Status;
 use kube::core::response::StatusDetails;
 use runnel_proto::model::Reason;
 
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::policy::Area;
 use crate::rights::Missing;
 
@@ -84,68 +84,68 @@ impl From<kube::Error> for CallError {
 }
 
 /// What the error means for the copy.
-pub fn trouble(error: &CallError) -> Trouble {
+pub fn copy_error(error: &CallError) -> CopyError {
     match error {
         CallError::Refused(status) => refused(status),
         CallError::Throttled(_) => {
-            Trouble::new(Reason::Unavailable, "this cluster's API server takes no more requests just now (429)")
+            CopyError::new(Reason::Unavailable, "this cluster's API server takes no more requests just now (429)")
         }
-        CallError::NotActive => Trouble::new(
+        CallError::NotActive => CopyError::new(
             Reason::Unavailable,
             "this agent does not hold its Lease: another one may be the active one, or the Lease cannot be renewed",
         ),
-        CallError::Unanswered => Trouble::new(Reason::Unavailable, "this cluster's API server did not answer"),
+        CallError::Unanswered => CopyError::new(Reason::Unavailable, "this cluster's API server did not answer"),
     }
 }
 
-fn refused(status: &Status) -> Trouble {
+fn refused(status: &Status) -> CopyError {
     match status.code {
         401 => {
-            Trouble::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)")
+            CopyError::new(Reason::Forbidden, "this cluster's API server does not accept the agent's credentials (401)")
         }
         403 => forbidden(status),
         404 if is_namespace(status) => {
-            Trouble::new(Reason::Unavailable, "the target namespace does not exist any more (404)")
+            CopyError::new(Reason::Unavailable, "the target namespace does not exist any more (404)")
         }
         404 => {
             let message = "an answer 404 names no object: something before this cluster's API server may have given it";
-            Trouble::new(Reason::Unavailable, message)
+            CopyError::new(Reason::Unavailable, message)
         }
-        413 => Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
+        413 => CopyError::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (413)"),
         400 | 422 => invalid(status),
-        code => Trouble::new(Reason::Unavailable, format!("this cluster's API server answered with status {code}")),
+        code => CopyError::new(Reason::Unavailable, format!("this cluster's API server answered with status {code}")),
     }
 }
 
-fn forbidden(status: &Status) -> Trouble {
+fn forbidden(status: &Status) -> CopyError {
     let text = status.message.as_str();
     if causes(status).any(|(reason, ..)| reason == "NamespaceTerminating") {
-        return Trouble::new(Reason::NamespaceTerminating, "the target namespace is being deleted");
+        return CopyError::new(Reason::NamespaceTerminating, "the target namespace is being deleted");
     }
     if text.contains("exceeded quota") {
-        return Trouble::new(Reason::Denied, "a resource quota of the namespace is used up (403)");
+        return CopyError::new(Reason::Denied, "a resource quota of the namespace is used up (403)");
     }
     if let Some(denied) = denied(text) {
         return denied;
     }
     if let Some(missing) = Missing::read(text) {
-        return Trouble::new(Reason::Forbidden, missing.sentence());
+        return CopyError::new(Reason::Forbidden, missing.sentence());
     }
     if text.contains(" cannot ") {
         let message = "the agent lacks a right here (403): grant it the rights of its chart";
-        return Trouble::new(Reason::Forbidden, message);
+        return CopyError::new(Reason::Forbidden, message);
     }
-    Trouble::new(Reason::Denied, "an admission rule of this cluster refused it (403)")
+    CopyError::new(Reason::Denied, "an admission rule of this cluster refused it (403)")
 }
 
 /// What it means for copies that their watch is refused.
-pub fn refused_watch(status: &Status, area: &Area) -> Trouble {
+pub fn refused_watch(status: &Status, area: &Area) -> CopyError {
     let missing = Missing::read(&status.message).unwrap_or_else(|| Missing::of_watch(area));
-    Trouble::new(Reason::Forbidden, missing.sentence())
+    CopyError::new(Reason::Forbidden, missing.sentence())
 }
 
 /// What it means for copies that their kind, or the namespaces, could not be listed so far.
-pub fn lost_watch(resource: &str, status: u16) -> Trouble {
+pub fn lost_watch(resource: &str, status: u16) -> CopyError {
     let name = resource.split('.').next().unwrap_or_default();
     match status {
         403 => {
@@ -153,20 +153,20 @@ pub fn lost_watch(resource: &str, status: u16) -> Trouble {
                 "the agent lacks the right to list and watch {name} (403): grant it the rights of its chart; check with \
                  `kubectl auth can-i list {name} --as=system:serviceaccount:NAMESPACE:runnel-agent`"
             );
-            Trouble::new(Reason::Forbidden, message)
+            CopyError::new(Reason::Forbidden, message)
         }
-        0 => Trouble::new(Reason::Unavailable, format!("this cluster's API server does not answer a list of {name}")),
+        0 => CopyError::new(Reason::Unavailable, format!("this cluster's API server does not answer a list of {name}")),
         code => {
             let message = format!(
                 "this cluster's API server answers a list of {name} with status {code}: see its log; \
                  `kubectl get {name} -A` shows the cause"
             );
-            Trouble::new(Reason::Unavailable, message)
+            CopyError::new(Reason::Unavailable, message)
         }
     }
 }
 
-fn invalid(status: &Status) -> Trouble {
+fn invalid(status: &Status) -> CopyError {
     if let Some(denied) = denied(&status.message) {
         return denied;
     }
@@ -174,10 +174,10 @@ fn invalid(status: &Status) -> Trouble {
     if immutable || status.message.contains("field is immutable") {
         let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is made anew, \
                        or set immutablePolicy: Recreate";
-        return Trouble::new(Reason::Immutable, message);
+        return CopyError::new(Reason::Immutable, message);
     }
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
-        return Trouble::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (422)");
+        return CopyError::new(Reason::TooLarge, "the object is larger than this cluster's API server takes (422)");
     }
     let fields: Vec<_> =
         causes(status).take(3).map(|(reason, field, _)| format!("{}: {}", path(field), word(reason))).collect();
@@ -187,11 +187,11 @@ fn invalid(status: &Status) -> Trouble {
     } else {
         format!("this cluster's API server refused the object ({code}): {}", fields.join(", "))
     };
-    Trouble::new(Reason::Invalid, message)
+    CopyError::new(Reason::Invalid, message)
 }
 
 /// A refusal by a webhook or an admission policy, with its name.
-fn denied(text: &str) -> Option<Trouble> {
+fn denied(text: &str) -> Option<CopyError> {
     let named = |before: &str, quote: char| {
         let name = text.split_once(before)?.1.split(quote).next()?;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
@@ -205,7 +205,7 @@ fn denied(text: &str) -> Option<Trouble> {
         return None;
     };
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
-    Some(Trouble::new(Reason::Denied, format!("the {what}{name} of this cluster refused it")))
+    Some(CopyError::new(Reason::Denied, format!("the {what}{name} of this cluster refused it")))
 }
 
 fn is_namespace(status: &Status) -> bool {
@@ -274,7 +274,7 @@ mod tests {
             (CallError::Throttled(Duration::from_secs(2)), Reason::Unavailable),
         ];
         for (at, (error, reason)) in cases.iter().enumerate() {
-            assert_eq!(trouble(error).reason, *reason, "case {at}");
+            assert_eq!(copy_error(error).reason, *reason, "case {at}");
         }
     }
 
@@ -289,8 +289,8 @@ mod tests {
             ] {
                 let causes = json!([{"reason": "FieldValueInvalid", "field": format!("data[{canary}]"), "message": canary},
                     {"reason": "FieldValueInvalid", "field": format!("data.{canary}"), "message": canary}]);
-                let trouble = trouble(&status(code, &text, causes));
-                assert!(!trouble.message.contains(canary), "{code} {}", trouble.message);
+                let copy_error = copy_error(&status(code, &text, causes));
+                assert!(!copy_error.message.contains(canary), "{code} {}", copy_error.message);
             }
         }
     }

@@ -15,37 +15,37 @@ use runnel_proto::model::{DeletionPolicy, DriftPolicy, FieldPath, Reason, Revisi
 
 use crate::differ;
 use crate::live::{Live, Ownership};
-use crate::records::{IntentKey, Sight};
+use crate::records::{IntentKey, Observed};
 
 /// How a copy is, for its rule's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CopyStatus {
     /// Something is being done about it.
     UnderWay,
     /// Equal to the intent, as far as the API server has said.
     Applied,
     /// Not equal, and the last attempt failed.
-    Failed(Trouble),
+    Failed(CopyError),
     /// Its namespace does not exist yet.
     Waiting,
     /// Somebody changed or deleted it, and it is left so.
-    Drifted(Trouble),
+    Drifted(CopyError),
     /// It must go and is still there; the last attempt may have failed.
-    Removing(Option<Trouble>),
+    Removing(Option<CopyError>),
     /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
     GivenUp,
 }
 
 /// Why something failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct CopyError {
     /// The kind of failure.
     pub reason: Reason,
     /// A sentence for a person, without content.
     pub message: Arc<str>,
 }
 
-impl Trouble {
+impl CopyError {
     /// A failure.
     pub fn new(reason: Reason, message: impl Into<Arc<str>>) -> Self {
         Self { reason, message: message.into() }
@@ -54,13 +54,13 @@ impl Trouble {
 
 /// The namespace of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TargetNamespace {
     /// It is there.
     Ready,
     /// It is not there, and nobody asks for it to be created.
     Missing,
     /// It is not there and is to be created; the last attempt may have failed.
-    ToCreate(Option<Trouble>),
+    ToCreate(Option<CopyError>),
     /// It is being deleted.
     Terminating,
 }
@@ -75,25 +75,25 @@ pub struct WantedCopy {
     /// The revision in force; none while every one so far was refused.
     pub revision: Option<Revision>,
     /// Its namespace.
-    pub place: Place,
+    pub place: TargetNamespace,
     /// The rule is suspended: nothing is done.
     pub suspend: bool,
     /// Why the copy cannot be as the hub wants it, whatever the live object says.
-    pub trouble: Option<Trouble>,
+    pub copy_error: Option<CopyError>,
     /// Nothing is done because two sources want the copy.
     pub hold: bool,
     /// Why this cluster itself does not let the copy be written.
-    pub denied: Option<Trouble>,
+    pub denied: Option<CopyError>,
     /// What its rule says about what is not as it should be.
     pub policies: Policies,
     /// Somebody keeps changing it.
-    pub fight: Option<Trouble>,
+    pub fight: Option<CopyError>,
     /// It held this revision and is not there any more, or its marks are not.
     pub lost: bool,
     /// It held this revision, and somebody wrote another one over it, with our marks.
     pub rewritten: bool,
     /// What comparing this version of the live object with the revision in force gave.
-    pub compared: Option<(Arc<str>, Trouble)>,
+    pub compared: Option<(Arc<str>, CopyError)>,
 }
 
 /// What a rule says about copies that are not as they should be, as far as this cluster lets it.
@@ -124,7 +124,7 @@ pub enum Takeover {
     /// If its content is what should stand there; in any other case when the hub has said so.
     Asked,
     /// The rule says so, but this cluster does not let it.
-    Denied(Trouble),
+    Denied(CopyError),
 }
 
 /// An order to remove a copy.
@@ -157,7 +157,7 @@ pub enum Want {
 
 /// Which live object an action is about; the action fails if it is another one by then.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ExpectedObject {
     /// Its uid.
     pub uid: Arc<str>,
     /// Its resourceVersion.
@@ -174,81 +174,81 @@ pub enum Action {
     /// Create the copy; fails if any object of that name exists.
     Create,
     /// Apply the intent over our copy.
-    Change(Target),
+    Change(ExpectedObject),
     /// Take an object that is not ours over if its content is equal.
-    Adopt(Target),
+    Adopt(ExpectedObject),
     /// Take an object that is not ours over, whatever it holds.
-    Overwrite(Target),
+    Overwrite(ExpectedObject),
     /// Find out in what our copy differs.
-    Compare(Target),
+    Compare(ExpectedObject),
     /// Delete our copy.
-    Delete(Target),
+    Delete(ExpectedObject),
     /// Take the label of the newest version off our copy.
-    Demote(Target),
+    Demote(ExpectedObject),
     /// Take our marks off our copy and leave it.
-    Retain(Target),
+    Retain(ExpectedObject),
 }
 
 /// What was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// Nothing to do now; the copy is like this.
-    Rest(Outcome),
+    Noop(CopyStatus),
     /// Nobody wants anything; or the removal is complete and its order can be forgotten.
-    Over,
+    Forget,
     /// To be done.
-    Do(Action),
+    Act(Action),
 }
 
 /// Decides about one copy.
-pub fn decide(want: &Want, sight: &Sight) -> Verdict {
+pub fn decide(want: &Want, observed: &Observed) -> Decision {
     match want {
-        Want::Nothing => Verdict::Over,
-        Want::Copy(wanted) => decide_wanted(wanted, sight),
-        Want::Kept(_, demoted) => decide_kept(*demoted, sight),
-        Want::Gone(intent, _, order) => decide_removal(intent, *order, sight),
+        Want::Nothing => Decision::Forget,
+        Want::Copy(wanted) => decide_wanted(wanted, observed),
+        Want::Kept(_, demoted) => decide_kept(*demoted, observed),
+        Want::Gone(intent, _, order) => decide_removal(intent, *order, observed),
     }
 }
 
-fn decide_kept(demoted: bool, sight: &Sight) -> Verdict {
-    match sight {
-        Sight::Live(live) if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating => {
-            Verdict::Do(Action::Demote(Target { uid: live.uid.clone(), version: live.version.clone() }))
+fn decide_kept(demoted: bool, observed: &Observed) -> Decision {
+    match observed {
+        Observed::Live(live) if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating => {
+            Decision::Act(Action::Demote(ExpectedObject { uid: live.uid.clone(), version: live.version.clone() }))
         }
-        _ => Verdict::Over,
+        _ => Decision::Forget,
     }
 }
 
-fn decide_wanted(wanted: &WantedCopy, sight: &Sight) -> Verdict {
+fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     if let Some(denied) = &wanted.denied {
-        return Verdict::Rest(Outcome::Failed(denied.clone()));
+        return Decision::Noop(CopyStatus::Failed(denied.clone()));
     }
-    let trouble = |fallback: Outcome| wanted.trouble.clone().map_or(fallback, Outcome::Failed);
-    let Some(revision) = &wanted.revision else { return Verdict::Rest(trouble(Outcome::UnderWay)) };
+    let copy_error = |fallback: CopyStatus| wanted.copy_error.clone().map_or(fallback, CopyStatus::Failed);
+    let Some(revision) = &wanted.revision else { return Decision::Noop(copy_error(CopyStatus::UnderWay)) };
     if wanted.hold {
-        return Verdict::Rest(trouble(Outcome::UnderWay));
+        return Decision::Noop(copy_error(CopyStatus::UnderWay));
     }
     match &wanted.place {
-        Place::Terminating => {
+        TargetNamespace::Terminating => {
             let message = "the target namespace is being deleted";
-            return Verdict::Rest(Outcome::Failed(Trouble::new(Reason::NamespaceTerminating, message)));
+            return Decision::Noop(CopyStatus::Failed(CopyError::new(Reason::NamespaceTerminating, message)));
         }
-        Place::Missing => return Verdict::Rest(Outcome::Waiting),
-        Place::ToCreate(_) if wanted.suspend => return Verdict::Rest(Outcome::Waiting),
-        Place::ToCreate(Some(failed)) => return Verdict::Rest(Outcome::Failed(failed.clone())),
-        Place::ToCreate(None) => return Verdict::Do(Action::CreateNamespace),
-        Place::Ready => {}
+        TargetNamespace::Missing => return Decision::Noop(CopyStatus::Waiting),
+        TargetNamespace::ToCreate(_) if wanted.suspend => return Decision::Noop(CopyStatus::Waiting),
+        TargetNamespace::ToCreate(Some(failed)) => return Decision::Noop(CopyStatus::Failed(failed.clone())),
+        TargetNamespace::ToCreate(None) => return Decision::Act(Action::CreateNamespace),
+        TargetNamespace::Ready => {}
     }
-    match sight {
-        Sight::Live(live) if is_right(wanted, live, revision) => {
+    match observed {
+        Observed::Live(live) if is_right(wanted, live, revision) => {
             // Who is fought for is not well, whoever has the word just now.
-            Verdict::Rest(trouble(wanted.fight.clone().map_or(Outcome::Applied, Outcome::Failed)))
+            Decision::Noop(copy_error(wanted.fight.clone().map_or(CopyStatus::Applied, CopyStatus::Failed)))
         }
-        _ if wanted.suspend => Verdict::Rest(trouble(Outcome::UnderWay)),
-        Sight::Unknown if is_lost(wanted) => Verdict::Do(Action::Read),
-        Sight::Absent if is_lost(wanted) => Verdict::Rest(Outcome::Drifted(differ::deleted())),
-        Sight::Unknown | Sight::Absent => Verdict::Do(Action::Create),
-        Sight::Live(live) => decide_present(wanted, live, revision),
+        _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
+        Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),
+        Observed::Absent if is_lost(wanted) => Decision::Noop(CopyStatus::Drifted(differ::deleted())),
+        Observed::Unknown | Observed::Absent => Decision::Act(Action::Create),
+        Observed::Live(live) => decide_present(wanted, live, revision),
     }
 }
 
@@ -274,40 +274,44 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
 }
 
 /// An object stands where the copy should, and it is not the copy that it should be.
-fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Verdict {
-    let target = Target { uid: live.uid.clone(), version: live.version.clone() };
+fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
+    let target = ExpectedObject { uid: live.uid.clone(), version: live.version.clone() };
     // What was adopted is to be changed only as what is not ours.
     if live.is_own() {
         return match &wanted.compared {
-            _ if live.terminating => Verdict::Rest(Outcome::UnderWay),
+            _ if live.terminating => Decision::Noop(CopyStatus::UnderWay),
             _ if wanted.policies.drift == DriftPolicy::Correct || !is_drifted(wanted, live, revision) => {
-                Verdict::Do(Action::Change(target))
+                Decision::Act(Action::Change(target))
             }
-            Some((version, trouble)) if *version == live.version => Verdict::Rest(Outcome::Drifted(trouble.clone())),
-            _ => Verdict::Do(Action::Compare(target)),
+            Some((version, copy_error)) if *version == live.version => {
+                Decision::Noop(CopyStatus::Drifted(copy_error.clone()))
+            }
+            _ => Decision::Act(Action::Compare(target)),
         };
     }
     // What is going is not worth a fight, and what nobody may touch is not touched.
     let hands_off = live.terminating || live.ownership == Ownership::Untouchable;
     match &wanted.policies.takeover {
-        Takeover::Always if !hands_off => Verdict::Do(Action::Overwrite(target)),
+        Takeover::Always if !hands_off => Decision::Act(Action::Overwrite(target)),
         Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
-            Verdict::Rest(Outcome::Failed(denied.clone()))
+            Decision::Noop(CopyStatus::Failed(denied.clone()))
         }
         // What a copy of another hub holds is not looked into.
         Takeover::Asked if !hands_off && live.ownership == Ownership::OtherHub => {
-            Verdict::Rest(Outcome::Failed(waits(live)))
+            Decision::Noop(CopyStatus::Failed(waits(live)))
         }
-        Takeover::Asked if !hands_off => Verdict::Do(Action::Adopt(target)),
+        Takeover::Asked if !hands_off => Decision::Act(Action::Adopt(target)),
         // A copy of another hub is that hub's, however equal.
-        Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => Verdict::Do(Action::Adopt(target)),
-        _ if !hands_off && live.ownership == Ownership::Retained => Verdict::Do(Action::Adopt(target)),
-        _ => Verdict::Rest(Outcome::Failed(conflict(live))),
+        Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => {
+            Decision::Act(Action::Adopt(target))
+        }
+        _ if !hands_off && live.ownership == Ownership::Retained => Decision::Act(Action::Adopt(target)),
+        _ => Decision::Noop(CopyStatus::Failed(conflict(live))),
     }
 }
 
 /// The failure for an object that is not ours and is not taken over.
-pub fn conflict(live: &Live) -> Trouble {
+pub fn conflict(live: &Live) -> CopyError {
     let cure = match live.ownership {
         Ownership::Ours => {
             "to have it follow its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this \
@@ -318,7 +322,7 @@ pub fn conflict(live: &Live) -> Trouble {
         }
         _ => "delete it or rename it",
     };
-    Trouble::new(Reason::Conflict, format!("{}; {cure}", what_stands(live)))
+    CopyError::new(Reason::Conflict, format!("{}; {cure}", what_stands(live)))
 }
 
 fn what_stands(live: &Live) -> String {
@@ -335,38 +339,38 @@ fn what_stands(live: &Live) -> String {
 }
 
 /// The failure for an object that would be taken over if it were equal.
-pub fn differs(live: &Live) -> Trouble {
-    let Trouble { reason, message } = conflict(live);
+pub fn differs(live: &Live) -> CopyError {
+    let CopyError { reason, message } = conflict(live);
     if matches!(live.ownership, Ownership::Retained | Ownership::Ours) {
-        return Trouble { reason, message };
+        return CopyError { reason, message };
     }
-    Trouble::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
+    CopyError::new(reason, format!("{message}; its content differs from the source's, so it is not adopted"))
 }
 
 /// The failure for an object that is to be overwritten, once the hub says so.
-pub fn waits(live: &Live) -> Trouble {
+pub fn waits(live: &Live) -> CopyError {
     let message = format!("{}; it is to be overwritten, which waits for the word of the hub", what_stands(live));
-    Trouble::new(Reason::TakeoverWaiting, message)
+    CopyError::new(Reason::TakeoverWaiting, message)
 }
 
-fn decide_removal(intent: &IntentKey, order: Order, sight: &Sight) -> Verdict {
-    let live = match sight {
-        _ if order.held => return Verdict::Rest(Outcome::Removing(None)),
-        Sight::Unknown => return Verdict::Do(Action::Read),
-        Sight::Absent => return Verdict::Over,
-        Sight::Live(live) => live,
+fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
+    let live = match observed {
+        _ if order.held => return Decision::Noop(CopyStatus::Removing(None)),
+        Observed::Unknown => return Decision::Act(Action::Read),
+        Observed::Absent => return Decision::Forget,
+        Observed::Live(live) => live,
     };
     if !live.is_removable_for(intent) {
-        return Verdict::Over;
+        return Decision::Forget;
     }
     if live.terminating {
-        return Verdict::Rest(Outcome::Removing(None));
+        return Decision::Noop(CopyStatus::Removing(None));
     }
     if order.asks {
-        return Verdict::Rest(Outcome::GivenUp);
+        return Decision::Noop(CopyStatus::GivenUp);
     }
-    let target = Target { uid: live.uid.clone(), version: live.version.clone() };
-    Verdict::Do(match order.policy {
+    let target = ExpectedObject { uid: live.uid.clone(), version: live.version.clone() };
+    Decision::Act(match order.policy {
         DeletionPolicy::Delete if live.is_own() || order.overwrites => Action::Delete(target),
         DeletionPolicy::Delete | DeletionPolicy::Retain => Action::Retain(target),
     })

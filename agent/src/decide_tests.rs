@@ -102,17 +102,17 @@ fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
     );
 }
 
-fn sights() -> impl Strategy<Value = Sight> {
-    prop_oneof![Just(Sight::Unknown), Just(Sight::Absent), lives().prop_map(Sight::Live)]
+fn observed_copies() -> impl Strategy<Value = Observed> {
+    prop_oneof![Just(Observed::Unknown), Just(Observed::Absent), lives().prop_map(Observed::Live)]
 }
 
-fn places() -> impl Strategy<Value = Place> {
+fn places() -> impl Strategy<Value = TargetNamespace> {
     prop_oneof![
-        4 => Just(Place::Ready),
-        1 => Just(Place::Missing),
-        1 => Just(Place::ToCreate(None)),
-        1 => Just(Place::ToCreate(Some(Trouble::new(Reason::Forbidden, "x")))),
-        1 => Just(Place::Terminating),
+        4 => Just(TargetNamespace::Ready),
+        1 => Just(TargetNamespace::Missing),
+        1 => Just(TargetNamespace::ToCreate(None)),
+        1 => Just(TargetNamespace::ToCreate(Some(CopyError::new(Reason::Forbidden, "x")))),
+        1 => Just(TargetNamespace::Terminating),
     ]
 }
 
@@ -126,7 +126,7 @@ fn policies() -> impl Strategy<Value = Policies> {
         Just(Takeover::IfEqual),
         Just(Takeover::Always),
         Just(Takeover::Asked),
-        Just(Takeover::Denied(Trouble::new(Reason::Denied, "no"))),
+        Just(Takeover::Denied(CopyError::new(Reason::Denied, "no"))),
     ];
     let drift = prop_oneof![Just(DriftPolicy::Correct), Just(DriftPolicy::Report)];
     (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| Policies {
@@ -143,18 +143,18 @@ fn wants() -> impl Strategy<Value = Want> {
     let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
     let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
-        let [suspend, trouble, hold, denied, fight, lost] = flags;
+        let [suspend, copy_error, hold, denied, fight, lost] = flags;
         Want::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
             revision: revision.map(|revision| Revision([revision; 16])),
             place,
             suspend,
-            trouble: (trouble || hold).then(|| Trouble::new(Reason::TooLarge, "x")),
+            copy_error: (copy_error || hold).then(|| CopyError::new(Reason::TooLarge, "x")),
             hold,
-            denied: denied.then(|| Trouble::new(Reason::Denied, "no")),
+            denied: denied.then(|| CopyError::new(Reason::Denied, "no")),
             policies,
-            fight: fight.then(|| Trouble::new(Reason::Fight, "somebody")),
+            fight: fight.then(|| CopyError::new(Reason::Fight, "somebody")),
             lost,
             rewritten: false,
             compared: None,
@@ -179,16 +179,16 @@ proptest! {
             }
             let sealed = live.sealed.as_ref().map(|sealed| (&sealed.rule, &sealed.source));
             let is_own = sealed == Some((&wanted.intent.rule, &wanted.intent.source));
-            let (is_own, sight) = (is_own && live.is_own(), Sight::Live(live));
-            prop_assert_eq!(crate::foresee::is_untold(&want, &sight), !is_own);
+            let (is_own, observed) = (is_own && live.is_own(), Observed::Live(live));
+            prop_assert_eq!(crate::foresee::is_untold(&want, &observed), !is_own);
         }
     }
 }
 
 /// A small model of the API server: what an action leaves behind, given what is really there.
-fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
+fn carry_out(action: &Action, want: &mut Want, there: &Observed) -> Observed {
     let adopted = matches!(action, Action::Adopt(_))
-        && !matches!(there, Sight::Live(live) if live.ownership == Ownership::Retained);
+        && !matches!(there, Observed::Live(live) if live.ownership == Ownership::Retained);
     let written = |want: &Want| {
         let Want::Copy(wanted) = want else { unreachable!("only a wanted copy is written") };
         let sealed = Sealed {
@@ -197,7 +197,7 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
             revision: wanted.revision.unwrap(),
             ignored: wanted.policies.ignored.clone(),
         };
-        Sight::Live(Live {
+        Observed::Live(Live {
             uid: "uid".into(),
             version: "2".into(),
             ownership: Ownership::Ours,
@@ -216,63 +216,63 @@ fn carry_out(action: &Action, want: &mut Want, there: &Sight) -> Sight {
     match action {
         Action::CreateNamespace => {
             if let Want::Copy(wanted) = want {
-                wanted.place = Place::Ready;
+                wanted.place = TargetNamespace::Ready;
             }
             there.clone()
         }
         // What the watch does not show may be absent, or there without our label.
-        Action::Read if *there == Sight::Unknown => Sight::Absent,
+        Action::Read if *there == Observed::Unknown => Observed::Absent,
         Action::Read => there.clone(),
         Action::Create => match there {
-            Sight::Live(_) => there.clone(),
-            Sight::Unknown | Sight::Absent => written(want),
+            Observed::Live(_) => there.clone(),
+            Observed::Unknown | Observed::Absent => written(want),
         },
         Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => written(want),
         Action::Demote(_) => match there {
-            Sight::Live(live) => Sight::Live(Live { newest: false, ..live.clone() }),
-            Sight::Unknown | Sight::Absent => there.clone(),
+            Observed::Live(live) => Observed::Live(Live { newest: false, ..live.clone() }),
+            Observed::Unknown | Observed::Absent => there.clone(),
         },
         Action::Compare(target) => {
             if let Want::Copy(wanted) = want {
-                wanted.compared = Some((target.version.clone(), Trouble::new(Reason::Drifted, "so")));
+                wanted.compared = Some((target.version.clone(), CopyError::new(Reason::Drifted, "so")));
             }
             there.clone()
         }
-        Action::Delete(_) => Sight::Absent,
+        Action::Delete(_) => Observed::Absent,
         Action::Retain(_) => match there {
-            Sight::Live(live) => {
+            Observed::Live(live) => {
                 let ownership = if live.adopted { Ownership::Foreign } else { Ownership::Retained };
-                Sight::Live(Live { ownership, adopted: false, sealed: None, intact: false, ..live.clone() })
+                Observed::Live(Live { ownership, adopted: false, sealed: None, intact: false, ..live.clone() })
             }
-            Sight::Unknown | Sight::Absent => there.clone(),
+            Observed::Unknown | Observed::Absent => there.clone(),
         },
     }
 }
 
 proptest! {
     #[test]
-    fn after_a_few_actions_there_is_rest(mut want in wants(), mut sight in sights()) {
+    fn after_a_few_actions_there_is_rest(mut want in wants(), mut observed in observed_copies()) {
         for _ in 0..4 {
-            let Verdict::Do(action) = decide(&want, &sight) else { break };
-            sight = carry_out(&action, &mut want, &sight);
+            let Decision::Act(action) = decide(&want, &observed) else { break };
+            observed = carry_out(&action, &mut want, &observed);
         }
-        prop_assert!(!matches!(decide(&want, &sight), Verdict::Do(_)), "{want:?} {sight:?}");
+        prop_assert!(!matches!(decide(&want, &observed), Decision::Act(_)), "{want:?} {observed:?}");
     }
 
     #[test]
-    fn a_written_copy_is_at_rest_at_once(want in wants(), sight in sights()) {
+    fn a_written_copy_is_at_rest_at_once(want in wants(), observed in observed_copies()) {
         let mut want = want;
-        if let Verdict::Do(
+        if let Decision::Act(
             action @ (Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_))
-        ) = decide(&want, &sight) {
-            let after = carry_out(&action, &mut want, &sight);
-            prop_assert!(matches!(decide(&want, &after), Verdict::Rest(Outcome::Applied | Outcome::Failed(_))));
+        ) = decide(&want, &observed) {
+            let after = carry_out(&action, &mut want, &observed);
+            prop_assert!(matches!(decide(&want, &after), Decision::Noop(CopyStatus::Applied | CopyStatus::Failed(_))));
         }
     }
 
     #[test]
     fn what_is_not_ours_is_changed_only_as_the_conflict_policy_says_and_never_deleted(want in wants(), live in lives()) {
-        let Verdict::Do(action) = decide(&want, &Sight::Live(live.clone())) else { return Ok(()) };
+        let Decision::Act(action) = decide(&want, &Observed::Live(live.clone())) else { return Ok(()) };
         if live.is_own() {
             prop_assert!(!matches!(action, Action::Adopt(_) | Action::Overwrite(_)));
             return Ok(());
@@ -302,36 +302,36 @@ proptest! {
     }
 
     #[test]
-    fn what_is_drifted_is_left_so_where_that_is_said_until_another_revision_comes(want in wants(), sight in sights()) {
+    fn what_is_drifted_is_left_so_where_that_is_said_until_another_revision_comes(want in wants(), observed in observed_copies()) {
         let Want::Copy(wanted) = &want else { return Ok(()) };
         if wanted.policies.drift != DriftPolicy::Report {
-            prop_assert!(!matches!(decide(&want, &sight), Verdict::Rest(Outcome::Drifted(_)) | Verdict::Do(Action::Compare(_))));
+            prop_assert!(!matches!(decide(&want, &observed), Decision::Noop(CopyStatus::Drifted(_)) | Decision::Act(Action::Compare(_))));
             return Ok(());
         }
-        let drifted = match &sight {
-            Sight::Live(live) => {
+        let drifted = match &observed {
+            Observed::Live(live) => {
                 let held = live.sealed.as_ref().is_some_and(|sealed| {
                     sealed.rule == wanted.intent.rule && sealed.source == wanted.intent.source
                         && Some(sealed.revision) == wanted.revision
                 });
                 live.is_own() && !live.intact && held
             }
-            Sight::Absent => wanted.lost,
-            Sight::Unknown => false,
+            Observed::Absent => wanted.lost,
+            Observed::Unknown => false,
         };
-        let verdict = decide(&want, &sight);
-        let writes = matches!(verdict, Verdict::Do(Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_)));
-        prop_assert!(!(drifted && writes), "{verdict:?}");
-        if let (Sight::Live(live), Verdict::Rest(Outcome::Drifted(_)) | Verdict::Do(Action::Compare(_))) = (&sight, &verdict) {
+        let decision = decide(&want, &observed);
+        let writes = matches!(decision, Decision::Act(Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_)));
+        prop_assert!(!(drifted && writes), "{decision:?}");
+        if let (Observed::Live(live), Decision::Noop(CopyStatus::Drifted(_)) | Decision::Act(Action::Compare(_))) = (&observed, &decision) {
             let other = live.sealed.as_ref().is_some_and(|sealed| Some(sealed.revision) != wanted.revision);
             prop_assert!(!other, "another revision ends the drift");
         }
     }
 
     #[test]
-    fn nothing_is_removed_without_an_order_for_its_intent(want in wants(), sight in sights()) {
-        if let Verdict::Do(Action::Delete(_) | Action::Retain(_)) = decide(&want, &sight) {
-            let (Want::Gone(intent, _, order), Sight::Live(live)) = (&want, &sight) else {
+    fn nothing_is_removed_without_an_order_for_its_intent(want in wants(), observed in observed_copies()) {
+        if let Decision::Act(Action::Delete(_) | Action::Retain(_)) = decide(&want, &observed) {
+            let (Want::Gone(intent, _, order), Observed::Live(live)) = (&want, &observed) else {
                 return Err(TestCaseError::fail("no order"));
             };
             prop_assert!(!order.held);
@@ -344,15 +344,15 @@ proptest! {
     #[test]
     fn a_terminating_copy_is_waited_for(want in wants(), live in lives()) {
         let live = Live { terminating: true, ..live };
-        let verdict = decide(&want, &Sight::Live(live));
-        prop_assert!(!matches!(verdict, Verdict::Do(action) if action != Action::CreateNamespace));
+        let decision = decide(&want, &Observed::Live(live));
+        prop_assert!(!matches!(decision, Decision::Act(action) if action != Action::CreateNamespace));
     }
 
     #[test]
-    fn a_suspended_rule_acts_on_nothing(want in wants(), sight in sights()) {
+    fn a_suspended_rule_acts_on_nothing(want in wants(), observed in observed_copies()) {
         if let Want::Copy(mut wanted) = want {
             wanted.suspend = true;
-            prop_assert!(!matches!(decide(&Want::Copy(wanted), &sight), Verdict::Do(_)));
+            prop_assert!(!matches!(decide(&Want::Copy(wanted), &observed), Decision::Act(_)));
         }
     }
 }

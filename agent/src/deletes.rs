@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::Reason;
 
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 
 /// The time for which the number is.
 const WINDOW: Duration = Duration::from_secs(3600);
@@ -41,12 +41,12 @@ impl Deletes {
 }
 
 /// What a copy is reported with that waits.
-pub fn waits(limit: usize) -> Trouble {
+pub fn waits(limit: usize) -> CopyError {
     let text = format!(
         "this cluster has deleted {limit} copies within an hour, as many as its own policy allows (deletesPerHour): the \
          others wait; raise it there if they are meant to go"
     );
-    Trouble::new(Reason::DeleteLimit, text)
+    CopyError::new(Reason::DeleteLimit, text)
 }
 
 #[cfg(test)]

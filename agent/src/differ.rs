@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use runnel_proto::model::{Content, FieldMap, FieldPath, Kind, Reason};
 use serde_json::{Map, Value};
 
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::ignore;
 use crate::report::clip;
 use crate::seal::canonical;
@@ -24,19 +24,19 @@ pub fn changed(
     content: &Content,
     ignored: &BTreeSet<FieldPath>,
     who: Option<&str>,
-) -> Trouble {
+) -> CopyError {
     let list = list(kind, object, content, ignored);
-    Trouble::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
+    CopyError::new(Reason::Drifted, format!("changed here{} and left so: {list}", by(who)))
 }
 
 /// What a copy is reported with that is not what was just written: nobody else has written it since.
-pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Trouble {
+pub fn rewritten(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> CopyError {
     let list = list(kind, object, content, ignored);
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
          copies, or leave the fields to it (ignoreFields): {list}"
     );
-    Trouble::new(Reason::Denied, message)
+    CopyError::new(Reason::Denied, message)
 }
 
 /// All that differs, as far as it can be said in a message.
@@ -62,13 +62,13 @@ fn list(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeS
 }
 
 /// What a copy is reported with of whose change nothing but the change is known.
-pub fn unread(who: Option<&str>) -> Trouble {
-    Trouble::new(Reason::Drifted, format!("changed here{} and left so", by(who)))
+pub fn unread(who: Option<&str>) -> CopyError {
+    CopyError::new(Reason::Drifted, format!("changed here{} and left so", by(who)))
 }
 
 /// What a copy that was deleted and is not made again is reported with.
-pub fn deleted() -> Trouble {
-    Trouble::new(Reason::Drifted, "deleted here, and not made again before its source changes")
+pub fn deleted() -> CopyError {
+    CopyError::new(Reason::Drifted, "deleted here, and not made again before its source changes")
 }
 
 fn by(who: Option<&str>) -> String {
@@ -160,10 +160,10 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue\n", "new": "x", "same": "s"}, "binaryData": {"b": "AAAA"}, "immutable": true});
         let wanted = content(json!({"data": {"color": "red", "lost": "l", "same": "s"}}));
-        let trouble = changed(kind, &object(kind, live), &wanted, &BTreeSet::new(), Some("kubectl-edit"));
-        assert_eq!(trouble.reason, Reason::Drifted);
+        let copy_error = changed(kind, &object(kind, live), &wanted, &BTreeSet::new(), Some("kubectl-edit"));
+        assert_eq!(copy_error.reason, Reason::Drifted);
         assert_eq!(
-            &*trouble.message,
+            &*copy_error.message,
             "changed here by kubectl-edit and left so: /binaryData/b was added; /data/color is \"blue\\n\" instead of \
              \"red\"; /data/lost is missing; /data/new was added as \"x\"; /immutable was added; /metadata/labels/team is \
              \"b\" instead of \"a\""
@@ -176,21 +176,26 @@ mod tests {
         let live = json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
         let wanted = content(json!({"data": {"a": "c4n4ry", "c": "c4n4ry"}, "type": "Opaque"}));
         let ignored = BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]);
-        let trouble = changed(kind, &object(kind, live), &wanted, &ignored, None);
-        assert!(!trouble.message.contains("c4n4ry") && !trouble.message.contains("YzRu"), "{}", trouble.message);
+        let copy_error = changed(kind, &object(kind, live), &wanted, &ignored, None);
+        assert!(
+            !copy_error.message.contains("c4n4ry") && !copy_error.message.contains("YzRu"),
+            "{}",
+            copy_error.message
+        );
         for path in ["/data/a is another", "/data/b was added", "/data/c is missing", "/type is another"] {
-            assert!(trouble.message.contains(path), "{path}: {}", trouble.message);
+            assert!(copy_error.message.contains(path), "{path}: {}", copy_error.message);
         }
-        assert!(!trouble.message.contains("own"), "{}", trouble.message);
+        assert!(!copy_error.message.contains("own"), "{}", copy_error.message);
     }
 
     #[test]
     fn a_long_list_is_counted_and_a_long_value_cut() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let data: Map<String, Value> = (0..500).map(|n| (format!("key-{n:03}"), json!("v".repeat(9000)))).collect();
-        let trouble = changed(kind, &object(kind, json!({"data": data})), &content(json!({})), &BTreeSet::new(), None);
-        assert!(trouble.message.len() < 500, "{}", trouble.message.len());
-        assert!(trouble.message.contains("more"), "{}", trouble.message);
+        let copy_error =
+            changed(kind, &object(kind, json!({"data": data})), &content(json!({})), &BTreeSet::new(), None);
+        assert!(copy_error.message.len() < 500, "{}", copy_error.message.len());
+        assert!(copy_error.message.contains("more"), "{}", copy_error.message);
     }
 
     #[test]
@@ -198,10 +203,10 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue", "new": "x"}});
         let wanted = content(json!({"data": {"color": "red"}}));
-        let trouble = rewritten(kind, &object(kind, live), &wanted, &BTreeSet::new());
-        assert_eq!(trouble.reason, Reason::Denied);
+        let copy_error = rewritten(kind, &object(kind, live), &wanted, &BTreeSet::new());
+        assert_eq!(copy_error.reason, Reason::Denied);
         assert_eq!(
-            &*trouble.message,
+            &*copy_error.message,
             "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass \
              Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" instead of \"red\"; \
              /data/new was added as \"x\"; /metadata/labels/team is \"b\" instead of \"a\""

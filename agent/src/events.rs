@@ -82,8 +82,8 @@ fn event(notice: Notice) -> (SourceRef, Event) {
                         Recreate); restart what has it mounted, as nodes may serve the old values";
             (copy, event(EventType::Normal, EventReason::Recreated, "Recreate", note))
         }
-        Notice::Failed(copy, trouble) => {
-            let failed = event(EventType::Warning, trouble.reason.into(), "Apply", &trouble.message);
+        Notice::Failed(copy, copy_error) => {
+            let failed = event(EventType::Warning, copy_error.reason.into(), "Apply", &copy_error.message);
             (copy, failed)
         }
     }

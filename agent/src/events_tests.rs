@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::classify::{self, CallError};
-use crate::decide::{self, Trouble};
+use crate::contention::{Fights, LIMIT};
+use crate::decide::{self, CopyError};
 use crate::deletes;
 use crate::differ;
-use crate::fight::{Fights, LIMIT};
 use crate::live::{Live, Ownership};
 use crate::policy::{self, Area, Facts, Policy};
 
@@ -33,8 +33,8 @@ fn told(notice: Notice) -> String {
     format!("{kind} {} ({}) {at}: {}\n", event.reason, event.action, event.note.unwrap_or_default())
 }
 
-fn failed(troubles: impl IntoIterator<Item = Trouble>) -> String {
-    troubles.into_iter().map(|trouble| told(Notice::Failed(copy(), trouble))).collect()
+fn failed(copy_errors: impl IntoIterator<Item = CopyError>) -> String {
+    copy_errors.into_iter().map(|copy_error| told(Notice::Failed(copy(), copy_error))).collect()
 }
 
 fn live(ownership: Ownership, others: Option<&str>) -> Live {
@@ -113,7 +113,7 @@ fn what_others_do_to_a_copy() {
         differ::deleted(),
         differ::rewritten(config_maps, &there, &wanted, &none),
         differ::rewritten(secrets, &hidden, &secret, &none),
-        fights.trouble(&copy()).unwrap(),
+        fights.copy_error(&copy()).unwrap(),
         deletes::waits(1000),
     ];
     insta::assert_snapshot!(failed(all));
@@ -123,7 +123,7 @@ fn what_others_do_to_a_copy() {
 fn what_the_api_server_refuses() {
     let said = |code: u16, message: &str, causes: Value| {
         let status = json!({"code": code, "message": message, "reason": "X", "details": {"causes": causes}});
-        classify::trouble(&CallError::Refused(serde_json::from_value(status).unwrap()))
+        classify::copy_error(&CallError::Refused(serde_json::from_value(status).unwrap()))
     };
     let cannot = "User \"system:serviceaccount:runnel-system:runnel-agent\" cannot";
     let area = Area { resource: "secrets", namespace: None };
@@ -156,7 +156,7 @@ fn what_the_api_server_refuses() {
         said(422, "x", json!([{"reason": "FieldValueInvalid", "field": "data[c4n4ry]", "message": "c4n4ry"}])),
         said(413, "x", json!([])),
         said(500, "x", json!([])),
-        classify::trouble(&CallError::Unanswered),
+        classify::copy_error(&CallError::Unanswered),
         classify::refused_watch(&watch, &area),
     ];
     let all = failed(all);

@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed, SupposedCopy};
 
-use crate::decide::{Action, Outcome, Takeover, Trouble, Verdict, Want, decide, differs};
-use crate::job::Body;
+use crate::decide::{Action, CopyError, CopyStatus, Decision, Takeover, Want, decide, differs};
+use crate::job::DesiredObject;
 use crate::live::{Live, Sealed};
-use crate::records::Sight;
+use crate::records::Observed;
 
 /// What is foreseen, and why.
-pub type Said = (Foreseen, Option<Trouble>);
+pub type Said = (Foreseen, Option<CopyError>);
 
 /// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
 pub struct Supposition {
@@ -56,19 +56,19 @@ pub struct Open {
     /// What would be wanted.
     pub want: Want,
     /// What is known to stand there.
-    pub sight: Sight,
+    pub observed: Observed,
     /// Names the fields that it should have.
     pub fields: [u8; 32],
     /// Whether the write is tried.
     pub rehearse: bool,
     /// What would be written, as far as it came along.
-    pub body: Option<Body>,
+    pub body: Option<DesiredObject>,
 }
 
 impl Open {
     /// Whether what stands there must be read.
     pub fn needs_look(&self) -> bool {
-        let is_ours = matches!(&self.sight, Sight::Live(live) if live.is_own());
+        let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
         self.rehearse || !is_ours
     }
 }
@@ -87,38 +87,40 @@ pub struct Found {
 
 /// Whether it is not told if what stands there equals what would be written: it is a Secret, and not the agent's own copy of
 /// this source by this rule. What another rule made, or this one of another source, may be what the person may not read.
-pub fn is_untold(want: &Want, sight: &Sight) -> bool {
+pub fn is_untold(want: &Want, observed: &Observed) -> bool {
     let Want::Copy(wanted) = want else { return false };
     let is_plain = Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
     let key = &wanted.intent;
     let is_of_it = |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
     let is_own = |live: &Live| live.is_own() && live.sealed.as_deref().is_some_and(is_of_it);
-    !is_plain && matches!(sight, Sight::Live(live) if !is_own(live))
+    !is_plain && matches!(observed, Observed::Live(live) if !is_own(live))
 }
 
 /// What would become of a copy where this stands. `is_equal`: whether its fields are those of the intent; it makes no
 /// difference where that [is not told](is_untold).
-pub fn foresee(want: &Want, sight: &Sight, is_equal: bool) -> Option<Said> {
+pub fn foresee(want: &Want, observed: &Observed, is_equal: bool) -> Option<Said> {
     let plain = |foreseen| Some((foreseen, None));
-    match decide(want, sight) {
-        Verdict::Over => None,
-        Verdict::Rest(outcome) => match outcome {
-            Outcome::Applied => plain(Foreseen::Unchanged),
-            Outcome::UnderWay => plain(Foreseen::Rest),
-            Outcome::Failed(trouble) if trouble.reason == Reason::TakeoverWaiting => plain(Foreseen::Overwrite),
-            Outcome::Failed(trouble) => Some((Foreseen::Refused, Some(trouble))),
-            Outcome::Waiting => plain(Foreseen::Wait),
-            Outcome::Drifted(trouble) => Some((Foreseen::Unchanged, Some(trouble))),
-            Outcome::Removing(_) => plain(Foreseen::Rest),
-            Outcome::GivenUp => plain(Foreseen::GiveUp),
+    match decide(want, observed) {
+        Decision::Forget => None,
+        Decision::Noop(outcome) => match outcome {
+            CopyStatus::Applied => plain(Foreseen::Unchanged),
+            CopyStatus::UnderWay => plain(Foreseen::Rest),
+            CopyStatus::Failed(copy_error) if copy_error.reason == Reason::TakeoverWaiting => {
+                plain(Foreseen::Overwrite)
+            }
+            CopyStatus::Failed(copy_error) => Some((Foreseen::Refused, Some(copy_error))),
+            CopyStatus::Waiting => plain(Foreseen::Wait),
+            CopyStatus::Drifted(copy_error) => Some((Foreseen::Unchanged, Some(copy_error))),
+            CopyStatus::Removing(_) => plain(Foreseen::Rest),
+            CopyStatus::GivenUp => plain(Foreseen::GiveUp),
         },
-        Verdict::Do(action) => match action {
+        Decision::Act(action) => match action {
             Action::CreateNamespace | Action::Create => plain(Foreseen::Create),
             Action::Read => None,
             Action::Change(_) => plain(Foreseen::Change),
-            Action::Adopt(_) if is_untold(want, sight) => plain(untold(want)),
+            Action::Adopt(_) if is_untold(want, observed) => plain(untold(want)),
             Action::Adopt(_) if is_equal => plain(Foreseen::Adopt),
-            Action::Adopt(_) => refused_or_asked(want, sight),
+            Action::Adopt(_) => refused_or_asked(want, observed),
             Action::Overwrite(_) => plain(Foreseen::Overwrite),
             Action::Compare(_) | Action::Demote(_) => plain(Foreseen::Unchanged),
             Action::Delete(_) => plain(Foreseen::Remove),
@@ -134,10 +136,10 @@ fn untold(want: &Want) -> Foreseen {
     }
 }
 
-fn refused_or_asked(want: &Want, sight: &Sight) -> Option<Said> {
-    match (want, sight) {
+fn refused_or_asked(want: &Want, observed: &Observed) -> Option<Said> {
+    match (want, observed) {
         (Want::Copy(wanted), _) if wanted.policies.takeover == Takeover::Asked => Some((Foreseen::Overwrite, None)),
-        (_, Sight::Live(live)) => Some((Foreseen::Refused, Some(differs(live)))),
+        (_, Observed::Live(live)) => Some((Foreseen::Refused, Some(differs(live)))),
         _ => None,
     }
 }
@@ -155,11 +157,11 @@ pub fn answer(question: u64, found: Vec<Found>, more: u32) -> Supposed {
         found.iter().filter(|one| one.said.as_ref().is_some_and(stand)).map(|one| one.copy.clone()).collect();
     let said = found.into_iter().filter_map(|one| {
         let waits = one.after.iter().any(|before| !standing.contains(before));
-        let (foreseen, trouble) = one.said?;
+        let (foreseen, copy_error) = one.said?;
         let foreseen = if waits { Foreseen::Rest } else { foreseen };
-        let trouble = trouble.map(|trouble| (trouble.reason, trouble.message.to_string()));
+        let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
         let source = one.source;
-        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, trouble }))
+        Some((one.copy.clone(), SupposedCopy { copy: one.copy, source, foreseen, copy_error }))
     });
     let copies = said.collect::<BTreeMap<_, _>>().into_values().collect();
     Supposed { question, copies, more, last: true, unanswered: String::new() }

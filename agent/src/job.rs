@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef, Supposed};
 
-use crate::decide::{Target, Trouble, differs, waits};
+use crate::decide::{CopyError, ExpectedObject, differs, waits};
 use crate::desired::NewPayload;
 use crate::foresee::Supposition;
 use crate::live::Live;
 use crate::policy::Policy;
 use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
-use crate::records::{IntentKey, Sight};
+use crate::records::{IntentKey, Observed};
 
 /// A run of one key.
 pub struct Job {
@@ -29,21 +29,21 @@ pub enum Work {
     /// Look what is there.
     Read,
     /// Create the copy, if nothing stands there.
-    Create(Body),
+    Create(DesiredObject),
     /// Apply over our copy.
-    Change(Target, Body),
+    Change(ExpectedObject, DesiredObject),
     /// Take an object that is not ours over if it is equal.
-    Adopt(Target, Body),
+    Adopt(ExpectedObject, DesiredObject),
     /// Take an object that is not ours over.
-    Overwrite(Target, Body),
+    Overwrite(ExpectedObject, DesiredObject),
     /// Find out in what our copy differs.
-    Compare(Target, Body),
+    Compare(ExpectedObject, DesiredObject),
     /// Delete our copy.
-    Delete(Target),
+    Delete(ExpectedObject),
     /// Take the label of the newest version off.
-    Demote(Target),
+    Demote(ExpectedObject),
     /// Take our marks off.
-    Retain(Target, RuleName),
+    Retain(ExpectedObject, RuleName),
     /// Forget what was kept of these intents.
     Forget(Vec<(IntentKey, usize)>),
     /// Find out what would become of copies; changes nothing.
@@ -62,7 +62,7 @@ pub enum Recreate {
 }
 
 /// What to write. Without `Debug`: it may hold content.
-pub struct Body {
+pub struct DesiredObject {
     /// The intent.
     pub intent: IntentKey,
     /// How its rule is called.
@@ -70,7 +70,7 @@ pub struct Body {
     /// The revision.
     pub revision: Revision,
     /// The content, or where it is.
-    pub content: Origin,
+    pub content: ContentSource,
     /// What is written only when the copy is created.
     pub ignored: BTreeSet<FieldPath>,
     /// Which version it is, where versions are kept.
@@ -85,9 +85,9 @@ pub struct Body {
     pub limits: Limits,
 }
 
-impl Body {
+impl DesiredObject {
     /// The failure for an object that is not adopted, as it is not equal.
-    pub fn unequal(&self, live: &Live) -> Trouble {
+    pub fn unequal(&self, live: &Live) -> CopyError {
         if self.asks { waits(live) } else { differs(live) }
     }
 }
@@ -102,7 +102,7 @@ pub struct Limits {
 }
 
 /// Where content comes from. Without `Debug`: it may hold content.
-pub enum Origin {
+pub enum ContentSource {
     /// Here.
     Payload(Payload),
     /// In another copy of the same intent and revision.
@@ -137,7 +137,7 @@ pub struct Done {
     /// What it was about.
     pub key: Key,
     /// What stands there now, if that is known.
-    pub sight: Option<Sight>,
+    pub observed: Option<Observed>,
     /// Older versions of the object that the run has seen.
     pub passed: Vec<Arc<str>>,
     /// What it wrote.
@@ -145,7 +145,7 @@ pub struct Done {
     /// An object was deleted on the way to what it wrote.
     pub deleted: bool,
     /// Why it failed.
-    pub trouble: Option<Trouble>,
+    pub copy_error: Option<CopyError>,
     /// How long the API server asks to wait before the next try.
     pub retry_after: Option<Duration>,
     /// Content that it came by.
@@ -155,7 +155,7 @@ pub struct Done {
     /// What is not kept any more.
     pub forgot: Vec<IntentKey>,
     /// In what the live object of this version differs.
-    pub compared: Option<Box<(Arc<str>, Trouble)>>,
+    pub compared: Option<Box<(Arc<str>, CopyError)>>,
     /// What would become of copies.
     pub supposed: Option<Supposed>,
 }
@@ -165,11 +165,11 @@ impl Done {
     pub fn new(key: Key) -> Self {
         Self {
             key,
-            sight: None,
+            observed: None,
             passed: vec![],
             wrote: None,
             deleted: false,
-            trouble: None,
+            copy_error: None,
             retry_after: None,
             learned: None,
             kept: None,

@@ -15,9 +15,9 @@ use runnel_proto::model::{
 use runnel_proto::wire;
 use serde_json::json;
 
-use crate::call::{Call, answered};
-use crate::classify::{CallError, trouble};
-use crate::decide::Trouble;
+use crate::call::{Call, with_timeout};
+use crate::classify::{CallError, copy_error};
+use crate::decide::CopyError;
 use crate::job::{Done, Work};
 use crate::previous::Kept;
 use crate::records::IntentKey;
@@ -69,7 +69,12 @@ impl Keep {
     ///
     /// # Errors
     /// Why it is not kept.
-    pub async fn keep(&self, key: &IntentKey, base: &str, held: Option<(Revision, Payload)>) -> Result<Kept, Trouble> {
+    pub async fn keep(
+        &self,
+        key: &IntentKey,
+        base: &str,
+        held: Option<(Revision, Payload)>,
+    ) -> Result<Kept, CopyError> {
         let revision = held.as_ref().map(|(revision, _)| *revision);
         let entry = written_entry(key, base, held);
         let kept = |revision, place| Kept { revision, place, base: base.to_owned() };
@@ -81,8 +86,8 @@ impl Keep {
                 // It is full.
                 Err(error) if matches!(error.code(), 413 | 422) => {}
                 Err(error) => {
-                    let Trouble { reason, message } = trouble(&error);
-                    return Err(Trouble::new(
+                    let CopyError { reason, message } = copy_error(&error);
+                    return Err(CopyError::new(
                         reason,
                         format!("what it holds cannot be kept for a rollback: {message}"),
                     ));
@@ -91,19 +96,20 @@ impl Keep {
         }
         let message = "what it holds does not fit into the Secrets that keep it for a rollback; spec.rollout.onFailure: Stop \
                        needs none";
-        Err(Trouble::new(Reason::TooLarge, message))
+        Err(CopyError::new(Reason::TooLarge, message))
     }
 
     /// What is kept of an intent in this revision.
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub async fn content(&self, key: &IntentKey, revision: &Revision, place: usize) -> Result<Payload, Trouble> {
-        let secret = self.read(place).await.map_err(|error| trouble(&error))?;
+    pub async fn content(&self, key: &IntentKey, revision: &Revision, place: usize) -> Result<Payload, CopyError> {
+        let secret = self.read(place).await.map_err(|error| copy_error(&error))?;
         let entry = secret.and_then(|mut secret| secret.data.as_mut()?.remove(&slot(key)));
         let held = entry.and_then(|ByteString(bytes)| read_entry(&bytes)?.held);
         let payload = held.filter(|(kept, _)| kept == revision).map(|(_, payload)| payload);
-        payload.ok_or_else(|| Trouble::new(Reason::WaitingForHub, "what was kept for a rollback is not there any more"))
+        payload
+            .ok_or_else(|| CopyError::new(Reason::WaitingForHub, "what was kept for a rollback is not there any more"))
     }
 
     /// Does a piece of work about what is kept.
@@ -111,7 +117,7 @@ impl Keep {
         let Work::Forget(keys) = work else { return };
         match self.forget(&keys).await {
             Ok(()) => done.forgot = keys.into_iter().map(|(key, _)| key).collect(),
-            Err(error) => done.trouble = Some(trouble(&error)),
+            Err(error) => done.copy_error = Some(copy_error(&error)),
         }
     }
 
@@ -166,7 +172,7 @@ impl Keep {
 
     async fn read(&self, place: usize) -> Call<Option<Secret>> {
         let name = name(place);
-        answered(self.api.get_opt(&name)).await
+        with_timeout(self.api.get_opt(&name)).await
     }
 
     async fn create(&self, place: usize) -> Call<()> {
@@ -177,20 +183,20 @@ impl Keep {
             "type": "runnel.dev/previous",
         });
         let (name, params, patch) = (name(place), PatchParams::apply(MANAGER).force(), Patch::Apply(body));
-        answered(self.api.patch(&name, &params, &patch)).await.map(drop)
+        with_timeout(self.api.patch(&name, &params, &patch)).await.map(drop)
     }
 
     async fn merge(&self, place: usize, patch: serde_json::Value) -> Call<Secret> {
         let params = PatchParams { field_manager: Some(ENTRIES.to_owned()), ..PatchParams::default() };
         let (name, patch) = (name(place), Patch::Merge(patch));
-        answered(self.api.patch(&name, &params, &patch)).await
+        with_timeout(self.api.patch(&name, &params, &patch)).await
     }
 
     /// Deletes a Secret, if it is as it was seen.
     async fn delete(&self, place: usize, resource_version: Option<String>) -> Call<()> {
         let conditions = Preconditions { uid: None, resource_version };
         let (name, params) = (name(place), DeleteParams::default().preconditions(conditions));
-        match answered(self.api.delete(&name, &params)).await {
+        match with_timeout(self.api.delete(&name, &params)).await {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.code(), 404 | 409) => Ok(()),
             Err(error) => Err(error),

@@ -33,7 +33,7 @@ const TRIES: usize = 3;
 
 /// What an agent may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Standing {
+enum LeaseState {
     /// Nothing is known yet.
     Starting,
     /// Another agent holds the Lease.
@@ -46,22 +46,22 @@ enum Standing {
 
 /// The right to write, as the parts of an agent see it. Clones are the same; while any exists, the Lease is not released.
 #[derive(Clone)]
-pub struct WriteRight(watch::Receiver<Standing>);
+pub struct WriteRight(watch::Receiver<LeaseState>);
 
 impl WriteRight {
     /// Whether a write may be sent now.
     pub fn holds(&self) -> bool {
-        matches!(*self.0.borrow(), Standing::Active(until) if Instant::now() < until)
+        matches!(*self.0.borrow(), LeaseState::Active(until) if Instant::now() < until)
     }
 
     /// Waits until this agent holds the Lease.
     pub async fn acquired(&mut self) {
-        self.reaches(|standing| matches!(standing, Standing::Active(_))).await;
+        self.reaches(|standing| matches!(standing, LeaseState::Active(_))).await;
     }
 
     /// Waits until another agent is seen to hold the Lease.
     pub async fn stands_by(&mut self) {
-        self.reaches(|standing| *standing == Standing::Standby).await;
+        self.reaches(|standing| *standing == LeaseState::Standby).await;
     }
 
     /// Waits for the next gain or loss of the right.
@@ -71,7 +71,7 @@ impl WriteRight {
         }
     }
 
-    async fn reaches(&mut self, is_it: impl FnMut(&Standing) -> bool) {
+    async fn reaches(&mut self, is_it: impl FnMut(&LeaseState) -> bool) {
         if self.0.wait_for(is_it).await.is_err() {
             std::future::pending().await
         }
@@ -86,7 +86,7 @@ pub struct Election {
     candidate: Candidate,
     /// The right that this agent had last.
     led: Option<Lead>,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<LeaseState>,
     metric: Gauge,
 }
 
@@ -108,7 +108,7 @@ impl Election {
         let name = pod_name.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| LEASE.to_owned());
         let me = Holder { name, is_unique, random: format!("{random:016x}"), address: None };
         let candidate = Candidate::new(LeaseName { name: LEASE, component: "agent" }, me.clone(), TIMING);
-        let (standing, right) = watch::channel(Standing::Starting);
+        let (standing, right) = watch::channel(LeaseState::Starting);
         let leases = Api::namespaced(client, namespace);
         (
             Self { leases, namespace: namespace.into(), me, candidate, led: None, standing, metric: Gauge::default() },
@@ -225,22 +225,22 @@ impl Election {
         if let (None, Some(led), Some(lease)) = (&lead, &self.led, self.candidate.lease())
             && is_taken(led, &self.me, lease)
         {
-            self.standing.send_replace(Standing::Lapsed);
+            self.standing.send_replace(LeaseState::Lapsed);
             anyhow::bail!(
                 "another agent ({}) has taken the Lease {LEASE}: this process ends, and stands by when it is started again",
                 holder(lease).unwrap_or("now gone")
             );
         }
         let next = match &lead {
-            Some(lead) => Standing::Active(lead.valid_until),
-            None if self.candidate.is_held_by_another() && self.led.is_none() => Standing::Standby,
-            None if self.led.is_some() => Standing::Lapsed,
-            None => Standing::Starting,
+            Some(lead) => LeaseState::Active(lead.valid_until),
+            None if self.candidate.is_held_by_another() && self.led.is_none() => LeaseState::Standby,
+            None if self.led.is_some() => LeaseState::Lapsed,
+            None => LeaseState::Starting,
         };
         self.led = lead.or(self.led.take());
         let (candidate, is_new) =
-            (&self.candidate, |known: &Standing| std::mem::discriminant(known) != std::mem::discriminant(&next));
-        self.metric.set(i64::from(matches!(next, Standing::Active(_))));
+            (&self.candidate, |known: &LeaseState| std::mem::discriminant(known) != std::mem::discriminant(&next));
+        self.metric.set(i64::from(matches!(next, LeaseState::Active(_))));
         self.standing.send_if_modified(|known| {
             let changed = is_new(known);
             if changed {
@@ -283,15 +283,15 @@ fn is_taken(led: &Lead, me: &Holder, lease: &Lease) -> bool {
     holder(lease) != Some(me.identity().as_str()) && is_later
 }
 
-fn log(standing: &Standing, candidate: &Candidate) {
+fn log(standing: &LeaseState, candidate: &Candidate) {
     match standing {
-        Standing::Starting => {}
-        Standing::Active(_) => tracing::info!("this agent holds the Lease {LEASE}: it is the active one"),
-        Standing::Standby => {
+        LeaseState::Starting => {}
+        LeaseState::Active(_) => tracing::info!("this agent holds the Lease {LEASE}: it is the active one"),
+        LeaseState::Standby => {
             let holder = candidate.leader().map(|leader| leader.identity).unwrap_or_default();
             tracing::info!(leader = holder, "another agent holds the Lease {LEASE}: this one stands by");
         }
-        Standing::Lapsed => tracing::warn!("the Lease {LEASE} could not be renewed: nothing is written until it is"),
+        LeaseState::Lapsed => tracing::warn!("the Lease {LEASE} could not be renewed: nothing is written until it is"),
     }
 }
 
@@ -325,11 +325,11 @@ mod tests {
 
     #[test]
     fn right_ends_by_the_clock_without_any_message() {
-        let (sender, right) = watch::channel(Standing::Active(Instant::now() + Duration::from_secs(60)));
+        let (sender, right) = watch::channel(LeaseState::Active(Instant::now() + Duration::from_secs(60)));
         let right = WriteRight(right);
         assert!(right.holds());
         sender.send_if_modified(|standing| {
-            *standing = Standing::Active(Instant::now());
+            *standing = LeaseState::Active(Instant::now());
             false
         });
         assert!(!right.holds());

@@ -31,7 +31,7 @@ use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
 use ended::{Ended, early, refused};
 use handover::{Before, Connected, Second, over};
-pub use witness::Witness;
+pub use witness::HistoryTokenStore;
 use witness::showing;
 
 /// A stream that lived so long ends a series of failures.
@@ -76,7 +76,7 @@ pub struct Link {
     /// Which leader of the hub is obeyed.
     pub fence: Fence,
     /// What is remembered of the hub.
-    pub witness: Witness,
+    pub witness: HistoryTokenStore,
     /// Whether this agent is the active one of its cluster.
     pub right: WriteRight,
 }

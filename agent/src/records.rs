@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-use crate::few::Few;
 use crate::live::{Live, Ownership};
+use crate::small_set::SmallSet;
 
 /// How many past versions of one object are remembered, to know late echoes of a watch.
 const PAST_VERSIONS: usize = 6;
@@ -21,7 +21,7 @@ pub struct IntentKey {
 
 /// What the agent knows of the object at one copy's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Observed {
     /// The watch does not show it. It may exist without our label.
     Unknown,
     /// A read has shown that it does not exist.
@@ -32,11 +32,11 @@ pub enum Sight {
 
 #[derive(Default)]
 struct Record {
-    sight: Option<Sight>,
+    observed: Option<Observed>,
     /// Whether a watch said so. One watch speaks in order, so what its next word replaces is past; what a read has
     /// shown may be newer than a word that comes late.
     watched: bool,
-    /// Versions that are known to be older than `sight`.
+    /// Versions that are known to be older than `observed`.
     past: VecDeque<Arc<str>>,
     /// A read or a write of our own has shown it since the list of its area began.
     shown_in_list: bool,
@@ -80,7 +80,7 @@ impl Usage {
 #[derive(Default)]
 pub struct Records {
     records: BTreeMap<SourceRef, Record>,
-    by_intent: BTreeMap<IntentKey, Few<SourceRef>>,
+    by_intent: BTreeMap<IntentKey, SmallSet<SourceRef>>,
     /// Which objects without our label Runnel created or adopted: uid, and whether it was adopted. They may have lost their
     /// seals with the label.
     origins: BTreeMap<SourceRef, (Arc<str>, bool)>,
@@ -99,21 +99,23 @@ impl Records {
     }
 
     /// What is known of a copy.
-    pub fn sight(&self, copy: &SourceRef) -> &Sight {
-        self.records.get(copy).and_then(|record| record.sight.as_ref()).unwrap_or(&Sight::Unknown)
+    pub fn observed(&self, copy: &SourceRef) -> &Observed {
+        self.records.get(copy).and_then(|record| record.observed.as_ref()).unwrap_or(&Observed::Unknown)
     }
 
     /// The live object, if one is known.
     pub fn live(&self, copy: &SourceRef) -> Option<&Live> {
-        match self.sight(copy) {
-            Sight::Live(live) => Some(live),
-            Sight::Unknown | Sight::Absent => None,
+        match self.observed(copy) {
+            Observed::Live(live) => Some(live),
+            Observed::Unknown | Observed::Absent => None,
         }
     }
 
     /// Whether the live object is known from a watch alone: it may be an echo of one that is gone.
     pub fn is_only_watched(&self, copy: &SourceRef) -> bool {
-        self.records.get(copy).is_some_and(|record| record.watched && matches!(record.sight, Some(Sight::Live(_))))
+        self.records
+            .get(copy)
+            .is_some_and(|record| record.watched && matches!(record.observed, Some(Observed::Live(_))))
     }
 
     /// A list of these copies begins: versions that were seen before say nothing about what it will show. After a restore
@@ -141,7 +143,7 @@ impl Records {
         if self.live(copy) == Some(&live) {
             return false;
         }
-        self.set(copy, Sight::Live(live), true);
+        self.set(copy, Observed::Live(live), true);
         // What was known before may have a version that the cluster gives again.
         if let Some(record) = self.records.get_mut(copy) {
             record.past.clear();
@@ -153,12 +155,12 @@ impl Records {
     pub fn watched(&mut self, copy: &SourceRef, live: Live) -> bool {
         if let Some(record) = self.records.get(copy) {
             let known = |version: &Arc<str>| *version == live.version;
-            let current = matches!(&record.sight, Some(Sight::Live(current)) if known(&current.version));
+            let current = matches!(&record.observed, Some(Observed::Live(current)) if known(&current.version));
             if current || record.past.iter().any(known) {
                 return false;
             }
         }
-        self.set(copy, Sight::Live(live), true);
+        self.set(copy, Observed::Live(live), true);
         true
     }
 
@@ -175,8 +177,8 @@ impl Records {
     }
 
     /// Takes in what a read or a write of our own has shown, and the older versions that it passed through.
-    pub fn shown(&mut self, copy: &SourceRef, sight: Sight, passed: impl IntoIterator<Item = Arc<str>>) {
-        self.set(copy, sight, false);
+    pub fn shown(&mut self, copy: &SourceRef, observed: Observed, passed: impl IntoIterator<Item = Arc<str>>) {
+        self.set(copy, observed, false);
         if let Some(record) = self.records.get_mut(copy) {
             record.pass(passed);
             record.shown_in_list = true;
@@ -186,18 +188,18 @@ impl Records {
     /// Forgets what is known of a copy.
     pub fn forget(&mut self, copy: &SourceRef) {
         self.origins.remove(copy);
-        if let Some(Record { sight: Some(Sight::Live(live)), .. }) = self.records.remove(copy) {
+        if let Some(Record { observed: Some(Observed::Live(live)), .. }) = self.records.remove(copy) {
             self.unindex(copy, &live);
         }
     }
 
-    fn set(&mut self, copy: &SourceRef, mut sight: Sight, watched: bool) {
-        self.add_origin(copy, &mut sight);
+    fn set(&mut self, copy: &SourceRef, mut observed: Observed, watched: bool) {
+        self.add_origin(copy, &mut observed);
         let record = self.records.entry(copy.clone()).or_default();
-        let now = if let Sight::Live(live) = &sight { Some(live.version.clone()) } else { None };
-        let before = record.sight.replace(sight);
+        let now = if let Observed::Live(live) = &observed { Some(live.version.clone()) } else { None };
+        let before = record.observed.replace(observed);
         let was_watched = std::mem::replace(&mut record.watched, watched);
-        if let Some(Sight::Live(live)) = before {
+        if let Some(Observed::Live(live)) = before {
             // Two reads in a row may show the same version, which is not past then.
             if (was_watched || !watched) && now.as_ref() != Some(&live.version) {
                 record.pass([live.version.clone()]);
@@ -208,11 +210,11 @@ impl Records {
     }
 
     /// Where an object has no seal that tells who created it, what was known of the same object still holds.
-    fn add_origin(&mut self, copy: &SourceRef, sight: &mut Sight) {
+    fn add_origin(&mut self, copy: &SourceRef, observed: &mut Observed) {
         let known = self.live(copy).filter(|known| known.ownership == Ownership::Ours);
         let known = known.map(|known| (known.uid.clone(), known.adopted));
         let origin = self.origins.remove(copy);
-        if let Sight::Live(live) = sight
+        if let Observed::Live(live) = observed
             && live.ownership == Ownership::Ours
             && live.sealed.is_none()
             && let Some((_, adopted)) = known.or(origin).filter(|(uid, _)| *uid == live.uid)
@@ -290,14 +292,14 @@ impl Records {
     }
 
     /// The intents of one rule of which live copies exist, with those copies.
-    pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &Few<SourceRef>)> {
+    pub fn intents_of(&self, rule: &RuleUid) -> impl Iterator<Item = (&IntentKey, &SmallSet<SourceRef>)> {
         let first = IntentKey { rule: rule.clone(), source: SourceRef::new("", "", "") };
         let rule = rule.clone();
         self.by_intent.range(first..).take_while(move |(key, _)| key.rule == rule)
     }
 
     /// Every intent of which live copies exist, with those copies.
-    pub fn intents(&self) -> impl Iterator<Item = (&IntentKey, &Few<SourceRef>)> {
+    pub fn intents(&self) -> impl Iterator<Item = (&IntentKey, &SmallSet<SourceRef>)> {
         self.by_intent.iter()
     }
 
@@ -357,7 +359,7 @@ mod tests {
     fn a_late_echo_of_a_version_that_was_passed_is_no_news() {
         let mut records = Records::default();
         assert!(records.watched(&copy(), live("7")));
-        records.shown(&copy(), Sight::Live(live("9")), [Arc::from("8")]);
+        records.shown(&copy(), Observed::Live(live("9")), [Arc::from("8")]);
         for echo in ["7", "8", "9"] {
             assert!(!records.watched(&copy(), live(echo)), "{echo}");
         }
@@ -384,7 +386,7 @@ mod tests {
         let mut records = Records::default();
         records.watched(&copy(), live("7"));
         records.list_begins("configmaps", None);
-        records.shown(&copy(), Sight::Live(live("9")), [Arc::from("7")]);
+        records.shown(&copy(), Observed::Live(live("9")), [Arc::from("7")]);
         assert!(!records.listed(&copy(), live("7")));
         assert!(records.shown_in_list(&copy()));
         assert_eq!(records.live(&copy()).map(|live| &*live.version), Some("9"));
@@ -398,7 +400,7 @@ mod tests {
         records.watched(&copy(), live("7"));
         assert!(!records.unwatched(&copy(), "older"));
         assert!(records.unwatched(&copy(), "uid"));
-        assert_eq!(records.sight(&copy()), &Sight::Unknown);
+        assert_eq!(records.observed(&copy()), &Observed::Unknown);
     }
 
     #[test]
@@ -409,7 +411,7 @@ mod tests {
             // Its label and its seal go; it is read later on.
             assert!(records.unwatched(&copy(), "uid"));
             let unsealed = |version| Live { sealed: None, intact: false, adopted: true, ..live(version) };
-            records.shown(&copy(), Sight::Live(unsealed("8")), []);
+            records.shown(&copy(), Observed::Live(unsealed("8")), []);
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
             records.watched(&copy(), unsealed("9"));
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef};
 
-use crate::decide::{Outcome, Trouble};
+use crate::decide::{CopyError, CopyStatus};
 
 /// How often an unsettled rule is reported at most.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -12,7 +12,7 @@ pub const INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Default)]
 struct RuleReport {
     counts: Counts,
-    failures: BTreeMap<(usize, SourceRef), Trouble>,
+    failures: BTreeMap<(usize, SourceRef), CopyError>,
     given_up: BTreeSet<SourceRef>,
     /// Something changed since the last report.
     dirty: bool,
@@ -22,7 +22,7 @@ struct RuleReport {
 /// Outcomes of copies, and what of them is still to be reported.
 #[derive(Default)]
 pub struct Report {
-    copies: BTreeMap<SourceRef, Vec<(RuleUid, Outcome)>>,
+    copies: BTreeMap<SourceRef, Vec<(RuleUid, CopyStatus)>>,
     rules: BTreeMap<RuleUid, RuleReport>,
     /// Rules that changed since their last report.
     dirty: BTreeSet<RuleUid>,
@@ -32,7 +32,7 @@ pub struct Report {
 
 impl Report {
     /// Replaces what is said of one copy, by the rules that want it or remove it.
-    pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, Outcome)>) {
+    pub fn set(&mut self, copy: &SourceRef, mut outcomes: Vec<(RuleUid, CopyStatus)>) {
         let before = self.copies.get(copy).map(Vec::as_slice).unwrap_or_default();
         if before == outcomes {
             return;
@@ -52,28 +52,31 @@ impl Report {
     }
 
     /// What is said of one copy for one rule.
-    pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&Outcome> {
+    pub fn outcome(&self, copy: &SourceRef, rule: &RuleUid) -> Option<&CopyStatus> {
         self.copies.get(copy)?.iter().find(|(of, _)| of == rule).map(|(_, outcome)| outcome)
     }
 
     /// What is said of one copy, rule by rule.
-    pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, Outcome)] {
+    pub fn of_copy(&self, copy: &SourceRef) -> &[(RuleUid, CopyStatus)] {
         self.copies.get(copy).map(Vec::as_slice).unwrap_or_default()
     }
 
-    fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &Outcome, add: bool) {
+    fn count(&mut self, rule: &RuleUid, copy: &SourceRef, outcome: &CopyStatus, add: bool) {
         let entry = self.rules.entry(rule.clone()).or_default();
         step(&mut entry.counts, outcome, add);
         step(&mut self.sum, outcome, add);
-        if let Outcome::Failed(trouble) | Outcome::Drifted(trouble) | Outcome::Removing(Some(trouble)) = outcome {
-            let key = (trouble.reason.rank(), copy.clone());
+        if let CopyStatus::Failed(copy_error)
+        | CopyStatus::Drifted(copy_error)
+        | CopyStatus::Removing(Some(copy_error)) = outcome
+        {
+            let key = (copy_error.reason.rank(), copy.clone());
             if add {
-                entry.failures.insert(key, trouble.clone());
+                entry.failures.insert(key, copy_error.clone());
             } else {
                 entry.failures.remove(&key);
             }
         }
-        if *outcome == Outcome::GivenUp {
+        if *outcome == CopyStatus::GivenUp {
             match add {
                 true => entry.given_up.insert(copy.clone()),
                 false => entry.given_up.remove(copy),
@@ -133,10 +136,10 @@ impl Report {
         let failures = self.rules.get(rule).into_iter().flat_map(|entry| &entry.failures);
         failures
             .take(FAILURES_LIMIT)
-            .map(|((_, copy), trouble)| Failure {
-                reason: trouble.reason,
+            .map(|((_, copy), copy_error)| Failure {
+                reason: copy_error.reason,
                 copy: copy.clone(),
-                message: clip(&trouble.message, MESSAGE_LIMIT),
+                message: clip(&copy_error.message, MESSAGE_LIMIT),
             })
             .collect()
     }
@@ -178,19 +181,19 @@ impl Report {
     }
 }
 
-fn step(counts: &mut Counts, outcome: &Outcome, add: bool) {
+fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
     let step = |count: &mut u32| *count = if add { count.saturating_add(1) } else { count.saturating_sub(1) };
     match outcome {
-        Outcome::Removing(_) => step(&mut counts.removing),
-        Outcome::GivenUp => {}
+        CopyStatus::Removing(_) => step(&mut counts.removing),
+        CopyStatus::GivenUp => {}
         _ => step(&mut counts.copies),
     }
     match outcome {
-        Outcome::Applied => step(&mut counts.applied),
-        Outcome::Waiting => step(&mut counts.waiting),
-        Outcome::Failed(_) => step(&mut counts.failed),
-        Outcome::Drifted(_) => step(&mut counts.drifted),
-        Outcome::UnderWay | Outcome::Removing(_) | Outcome::GivenUp => {}
+        CopyStatus::Applied => step(&mut counts.applied),
+        CopyStatus::Waiting => step(&mut counts.waiting),
+        CopyStatus::Failed(_) => step(&mut counts.failed),
+        CopyStatus::Drifted(_) => step(&mut counts.drifted),
+        CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::GivenUp => {}
     }
 }
 
@@ -210,23 +213,23 @@ mod tests {
         SourceRef::new("configmaps", "a", &format!("n{name:02}"))
     }
 
-    fn failed(reason: Reason) -> Outcome {
-        Outcome::Failed(Trouble::new(reason, "no"))
+    fn failed(reason: Reason) -> CopyStatus {
+        CopyStatus::Failed(CopyError::new(reason, "no"))
     }
 
     #[test]
     fn a_settled_rule_is_due_at_once_and_an_unsettled_one_after_a_while() {
         let (mut report, start) = (Report::default(), Instant::now());
         let rule: RuleUid = "r".into();
-        report.set(&copy(1), vec![(rule.clone(), Outcome::UnderWay)]);
+        report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)]);
         assert_eq!(report.take_due(start), std::slice::from_ref(&rule));
-        report.set(&copy(2), vec![(rule.clone(), Outcome::UnderWay)]);
+        report.set(&copy(2), vec![(rule.clone(), CopyStatus::UnderWay)]);
         let soon = start + Duration::from_millis(10);
         assert!(report.take_due(soon).is_empty());
         assert_eq!(report.next_due(soon), Some(start + INTERVAL));
         assert_eq!(report.take_due(start + INTERVAL), std::slice::from_ref(&rule));
-        report.set(&copy(1), vec![(rule.clone(), Outcome::Applied)]);
-        report.set(&copy(2), vec![(rule.clone(), Outcome::Applied)]);
+        report.set(&copy(1), vec![(rule.clone(), CopyStatus::Applied)]);
+        report.set(&copy(2), vec![(rule.clone(), CopyStatus::Applied)]);
         assert_eq!(report.take_due(start + INTERVAL), [rule]);
         assert_eq!(report.next_due(start + INTERVAL), None);
     }
@@ -250,19 +253,19 @@ mod tests {
     #[test]
     fn equal_outcomes_are_no_news() {
         let (mut report, now) = (Report::default(), Instant::now());
-        report.set(&copy(1), vec![("r".into(), Outcome::Applied)]);
+        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)]);
         report.take_due(now);
-        report.set(&copy(1), vec![("r".into(), Outcome::Applied)]);
+        report.set(&copy(1), vec![("r".into(), CopyStatus::Applied)]);
         assert_eq!(report.next_due(now), None);
     }
 
-    fn outcomes() -> impl Strategy<Value = Outcome> {
+    fn outcomes() -> impl Strategy<Value = CopyStatus> {
         prop_oneof![
-            Just(Outcome::UnderWay),
-            Just(Outcome::Applied),
-            Just(Outcome::Waiting),
-            Just(Outcome::Removing(None)),
-            Just(Outcome::GivenUp),
+            Just(CopyStatus::UnderWay),
+            Just(CopyStatus::Applied),
+            Just(CopyStatus::Waiting),
+            Just(CopyStatus::Removing(None)),
+            Just(CopyStatus::GivenUp),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
     }
@@ -283,13 +286,13 @@ mod tests {
                 let (mut failures, mut given_up) = (0, 0);
                 for (_, outcome) in report.copies.values().flatten().filter(|(of, _)| *of == uid) {
                     match outcome {
-                        Outcome::Removing(_) => { expected.removing += 1; continue }
-                        Outcome::GivenUp => { given_up += 1; continue }
-                        Outcome::Applied => expected.applied += 1,
-                        Outcome::Waiting => expected.waiting += 1,
-                        Outcome::Failed(_) => { expected.failed += 1; failures += 1 }
-                        Outcome::Drifted(_) => { expected.drifted += 1; failures += 1 }
-                        Outcome::UnderWay => {}
+                        CopyStatus::Removing(_) => { expected.removing += 1; continue }
+                        CopyStatus::GivenUp => { given_up += 1; continue }
+                        CopyStatus::Applied => expected.applied += 1,
+                        CopyStatus::Waiting => expected.waiting += 1,
+                        CopyStatus::Failed(_) => { expected.failed += 1; failures += 1 }
+                        CopyStatus::Drifted(_) => { expected.drifted += 1; failures += 1 }
+                        CopyStatus::UnderWay => {}
                     }
                     expected.copies += 1;
                 }

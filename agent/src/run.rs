@@ -18,17 +18,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apply::Member;
 use crate::backoff::{Backoff, Jitter};
-use crate::call::{answered, guarded};
+use crate::call::{guarded, with_timeout};
 use crate::classify::CallError;
-use crate::core::{Core, PARALLEL, Setup};
+use crate::core::{PARALLEL, Reconciler, Setup};
 use crate::desired::Home;
+use crate::event_loop::EventLoop;
 use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
 use crate::keep::Keep;
 use crate::lease::{Election, WriteRight};
-use crate::link::{Link, Witness};
+use crate::link::{HistoryTokenStore, Link};
 use crate::metrics::Metrics;
-use crate::mind::Mind;
 use crate::policy::Policy;
 use crate::policy::file::PolicyFile;
 use crate::seal::Sealer;
@@ -139,7 +139,7 @@ async fn active(
         }
     };
     let remembered = patiently("read what it remembers", &mut jitter, || store.witness()).await;
-    let witness = Witness::new(store.clone(), remembered);
+    let witness = HistoryTokenStore::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let keep = Keep::new(settings.client.clone(), &settings.namespace);
     let previous = patiently("read what it keeps", &mut jitter, || keep.all()).await;
@@ -159,7 +159,7 @@ async fn active(
         policy: policy.clone(),
         seed: seed()?,
     };
-    let core = Core::new(setup);
+    let core = Reconciler::new(setup);
     Ok(tasks(settings, (ready, right), (store, witness, keep), identity, core, (policy_file, policy), jitter))
 }
 
@@ -178,9 +178,9 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
 fn tasks(
     settings: Settings,
     (ready, right): (Option<Awaited>, WriteRight),
-    (store, witness, keep): (Store, Witness, Keep),
+    (store, witness, keep): (Store, HistoryTokenStore, Keep),
     identity: Identity,
-    core: Core,
+    core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
     jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
@@ -214,7 +214,7 @@ fn tasks(
         }),
     ));
     tasks.push(("events", task(drain.clone(), events::run(client, to_events))));
-    let mind = Mind {
+    let mind = EventLoop {
         core,
         hub: identity.hub.clone(),
         store: store.clone(),
@@ -296,7 +296,7 @@ where
 async fn cluster(client: &Client) -> Result<(String, String), CallError> {
     let api: Api<Namespace> = Api::all(client.clone());
     let (namespace, version) =
-        answered(async { tokio::try_join!(api.get_metadata("kube-system"), client.apiserver_version()) }).await?;
+        with_timeout(async { tokio::try_join!(api.get_metadata("kube-system"), client.apiserver_version()) }).await?;
     Ok((namespace.metadata.uid.unwrap_or_default(), version.git_version))
 }
 

@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::call::answered;
+use crate::call::with_timeout;
 use crate::classify::CallError;
 use crate::desired::{StoredRule, Tombstones};
 
@@ -219,11 +219,11 @@ impl Store {
     pub async fn save_witness(&self, words: &[u8]) -> Result<(), CallError> {
         let patch = Patch::Merge(json!({"data": {WITNESS: BASE64.encode(words)}}));
         let params = PatchParams { field_manager: Some(WITNESS_MANAGER.to_owned()), ..PatchParams::default() };
-        answered(self.api.patch(IDENTITY_SECRET, &params, &patch)).await.map(drop)
+        with_timeout(self.api.patch(IDENTITY_SECRET, &params, &patch)).await.map(drop)
     }
 
     async fn load(&self, name: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>, CallError> {
-        let secret = answered(self.api.get_opt(name)).await?;
+        let secret = with_timeout(self.api.get_opt(name)).await?;
         let data = secret.map(|secret| secret.data.unwrap_or_default());
         Ok(data.map(|data| data.into_iter().map(|(key, ByteString(bytes))| (key, bytes)).collect()))
     }
@@ -239,7 +239,7 @@ impl Store {
         });
         let params = PatchParams::apply(MANAGER).force();
         let patch = Patch::Apply(body);
-        answered(self.api.patch(name, &params, &patch)).await.map(drop)
+        with_timeout(self.api.patch(name, &params, &patch)).await.map(drop)
     }
 }
 

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use divan::Bencher;
 use jiff::Timestamp;
 use prost::Message;
-use runnel_agent::decide::{Action, Verdict, decide};
+use runnel_agent::decide::{Action, Decision, decide};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
-use runnel_agent::records::{Records, Sight};
+use runnel_agent::records::{Observed, Records};
 use runnel_hub::crd::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Claim, Index};
 use runnel_hub::plan::{Body, Deal, Goes, Rule, RulePlan, SourceContent};
@@ -183,7 +183,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         desired.set_namespace(NAMESPACE, Some(Namespace::default()), &records);
         let looks = desired.take(batch, refused, &records).looks;
         let to_create = |copy: &&SourceRef| {
-            matches!(decide(&desired.want(copy, None), &Sight::Absent), Verdict::Do(Action::Create))
+            matches!(decide(&desired.want(copy, None), &Observed::Absent), Decision::Act(Action::Create))
         };
         let created = looks.iter().filter(to_create).count();
         assert_eq!(created, intents);

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use runnel_agent::core::{Core, Event, Setup};
-use runnel_agent::decide::{Target, Trouble};
+use runnel_agent::core::{Event, Reconciler, Setup};
+use runnel_agent::decide::{CopyError, Preconditions};
 use runnel_agent::desired::{Home, Namespace};
-use runnel_agent::job::{Body as Written, Done, Job, Work};
+use runnel_agent::job::{DesiredObject as Written, Done, Job, Work};
 use runnel_agent::live::{Live, Ownership, Sealed};
 use runnel_agent::policy::{Facts, Policy};
 use runnel_agent::queue::Key;
-use runnel_agent::records::Sight;
+use runnel_agent::records::Observed;
 use runnel_hub::crd;
 use runnel_hub::index::{Claim, Cluster, Holding, Index, PlaceState};
 use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
@@ -113,7 +113,7 @@ struct World {
     claims: Option<(Vec<(RuleUid, Claim)>, u64)>,
     down: VecDeque<HubFrame>,
     up: VecDeque<AgentFrame>,
-    core: Core,
+    core: Reconciler,
     objects: BTreeMap<SourceRef, Live>,
     untold: VecDeque<Event>,
     under_way: VecDeque<Job>,
@@ -167,9 +167,9 @@ fn index() -> Index {
     index
 }
 
-fn core() -> Core {
+fn core() -> Reconciler {
     let text = String::from;
-    Core::new(Setup {
+    Reconciler::new(Setup {
         home: Home { namespace: text("runnel-system"), cluster_uid: text("m") },
         hello: Hello {
             protocol_min: 1,
@@ -219,7 +219,7 @@ impl World {
     }
 
     fn deliver(&mut self, event: Event) {
-        self.core.hear(event, self.now);
+        self.core.handle(event, self.now);
     }
 
     fn reconnect(&mut self) {
@@ -386,7 +386,7 @@ impl World {
         let Some(job) = self.under_way.pop_front() else { return };
         let key = job.key.clone();
         let done = self.carry_out(job);
-        let lost = || Done { trouble: Some(Trouble::new(Reason::Unavailable, "no answer")), ..Done::new(key) };
+        let lost = || Done { copy_error: Some(CopyError::new(Reason::Unavailable, "no answer")), ..Done::new(key) };
         self.deliver(Event::Done(Box::new(if is_answered { done } else { lost() })));
     }
 
@@ -399,7 +399,7 @@ impl World {
             Work::Delete(target) if self.is(&copy, &target) => {
                 let gone = self.objects.remove(&copy);
                 self.untold.extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
-                done.sight = Some(Sight::Absent);
+                done.sight = Some(Observed::Absent);
                 done.passed.push(target.version);
             }
             _ => done.sight = Some(self.sight(&copy)),
@@ -407,15 +407,15 @@ impl World {
         done
     }
 
-    fn sight(&self, copy: &SourceRef) -> Sight {
-        self.objects.get(copy).map_or(Sight::Absent, |live| Sight::Live(live.clone()))
+    fn sight(&self, copy: &SourceRef) -> Observed {
+        self.objects.get(copy).map_or(Observed::Absent, |live| Observed::Live(live.clone()))
     }
 
-    fn is(&self, copy: &SourceRef, target: &Target) -> bool {
+    fn is(&self, copy: &SourceRef, target: &Preconditions) -> bool {
         self.objects.get(copy).is_some_and(|live| live.uid == target.uid && live.version == target.version)
     }
 
-    fn apply(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Written, done: &mut Done) {
+    fn apply(&mut self, copy: &SourceRef, target: Option<&Preconditions>, body: &Written, done: &mut Done) {
         let is_free = target.map_or(!self.objects.contains_key(copy), |target| self.is(copy, target));
         if is_free {
             self.version += 1;

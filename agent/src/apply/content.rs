@@ -3,23 +3,24 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{Content, Payload, Reason};
 
-use super::Run;
-use crate::decide::Trouble;
+use super::ApplyRun;
+use crate::decide::CopyError;
 use crate::desired::NewPayload;
-use crate::job::{Body, Origin};
+use crate::job::{ContentSource, DesiredObject};
 use crate::live::{self, Sealed};
 use crate::previous::ToKeep;
 
-impl Run<'_> {
+impl ApplyRun<'_> {
     /// What copies hold is kept before the first of them is written.
-    pub(super) async fn keep(&mut self, body: &Body) -> Result<(), Trouble> {
+    pub(super) async fn keep(&mut self, body: &DesiredObject) -> Result<(), CopyError> {
         let Some(ToKeep { of, base }) = &body.keep else { return Ok(()) };
         let held = match of {
             None => None,
             Some(copy) => {
                 let object = self.member.get(self.kind, copy).await.map_err(|error| self.fail(&error))?;
                 let held = live::held(self.kind, &object, &self.member.sealer, &body.intent);
-                let moved = || Trouble::new(Reason::Unavailable, "what is to be kept for a rollback has just changed");
+                let moved =
+                    || CopyError::new(Reason::Unavailable, "what is to be kept for a rollback has just changed");
                 Some(held.filter(|(revision, _)| *revision != body.revision).ok_or_else(moved)?)
             }
         };
@@ -29,23 +30,23 @@ impl Run<'_> {
     }
 
     /// The content that is to be written.
-    pub(super) async fn content(&mut self, body: &Body) -> Result<Content, Trouble> {
+    pub(super) async fn content(&mut self, body: &DesiredObject) -> Result<Content, CopyError> {
         let twin = match &body.content {
-            Origin::Payload(payload) => {
-                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
+            ContentSource::Payload(payload) => {
+                return payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()));
             }
-            Origin::Kept(place) => {
+            ContentSource::Kept(place) => {
                 let payload = self.member.keep.content(&body.intent, &body.revision, *place).await?;
-                return payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()));
+                return payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()));
             }
-            Origin::Twin(twin) => twin,
+            ContentSource::Twin(twin) => twin,
         };
         let object = self.member.get(self.kind, twin).await.map_err(|error| self.fail(&error))?;
         let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
         let sealed = Sealed { rule, source, revision: body.revision, ignored: BTreeSet::new() };
         let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
         let content = content
-            .ok_or_else(|| Trouble::new(Reason::WaitingForHub, "the content is needed and only the hub has it"))?;
+            .ok_or_else(|| CopyError::new(Reason::WaitingForHub, "the content is needed and only the hub has it"))?;
         let payload = Payload::encode(content.to_bytes());
         self.done.learned = Some(NewPayload { key: body.intent.clone(), revision: body.revision, payload });
         Ok(content)

@@ -6,25 +6,25 @@ use kube::api::DynamicObject;
 use runnel_proto::model::{FieldPath, Reason};
 use serde_json::Value;
 
-use super::Run;
+use super::ApplyRun;
 use crate::body;
-use crate::classify::{CallError, trouble};
-use crate::decide::{Target, Trouble};
+use crate::classify::{CallError, copy_error};
+use crate::decide::{CopyError, ExpectedObject};
 
-impl Run<'_> {
+impl ApplyRun<'_> {
     /// After an apply over an object was refused as invalid or too large: removes what is in its way in one request, and
     /// applies again. Where nothing is in its way, what was to be applied is itself what the server does not take.
     ///
     /// Returns the object; `None` where another writer was faster: what stands there now decides again.
     pub(super) async fn make_exact(
         &mut self,
-        target: Option<&Target>,
+        target: Option<&ExpectedObject>,
         request: &Value,
         ignored: &BTreeSet<FieldPath>,
         error: &CallError,
-    ) -> Result<Option<DynamicObject>, Trouble> {
+    ) -> Result<Option<DynamicObject>, CopyError> {
         // Adopting changes nothing of what stands there.
-        let helps = self.makes_way && matches!(trouble(error).reason, Reason::Invalid | Reason::TooLarge);
+        let helps = self.makes_way && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
         let Some(target) = target.filter(|_| helps) else { return Err(self.fail(error)) };
         let Some(object) = self.same(target).await? else { return Ok(None) };
         let Some(patch) = body::make_way(self.kind, &object, request, ignored) else { return Err(self.fail(error)) };

@@ -8,13 +8,13 @@ use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed
 
 use super::{Call, CallError, Member, at};
 use crate::body::{self, Over, Written};
-use crate::classify::trouble;
-use crate::decide::{Target, Trouble, Want};
+use crate::classify::copy_error;
+use crate::decide::{CopyError, ExpectedObject, Want};
 use crate::differ;
 use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, is_untold, writes};
-use crate::job::{Body, Limits, Origin, Recreate, Work};
+use crate::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
 use crate::live::{self, FIELD_MANAGER};
-use crate::records::Sight;
+use crate::records::Observed;
 
 /// How many looks are under way at once.
 const LOOKS: usize = 6;
@@ -52,34 +52,34 @@ impl Member {
     async fn look(&self, key: &FieldsKey, copy: &SourceRef, open: Open) -> Option<Said> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_look = open.needs_look();
-        let Open { want, mut sight, fields, rehearse, body } = open;
+        let Open { want, mut observed, fields, rehearse, body } = open;
         let mut object = None;
         if needs_look {
             match self.get(kind, copy).await {
                 Ok(found) => {
-                    sight =
-                        live::reduce(kind, &found, &self.sealer).map_or(Sight::Absent, |(_, live)| Sight::Live(live));
+                    observed = live::reduce(kind, &found, &self.sealer)
+                        .map_or(Observed::Absent, |(_, live)| Observed::Live(live));
                     object = Some(found);
                 }
-                Err(error) if error.is_absent(&copy.name) => sight = Sight::Absent,
-                Err(error) => return Some((Foreseen::Refused, Some(trouble(&error)))),
+                Err(error) if error.is_absent(&copy.name) => observed = Observed::Absent,
+                Err(error) => return Some((Foreseen::Refused, Some(copy_error(&error)))),
             }
         }
         let is_equal = match (&want, &object) {
             (Want::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
             _ => false,
         };
-        let (foreseen, said) = foresee(&want, &sight, is_equal)?;
+        let (foreseen, said) = foresee(&want, &observed, is_equal)?;
         if !rehearse {
             return Some((foreseen, said));
         }
-        if writes(foreseen) && is_untold(&want, &sight) {
+        if writes(foreseen) && is_untold(&want, &observed) {
             let words = "this was not tried, as it would tell whether the Secret that stands there is equal";
-            return Some((foreseen, Some(Trouble::new(Reason::WaitingForHub, words))));
+            return Some((foreseen, Some(CopyError::new(Reason::WaitingForHub, words))));
         }
-        let target = match &sight {
-            Sight::Live(live) => Some(Target { uid: live.uid.clone(), version: live.version.clone() }),
-            Sight::Absent | Sight::Unknown => None,
+        let target = match &observed {
+            Observed::Live(live) => Some(ExpectedObject { uid: live.uid.clone(), version: live.version.clone() }),
+            Observed::Absent | Observed::Unknown => None,
         };
         let tried = match (&body, &target) {
             (Some(body), _) if writes(foreseen) => {
@@ -87,7 +87,7 @@ impl Member {
             }
             (None, _) if writes(foreseen) => {
                 let words = "this was not tried, as its content did not fit into one question";
-                return Some((foreseen, Some(Trouble::new(Reason::WaitingForHub, words))));
+                return Some((foreseen, Some(CopyError::new(Reason::WaitingForHub, words))));
             }
             (_, Some(target)) if matches!(foreseen, Foreseen::Remove | Foreseen::GiveUp) => {
                 self.try_delete(kind, copy, target).await
@@ -96,13 +96,13 @@ impl Member {
         };
         Some(match tried {
             Ok(()) => (foreseen, said),
-            Err(trouble)
-                if trouble.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
+            Err(copy_error)
+                if copy_error.reason == Reason::Immutable && body.is_some_and(|body| body.recreate != Recreate::No) =>
             {
                 let words = "it does not take the change, so it is deleted and created anew";
-                (foreseen, Some(Trouble::new(Reason::Immutable, words)))
+                (foreseen, Some(CopyError::new(Reason::Immutable, words)))
             }
-            Err(trouble) => (Foreseen::Refused, Some(trouble)),
+            Err(copy_error) => (Foreseen::Refused, Some(copy_error)),
         })
     }
 
@@ -111,12 +111,12 @@ impl Member {
         &self,
         kind: &Kind,
         copy: &SourceRef,
-        body: &Body,
-        over: Option<(&Target, &DynamicObject)>,
-    ) -> Result<(), Trouble> {
-        let Body { intent, rule, revision, ignored, version, .. } = body;
-        let Origin::Payload(payload) = &body.content else { return Ok(()) };
-        let content = payload.decode().map_err(|error| Trouble::new(Reason::Unsupported, error.to_string()))?;
+        body: &DesiredObject,
+        over: Option<(&ExpectedObject, &DynamicObject)>,
+    ) -> Result<(), CopyError> {
+        let DesiredObject { intent, rule, revision, ignored, version, .. } = body;
+        let ContentSource::Payload(payload) = &body.content else { return Ok(()) };
+        let content = payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()))?;
         let Limits { policy, home } = &body.limits;
         if let Some(denied) = policy.denies(kind, copy, &content, home) {
             return Err(denied);
@@ -138,7 +138,7 @@ impl Member {
         if is_whole && !holds { Err(differ::rewritten(kind, &object, &content, ignored)) } else { Ok(()) }
     }
 
-    async fn try_delete(&self, kind: &Kind, copy: &SourceRef, target: &Target) -> Result<(), Trouble> {
+    async fn try_delete(&self, kind: &Kind, copy: &SourceRef, target: &ExpectedObject) -> Result<(), CopyError> {
         let conditions =
             Preconditions { uid: Some(target.uid.to_string()), resource_version: Some(target.version.to_string()) };
         let params = DeleteParams { dry_run: true, ..DeleteParams::default().preconditions(conditions) };
@@ -147,9 +147,9 @@ impl Member {
     }
 }
 
-fn refused(error: &CallError) -> Trouble {
+fn refused(error: &CallError) -> CopyError {
     match error.is_race() {
-        true => Trouble::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again"),
-        false => trouble(error),
+        true => CopyError::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again"),
+        false => copy_error(error),
     }
 }

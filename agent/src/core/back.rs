@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef, Travel};
 
-use super::Core;
+use super::Reconciler;
 use crate::decide::{Want, WantedCopy};
 use crate::job::Done;
 use crate::live::Ownership;
@@ -11,7 +11,7 @@ use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
 use crate::records::IntentKey;
 
-impl Core {
+impl Reconciler {
     /// What is wanted of a copy whose rule goes back: what was kept. A copy of which nothing was kept stays as it is, and one
     /// that is not there is not made. What nobody has changed since is wanted as ever.
     pub(super) fn go_back(&self, copy: &SourceRef, want: &mut Want) {
@@ -30,7 +30,7 @@ impl Core {
                     Some(revision) => {
                         wanted.revision = Some(revision);
                         if !wanted.hold {
-                            wanted.trouble = None;
+                            wanted.copy_error = None;
                         }
                         // The newest content may be what this cluster does not want; that content is judged when it is written.
                         wanted.denied = self.desired.denied_whatever(copy, &wanted.place);
@@ -159,8 +159,8 @@ impl Core {
     /// Takes in that what was kept of a rule is forgotten, or is not yet.
     pub(super) fn forgotten(&mut self, uid: &RuleUid, done: &Done, now: Instant) {
         self.previous.gone(uid, &done.forgot);
-        match &done.trouble {
-            Some(trouble) => self.retry(&done.key, trouble, done.retry_after, now),
+        match &done.copy_error {
+            Some(copy_error) => self.retry(&done.key, copy_error, done.retry_after, now),
             None => {
                 self.queue.done(&done.key, now);
                 // More may have been given up meanwhile, and what waited for this may be written now.
@@ -169,7 +169,7 @@ impl Core {
                 }
                 let keys: Vec<_> = self.desired.intents_of(uid).collect();
                 for copy in keys.iter().flat_map(|key| self.desired.copies(key)).collect::<Vec<_>>() {
-                    self.look(&copy, now);
+                    self.reconcile_copy(&copy, now);
                 }
             }
         }

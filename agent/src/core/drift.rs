@@ -3,23 +3,23 @@ use std::time::Instant;
 
 use runnel_proto::model::{DriftPolicy, SourceRef};
 
-use super::{Compared, Core};
-use crate::decide::{Outcome, Place, Trouble, Want, WantedCopy};
+use super::{Compared, Reconciler};
+use crate::decide::{CopyError, CopyStatus, TargetNamespace, Want, WantedCopy};
 use crate::live::{Live, Ownership};
-use crate::records::Sight;
+use crate::records::Observed;
 
-impl Core {
+impl Reconciler {
     /// Adds to what is wanted what became of the copy so far.
     pub(super) fn add_history(&self, copy: &SourceRef, want: &mut Want) {
         let Want::Copy(wanted) = want else { return };
-        wanted.fight = self.fights.trouble(copy);
+        wanted.fight = self.fights.copy_error(copy);
         let held = self.lost.get(copy);
         wanted.lost =
             held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
         wanted.rewritten = self.is_rewritten(copy, wanted);
         let fits = |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
         let compared = self.compared.get(copy).filter(fits);
-        wanted.compared = compared.map(|compared| (compared.version.clone(), compared.trouble.clone()));
+        wanted.compared = compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
     }
 
     /// Notes what is lost of a copy that held what it should: where drift is only reported, it is not made again. A copy
@@ -29,16 +29,16 @@ impl Core {
             self.lost.remove(copy);
             return;
         };
-        let gone = match self.records.sight(copy) {
-            Sight::Unknown | Sight::Absent => true,
-            Sight::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
+        let gone = match self.records.observed(copy) {
+            Observed::Unknown | Observed::Absent => true,
+            Observed::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
         };
-        let reports = wanted.policies.drift == DriftPolicy::Report && wanted.place == Place::Ready;
+        let reports = wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
         match wanted.revision {
             // Nothing is known of what is not watched; what is just being written says how it is when it is done.
             _ if !self.is_watched(copy) || self.runs.contains_key(copy) => {}
             Some(revision) if reports && gone => {
-                let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&Outcome::Applied);
+                let was_applied = self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
                 if was_applied && !self.failed.contains_key(copy) {
                     self.lost.insert(copy.clone(), (wanted.intent.clone(), revision));
                     wanted.lost = true;
@@ -53,19 +53,19 @@ impl Core {
     pub(super) fn is_unseen(&self, copy: &SourceRef, want: &Want) -> bool {
         let Want::Copy(wanted) = want else { return false };
         let foreign = self.records.live(copy).is_some_and(|live| live.ownership != Ownership::Ours);
-        (foreign || wanted.lost) && wanted.place == Place::Ready && !wanted.suspend && !wanted.hold
+        (foreign || wanted.lost) && wanted.place == TargetNamespace::Ready && !wanted.suspend && !wanted.hold
     }
 
     /// Notes whether the copy was as it is wanted before somebody changed or deleted it.
     pub(super) fn note_drift(&mut self, copy: &SourceRef, want: &Want) {
         let Want::Copy(wanted) = want else { return };
         let outcome = self.report.outcome(copy, &wanted.intent.rule);
-        let was_applied = outcome == Some(&Outcome::Applied) || is_fought_for(outcome);
-        let (same, others) = match self.records.sight(copy) {
-            Sight::Unknown | Sight::Absent => (was_applied, None),
+        let was_applied = outcome == Some(&CopyStatus::Applied) || is_fought_for(outcome);
+        let (same, others) = match self.records.observed(copy) {
+            Observed::Unknown | Observed::Absent => (was_applied, None),
             // What was adopted is not put back.
-            Sight::Live(live) if !live.is_own() => return,
-            Sight::Live(live) => {
+            Observed::Live(live) if !live.is_own() => return,
+            Observed::Live(live) => {
                 let same = match &live.sealed {
                     Some(_) if wanted.rewritten => true,
                     Some(sealed) => {
@@ -111,13 +111,13 @@ impl Core {
         now: Instant,
     ) -> bool {
         self.fights.corrected(copy, others, now);
-        self.fights.trouble(copy).is_none()
+        self.fights.copy_error(copy).is_none()
     }
 
     /// Looks at the copies about which there is peace again.
     pub(super) fn look_at_calm(&mut self, now: Instant) {
         for copy in self.fights.take_calm(now) {
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
     }
 
@@ -127,7 +127,7 @@ impl Core {
     }
 }
 
-fn is_fought_for(outcome: Option<&Outcome>) -> bool {
+fn is_fought_for(outcome: Option<&CopyStatus>) -> bool {
     let reason = runnel_proto::model::Reason::Fight;
-    matches!(outcome, Some(Outcome::Failed(Trouble { reason: said, .. })) if *said == reason)
+    matches!(outcome, Some(CopyStatus::Failed(CopyError { reason: said, .. })) if *said == reason)
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{HubFrame, Refusal, RuleName, SourceRef};
 
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::desired::{Namespace, NewPayload};
 use crate::job::Done;
 use crate::live::Live;
@@ -24,7 +24,7 @@ pub enum Event {
     /// The list of an area's copies is complete.
     CopiesComplete(Area),
     /// The agent may not watch an area.
-    CopiesForbidden(Area, Trouble),
+    CopiesForbidden(Area, CopyError),
     /// A watch has failed, or was silent, for too long; with the last HTTP status, 0 for no answer.
     WatchLost(WatchScope, u16),
     /// The API server answers a watch again, and nothing was missed.
@@ -68,5 +68,5 @@ pub enum Notice {
     /// A copy that did not take a change was deleted and created again.
     Recreated(SourceRef),
     /// A copy cannot be made or changed.
-    Failed(SourceRef, Trouble),
+    Failed(SourceRef, CopyError),
 }

@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use runnel_proto::model::{AskedDigest, GivenUp, NAMESPACES_LIMIT, RuleUid, SourceRef};
 
-use super::Core;
+use super::Reconciler;
 use crate::decide::Want;
 use crate::takeovers::digest_of;
 
-impl Core {
+impl Reconciler {
     /// What the hub has named may go.
     pub(super) fn ask_to_go(&self, copy: &SourceRef, want: &mut Want) {
         if let Want::Gone(key, _, order) = want
@@ -70,7 +70,7 @@ impl Core {
         if self.given_up.take(rule, &waiting) {
             tracing::info!(%rule, copies = waiting.len(), "the hub lets copies go whose namespaces are no longer targets");
             for copy in waiting.keys() {
-                self.look_afresh(copy, now);
+                self.reconcile_now(copy, now);
             }
         }
     }

@@ -7,9 +7,9 @@ use runnel_proto::model::{
     AgentFrame, AskedDigest, Batch, HubFrame, Refusal, RuleState, RuleUid, SnapshotBegin, SnapshotEnd,
 };
 
-use super::{ASK_AGAIN, Core, Session};
+use super::{ASK_AGAIN, HubStream, Reconciler};
 
-impl Core {
+impl Reconciler {
     pub(super) fn connected(&mut self, now: Instant) {
         let rules: Vec<_> = self.desired.rules().cloned().collect();
         // A new stream says anew what may be overwritten, and what may go.
@@ -18,7 +18,7 @@ impl Core {
         for state in &states {
             self.note_told(&state.uid, digest_in(state));
         }
-        let mut session = Session::default();
+        let mut session = HubStream::default();
         session.outbox.push_back(AgentFrame::Hello(self.hello.clone()));
         session.outbox.extend(split(AgentFrame::HeldRules(states, true)));
         // That speaks of everything.
@@ -40,7 +40,7 @@ impl Core {
         self.told.clear();
         let allowed = [self.takeovers.end_stream(), self.given_up.end_stream()];
         for copy in allowed.concat() {
-            self.look_afresh(&copy, now);
+            self.reconcile_now(&copy, now);
         }
     }
 
@@ -109,7 +109,7 @@ impl Core {
 
     fn end(&mut self, end: SnapshotEnd, now: Instant) {
         for copy in self.desired.confirm(&self.records) {
-            self.look_afresh(&copy, now);
+            self.reconcile_now(&copy, now);
         }
         for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
             // What was named before the terms were known to be in force.
@@ -159,7 +159,7 @@ impl Core {
             self.follow_travel(uid);
         }
         for copy in &taken.looks {
-            self.look_afresh(copy, now);
+            self.reconcile_now(copy, now);
         }
         for (uid, offer) in offers {
             self.takeovers.offer(&uid, offer);

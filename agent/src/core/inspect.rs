@@ -4,11 +4,11 @@ use runnel_proto::model::{
     StandingObject,
 };
 
-use super::Core;
-use crate::decide::Outcome;
+use super::Reconciler;
+use crate::decide::CopyStatus;
 use crate::live::{Live, Ownership};
 
-impl Core {
+impl Reconciler {
     pub(super) fn answer(&mut self, question: &Inspect) {
         let answer = self.inspected(question);
         self.send(AgentFrame::Inspected(Box::new(answer)));
@@ -37,18 +37,18 @@ impl Core {
     }
 }
 
-fn state(rule: &RuleUid, outcome: &Outcome) -> CopyState {
-    let (outcome, trouble) = match outcome {
-        Outcome::UnderWay => (CopyOutcome::UnderWay, None),
-        Outcome::Applied => (CopyOutcome::Applied, None),
-        Outcome::Failed(trouble) => (CopyOutcome::Failed, Some(trouble)),
-        Outcome::Waiting => (CopyOutcome::Waiting, None),
-        Outcome::Drifted(trouble) => (CopyOutcome::Drifted, Some(trouble)),
-        Outcome::Removing(trouble) => (CopyOutcome::Removing, trouble.as_ref()),
-        Outcome::GivenUp => (CopyOutcome::GivenUp, None),
+fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
+    let (outcome, copy_error) = match outcome {
+        CopyStatus::UnderWay => (CopyOutcome::UnderWay, None),
+        CopyStatus::Applied => (CopyOutcome::Applied, None),
+        CopyStatus::Failed(copy_error) => (CopyOutcome::Failed, Some(copy_error)),
+        CopyStatus::Waiting => (CopyOutcome::Waiting, None),
+        CopyStatus::Drifted(copy_error) => (CopyOutcome::Drifted, Some(copy_error)),
+        CopyStatus::Removing(copy_error) => (CopyOutcome::Removing, copy_error.as_ref()),
+        CopyStatus::GivenUp => (CopyOutcome::GivenUp, None),
     };
-    let trouble = trouble.map(|trouble| (trouble.reason, trouble.message.to_string()));
-    CopyState { rule: rule.clone(), outcome, trouble }
+    let copy_error = copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
+    CopyState { rule: rule.clone(), outcome, copy_error }
 }
 
 fn stands(live: &Live) -> StandingObject {

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use runnel_proto::model::{AgentFrame, LostWatch, NAMESPACES};
 
-use super::{Core, WatchScope};
+use super::{Reconciler, WatchScope};
 use crate::classify;
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::desired::Namespace;
 
-impl Core {
+impl Reconciler {
     pub(super) fn watch_lost(&mut self, scope: &WatchScope, status: u16, now: Instant) {
         match scope {
             WatchScope::Namespaces => {
@@ -53,7 +53,7 @@ impl Core {
     }
 
     /// Why nothing can be decided about any copy: the namespaces were never listed.
-    pub(super) fn namespaces_unknown(&self) -> Option<Trouble> {
+    pub(super) fn namespaces_unknown(&self) -> Option<CopyError> {
         let status = self.namespaces_lost.filter(|_| !self.namespaces_complete)?;
         Some(classify::lost_watch(NAMESPACES, status))
     }

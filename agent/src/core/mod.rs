@@ -6,11 +6,11 @@ mod event;
 mod given_up;
 mod hub;
 mod inspect;
-mod look;
 mod lost;
 mod policy;
 mod proof;
 mod quota;
+mod reconcile_copy;
 mod revoke;
 mod stored;
 mod suppose;
@@ -30,18 +30,18 @@ use runnel_proto::model::{
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
-use crate::decide::Trouble;
+use crate::contention::Fights;
+use crate::decide::CopyError;
 use crate::deletes::Deletes;
 use crate::desired::{Desired, Home, StoredRule};
-use crate::fight::Fights;
 use crate::foresee::Supposition;
+use crate::inflight_budget::{InflightBudget, ROOM_BYTES};
 use crate::job::Wrote;
 use crate::policy::{Area, Policy};
 use crate::previous::{Kept, Previous};
 use crate::queue::{Key, Queue};
 use crate::records::{IntentKey, Records, Usage};
 use crate::report::Report;
-use crate::room::{ROOM_BYTES, Room};
 use crate::takeovers::Allowed;
 
 pub use event::{Event, Notice, WatchScope};
@@ -78,7 +78,7 @@ struct Watched {
     listing: Option<BTreeSet<SourceRef>>,
     complete: bool,
     /// Why the agent may not watch it, or why it could not be listed so far.
-    forbidden: Option<Trouble>,
+    forbidden: Option<CopyError>,
     /// The watch is lost, with the last HTTP status: what is known may not be so any more.
     lost: Option<u16>,
 }
@@ -86,11 +86,11 @@ struct Watched {
 /// A failure of one copy, and what was wanted when it failed.
 struct Failed {
     about: (IntentKey, Option<Revision>),
-    trouble: Trouble,
+    copy_error: CopyError,
 }
 
 /// A run that is under way.
-struct Run {
+struct RunningJob {
     about: (IntentKey, Option<Revision>),
     /// Versions that a watch named meanwhile; `None` for a deletion.
     heard: Vec<Option<Arc<str>>>,
@@ -110,12 +110,12 @@ struct Run {
 struct Compared {
     version: Arc<str>,
     about: (IntentKey, Option<Revision>),
-    trouble: Trouble,
+    copy_error: CopyError,
 }
 
 /// A live stream.
 #[derive(Default)]
-struct Session {
+struct HubStream {
     begun: bool,
     /// The nonce of the last batch that was taken in.
     last_batch: u64,
@@ -151,13 +151,13 @@ pub struct Totals {
 }
 
 /// The mind of one agent.
-pub struct Core {
+pub struct Reconciler {
     desired: Desired,
     records: Records,
     report: Report,
     queue: Queue,
     cache: PayloadCache,
-    room: Room,
+    room: InflightBudget,
     room_limit: usize,
     jitter: Jitter,
     hello: Hello,
@@ -173,8 +173,8 @@ pub struct Core {
     started: bool,
     stored: Vec<StoredRule>,
     failed: BTreeMap<SourceRef, Failed>,
-    namespace_failed: BTreeMap<Arc<str>, Trouble>,
-    runs: BTreeMap<SourceRef, Run>,
+    namespace_failed: BTreeMap<Arc<str>, CopyError>,
+    runs: BTreeMap<SourceRef, RunningJob>,
     /// What was heard during a run and its result do not fit: look again.
     reread: BTreeSet<SourceRef>,
     /// Copies that somebody changed, to be put back; and who, as far as that is known.
@@ -204,7 +204,7 @@ pub struct Core {
     next_question: u64,
     /// Intents whose content only the hub has.
     wanting: BTreeSet<IntentKey>,
-    session: Option<Session>,
+    session: Option<HubStream>,
     /// Rules of which copies came to light: the hub is to be told what is held of them, and when.
     resync: BTreeSet<RuleUid>,
     resync_at: Option<Instant>,
@@ -220,7 +220,7 @@ pub struct Core {
     active: bool,
 }
 
-impl Core {
+impl Reconciler {
     /// A mind that has heard nothing yet.
     pub fn new(setup: Setup) -> Self {
         let home = setup.home.namespace.as_str().into();
@@ -235,7 +235,7 @@ impl Core {
             report: Report::default(),
             queue: Queue::default(),
             cache: PayloadCache::new(CACHE_BYTES),
-            room: Room::default(),
+            room: InflightBudget::default(),
             room_limit: ROOM_BYTES,
             jitter: Jitter::new(setup.seed),
             hello: setup.hello,
@@ -286,7 +286,7 @@ impl Core {
     }
 
     /// Takes in what was heard.
-    pub fn hear(&mut self, event: Event, now: Instant) {
+    pub fn handle(&mut self, event: Event, now: Instant) {
         match event {
             Event::Policy(policy) => self.set_policy(policy, now),
             Event::CopiesListed(area) => self.copies_listed(&area),
@@ -294,7 +294,7 @@ impl Core {
             Event::Content(seen) => self.cache.offer(seen.key, seen.revision, seen.payload),
             Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
             Event::CopiesComplete(area) => self.copies_complete(&area, now),
-            Event::CopiesForbidden(area, trouble) => self.copies_forbidden(&area, trouble, now),
+            Event::CopiesForbidden(area, copy_error) => self.copies_forbidden(&area, copy_error, now),
             Event::WatchLost(scope, status) => self.watch_lost(&scope, status, now),
             Event::WatchResumed(scope) => self.watch_resumed(&scope),
             Event::NamespacesListed => self.namespace_list = Some(BTreeSet::new()),

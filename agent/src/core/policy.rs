@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Core, Watched};
+use super::{Reconciler, Watched};
 use crate::policy::Policy;
 
-impl Core {
+impl Reconciler {
     /// Puts another policy in force: what it newly allows goes on at once, and what it no longer allows stops.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>, now: Instant) {
         self.policy = policy.clone();
@@ -27,14 +27,14 @@ impl Core {
         }
         for copy in unseen {
             self.records.forget(&copy);
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
         if !self.started {
             return self.start_if_ready(now);
         }
         let known: Vec<_> = self.desired.all_copies().chain(self.records.all()).cloned().collect();
         for copy in known {
-            self.look_afresh(&copy, now);
+            self.reconcile_now(&copy, now);
         }
         for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
             self.report.touch(&uid);

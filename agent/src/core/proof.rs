@@ -1,11 +1,11 @@
 //! Proof to the hub of what stands here.
 use runnel_proto::model::{Proof, RuleUid, SourceRef};
 
-use super::Core;
-use crate::decide::Outcome;
+use super::Reconciler;
+use crate::decide::CopyStatus;
 use crate::desired::Shows;
 
-impl Core {
+impl Reconciler {
     /// What stands of a rule, under the hub's key; `None` while not every copy is applied or waiting for its namespace, and
     /// while a watch is lost.
     pub(super) fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
@@ -21,7 +21,7 @@ impl Core {
         }
         let (report, records) = (&self.report, &self.records);
         let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
-            Some(Outcome::Applied) => Shows::Content(records.live(copy).and_then(|live| live.facts.digest)),
+            Some(CopyStatus::Applied) => Shows::Content(records.live(copy).and_then(|live| live.facts.digest)),
             _ => Shows::Nothing,
         };
         Some(key.proof(uid, self.desired.shown(uid, shows)?))

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
-use super::Core;
+use super::Reconciler;
 use crate::backoff::RECHECK;
-use crate::decide::{Trouble, Want, WantedCopy};
+use crate::decide::{CopyError, Want, WantedCopy};
 use crate::live::Ownership;
 use crate::queue::Key;
 use crate::records::{IntentKey, Usage};
 
-impl Core {
+impl Reconciler {
     /// Denies a copy that is not there yet, or that would grow, where that would go beyond a limit.
     pub(super) fn apply_quota(&self, copy: &SourceRef, want: &mut Want) {
         if let Want::Copy(wanted) = want
@@ -32,7 +32,7 @@ impl Core {
         }
     }
 
-    fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<Trouble> {
+    fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<CopyError> {
         let adds = self.growth(copy, &wanted.intent);
         if adds == Usage::default() {
             return None;
@@ -89,6 +89,6 @@ fn beyond(used: Usage, adds: Usage, copies: Option<u64>, bytes: Option<u64>) -> 
     Some(("maxBytes", format!("{limit} bytes of copies")))
 }
 
-fn denied(message: impl Into<Arc<str>>) -> Trouble {
-    Trouble::new(Reason::Denied, message)
+fn denied(message: impl Into<Arc<str>>) -> CopyError {
+    CopyError::new(Reason::Denied, message)
 }

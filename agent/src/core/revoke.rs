@@ -3,13 +3,13 @@ use std::time::Instant;
 
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
-use super::Core;
+use super::Reconciler;
 use crate::decide::{Order, Want};
 use crate::live::{Ownership, Sealed};
 use crate::policy::OnRevoke;
 use crate::records::IntentKey;
 
-impl Core {
+impl Reconciler {
     /// The hub has revoked this cluster, until a hub begins a session anew: the copies are kept as they are, as while a hub
     /// is away; or they are deleted, where the member's policy says so.
     pub fn revoked(&mut self, now: Instant) {
@@ -51,7 +51,7 @@ impl Core {
         let known = self.records.intents().flat_map(|(_, copies)| copies);
         let all: Vec<_> = self.desired.all_copies().chain(known).cloned().collect();
         for copy in all {
-            self.look_afresh(&copy, now);
+            self.reconcile_now(&copy, now);
         }
     }
 }

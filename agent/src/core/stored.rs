@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use runnel_proto::model::SourceRef;
 
-use super::Core;
-use crate::decide::{Action, Trouble, Want};
+use super::Reconciler;
+use crate::decide::{Action, CopyError, Want};
 use crate::desired::StoredRule;
 use crate::policy::OnRevoke;
 
@@ -17,15 +17,15 @@ pub(super) struct Stored {
     /// What is being stored.
     saving: Option<u64>,
     /// Why it could not be stored the last time.
-    error: Option<Trouble>,
+    error: Option<CopyError>,
     /// Copies whose removal waits for the store.
     waiting: std::collections::BTreeSet<SourceRef>,
     /// The generation since which copies are purged.
     purge: Option<u64>,
 }
 
-impl Core {
-    /// The terms to store, once after each change. The caller reports the result to [`Core::stored`].
+impl Reconciler {
+    /// The terms to store, once after each change. The caller reports the result to [`Reconciler::stored`].
     pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
         if !self.wants_store() {
             return None;
@@ -49,21 +49,21 @@ impl Core {
     }
 
     /// Takes in how a store has ended.
-    pub fn stored(&mut self, saved: Result<(), Trouble>, now: Instant) {
+    pub fn stored(&mut self, saved: Result<(), CopyError>, now: Instant) {
         let Some(saving) = self.stored_state.saving.take() else { return };
         self.stored_state.error = match saved {
             Ok(()) => {
                 self.stored_state.generation = saving;
                 None
             }
-            Err(Trouble { reason, message }) => {
+            Err(CopyError { reason, message }) => {
                 let text = "the agent removes no copy before it has stored why (Secret runnel-agent-terms in its \
                             namespace), and cannot store it";
-                Some(Trouble::new(reason, format!("{text}: {message}")))
+                Some(CopyError::new(reason, format!("{text}: {message}")))
             }
         };
         for copy in std::mem::take(&mut self.stored_state.waiting) {
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
     }
 
@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Why the removal that waits for the store is not carried out, if the store fails.
-    pub(super) fn store_error(&self) -> Option<Trouble> {
+    pub(super) fn store_error(&self) -> Option<CopyError> {
         self.stored_state.error.clone()
     }
 

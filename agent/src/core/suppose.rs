@@ -6,16 +6,16 @@ use runnel_proto::model::{
     AgentFrame, Foreseen, Refusal, RuleUid, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedIntent,
 };
 
-use super::Core;
-use crate::decide::{Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
+use super::Reconciler;
+use crate::decide::{CopyError, CopyStatus, Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
 use crate::foresee::{Item, Known, Open, Said, Supposition, foresee};
-use crate::job::{Body, Limits, Origin, Recreate};
+use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
 use crate::live::{Live, Ownership};
-use crate::records::Sight;
+use crate::records::Observed;
 
 type Intents<'a> = BTreeMap<&'a SourceRef, &'a SupposedIntent>;
 
-impl Core {
+impl Reconciler {
     /// Begins to answer; `refused` is what this build cannot read of the question.
     pub(super) fn suppose(&mut self, asked: &Suppose, refused: &[Refusal]) {
         if let Some(whole) = refused.iter().find(|refused| refused.source.name.is_empty()) {
@@ -60,11 +60,11 @@ impl Core {
                 let successors = self.desired.successors(&key, &copy).into_iter().map(|(.., copy)| copy);
                 let after = if order.held && !suspended { successors.collect() } else { vec![] };
                 order.held = suspended;
-                let (source, sight) = (key.source.clone(), self.records.sight(&copy).clone());
+                let (source, observed) = (key.source.clone(), self.records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
                 let known = match asked.rehearse {
-                    true => open(want, sight, [0; 32], true, None),
-                    false => Known::Said(foresee(&want, &sight, false)?),
+                    true => open(want, observed, [0; 32], true, None),
+                    false => Known::Said(foresee(&want, &observed, false)?),
                 };
                 Some((source, known, after))
             }
@@ -90,9 +90,9 @@ impl Core {
         Some(Item { copy, source, known, after })
     }
 
-    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::decide::Trouble> {
+    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::decide::CopyError> {
         self.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
-            Outcome::Failed(trouble) if rule == *uid => Some(trouble),
+            CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),
             _ => None,
         })
     }
@@ -106,35 +106,35 @@ impl Core {
     ) -> Option<Known> {
         let watched = self.watched(copy);
         let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
-        if let Some(trouble) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
-            return Some(Known::Said((Foreseen::Refused, Some(trouble))));
+        if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
+            return Some(Known::Said((Foreseen::Refused, Some(copy_error))));
         }
-        let sight = self.records.sight(copy).clone();
-        let is_ours = matches!(&sight, Sight::Live(live) if live.is_own());
+        let observed = self.records.observed(copy).clone();
+        let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
         // A place that is not there yet has nothing in it.
-        let settled = settled || matches!(wanted.place, Place::ToCreate(_)) || wanted.suspend;
+        let settled = settled || matches!(wanted.place, TargetNamespace::ToCreate(_)) || wanted.suspend;
         let body = supposed.filter(|_| asked.rehearse).and_then(|intent| self.supposed_body(copy, &wanted, intent));
         let want = Want::Copy(Box::new(wanted));
-        let rests = |sight: &Sight| matches!(decide(&want, sight), Verdict::Rest(_));
-        if settled || (is_ours && (!asked.rehearse || rests(&sight))) || (!is_ours && rests(&Sight::Unknown)) {
-            return foresee(&want, &sight, false).map(Known::Said);
+        let rests = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
+        if settled || (is_ours && (!asked.rehearse || rests(&observed))) || (!is_ours && rests(&Observed::Unknown)) {
+            return foresee(&want, &observed, false).map(Known::Said);
         }
         let fields = supposed.map_or([0; 32], |intent| intent.fields);
-        Some(open(want, sight, fields, asked.rehearse, body))
+        Some(open(want, observed, fields, asked.rehearse, body))
     }
 
     /// What would be written, if it came along.
-    fn supposed_body(&self, copy: &SourceRef, wanted: &WantedCopy, supposed: &SupposedIntent) -> Option<Body> {
+    fn supposed_body(&self, copy: &SourceRef, wanted: &WantedCopy, supposed: &SupposedIntent) -> Option<DesiredObject> {
         let payload = supposed.intent.payload.clone();
         if payload.bytes().is_empty() {
             return None;
         }
         let number = self.records.live(copy).map_or(0, |live| live.number);
-        Some(Body {
+        Some(DesiredObject {
             intent: wanted.intent.clone(),
             rule: wanted.rule.clone(),
             revision: wanted.revision?,
-            content: Origin::Payload(payload),
+            content: ContentSource::Payload(payload),
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
@@ -147,14 +147,14 @@ impl Core {
 
 /// What the hub said in words of its own that this build does not know is of no use to it when it is said in earnest, either.
 fn refused_item(refused: &Refusal) -> Item {
-    let trouble = Trouble::new(refused.reason, refused.message.as_str());
+    let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
     let copy = source.copy_in(&source.namespace);
-    Item { copy, source, known: Known::Said((Foreseen::Refused, Some(trouble))), after: vec![] }
+    Item { copy, source, known: Known::Said((Foreseen::Refused, Some(copy_error))), after: vec![] }
 }
 
-fn open(want: Want, sight: Sight, fields: [u8; 32], rehearse: bool, body: Option<Body>) -> Known {
-    Known::Open(Box::new(Open { want, sight, fields, rehearse, body }))
+fn open(want: Want, observed: Observed, fields: [u8; 32], rehearse: bool, body: Option<DesiredObject>) -> Known {
+    Known::Open(Box::new(Open { want, observed, fields, rehearse, body }))
 }
 
 /// The source that a live copy of a rule was written for.

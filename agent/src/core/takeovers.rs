@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use runnel_proto::model::{Asked, Reason, RuleUid, SourceRef};
 
-use super::Core;
-use crate::decide::{Outcome, Takeover, Trouble, Want, waits};
+use super::Reconciler;
+use crate::decide::{CopyError, CopyStatus, Takeover, Want, waits};
 use crate::takeovers::digest_of;
 
-impl Core {
+impl Reconciler {
     /// What a rule may overwrite, it overwrites only where the hub has named the object that stands there.
     pub(super) fn ask_first(&self, copy: &SourceRef, want: &mut Want) {
         if let Want::Copy(wanted) = want
@@ -23,8 +23,13 @@ impl Core {
 
     /// What was found to wait goes on waiting while nothing can be found out about it: that it cannot be read now does not
     /// mean that fewer objects would be lost.
-    pub(super) fn still_waits(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>) -> Option<Outcome> {
-        if outcome == Some(Outcome::UnderWay) {
+    pub(super) fn still_waits(
+        &mut self,
+        copy: &SourceRef,
+        want: &Want,
+        outcome: Option<CopyStatus>,
+    ) -> Option<CopyStatus> {
+        if outcome == Some(CopyStatus::UnderWay) {
             return outcome;
         }
         let asks = match (want, self.records.live(copy)) {
@@ -32,17 +37,22 @@ impl Core {
             _ => None,
         };
         match (asks, &outcome) {
-            (Some((rule, live, _)), Some(Outcome::Failed(trouble))) if trouble.reason == Reason::TakeoverWaiting => {
+            (Some((rule, live, _)), Some(CopyStatus::Failed(copy_error)))
+                if copy_error.reason == Reason::TakeoverWaiting =>
+            {
                 self.takeovers.find(rule, copy, &live.uid);
             }
-            (Some((rule, live, Takeover::Asked)), Some(Outcome::Failed(trouble)))
-                if is_passing(trouble.reason) && self.takeovers.was_found(rule, copy, &live.uid) =>
+            (Some((rule, live, Takeover::Asked)), Some(CopyStatus::Failed(copy_error)))
+                if is_passing(copy_error.reason) && self.takeovers.was_found(rule, copy, &live.uid) =>
             {
-                let Trouble { reason, message } = waits(live);
-                return Some(Outcome::Failed(Trouble::new(reason, format!("{message}; now: {}", trouble.message))));
+                let CopyError { reason, message } = waits(live);
+                return Some(CopyStatus::Failed(CopyError::new(
+                    reason,
+                    format!("{message}; now: {}", copy_error.message),
+                )));
             }
             // What may be overwritten and could not be is asked about again.
-            (Some((.., Takeover::Always)), Some(Outcome::Failed(_))) => {}
+            (Some((.., Takeover::Always)), Some(CopyStatus::Failed(_))) => {}
             _ => self.takeovers.unfind(copy),
         }
         outcome
@@ -70,7 +80,7 @@ impl Core {
         let waiting = self.waiting(rule);
         if self.takeovers.take(rule, &waiting) {
             for copy in waiting.keys() {
-                self.look_afresh(copy, now);
+                self.reconcile_now(copy, now);
             }
         }
     }

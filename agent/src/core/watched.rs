@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Reason, SourceRef};
 
-use super::{Core, Watched};
-use crate::decide::Trouble;
+use super::{Reconciler, Watched};
+use crate::decide::CopyError;
 use crate::desired::Namespace;
 use crate::live::{Live, Ownership};
 use crate::policy::Area;
@@ -18,7 +18,7 @@ const RESYNC_DELAY: Duration = Duration::from_secs(1);
 /// How many copies that name an intent without a proof are remembered.
 const UNPROVED_LIMIT: usize = 2_000;
 
-impl Core {
+impl Reconciler {
     pub(super) fn copies_listed(&mut self, area: &Area) {
         if let Some(watched) = self.areas.get_mut(area) {
             watched.listing = Some(BTreeSet::new());
@@ -46,7 +46,7 @@ impl Core {
         }
         self.note_rewritten(copy, before.as_ref());
         self.find(copy, now);
-        self.look(copy, now);
+        self.reconcile_copy(copy, now);
         if stood.is_some_and(|stood| stood != stands) {
             // What waits to be overwritten may be another object that fails in the same words; and what is proved is
             // another content.
@@ -68,7 +68,7 @@ impl Core {
     fn stranger_seen(&mut self, copy: &SourceRef, now: Instant) {
         if self.records.live(copy).is_some() {
             self.records.forget(copy);
-            self.look(copy, now);
+            self.reconcile_copy(copy, now);
         }
     }
 
@@ -99,7 +99,7 @@ impl Core {
             run.heard.push(None);
         }
         if self.records.unwatched(copy, uid) {
-            self.look(copy, now);
+            self.reconcile_copy(copy, now);
         }
     }
 
@@ -123,10 +123,10 @@ impl Core {
             } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
                 // The list may be older than what was read or written meanwhile.
                 self.reread.insert(copy.clone());
-                self.look(&copy, now);
+                self.reconcile_copy(&copy, now);
             } else {
                 self.records.forget(&copy);
-                self.look(&copy, now);
+                self.reconcile_copy(&copy, now);
             }
         }
         if !self.started {
@@ -151,18 +151,18 @@ impl Core {
         for (key, copies) in found {
             self.find_intent(&key, &copies, now);
             for copy in copies {
-                self.look(&copy, now);
+                self.reconcile_copy(&copy, now);
             }
         }
     }
 
-    pub(super) fn copies_forbidden(&mut self, area: &Area, trouble: Trouble, now: Instant) {
+    pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
         let Some(watched) = self.areas.get_mut(area) else { return };
-        if watched.forbidden.replace(trouble.clone()) == Some(trouble) {
+        if watched.forbidden.replace(copy_error.clone()) == Some(copy_error) {
             return;
         }
         (watched.complete, watched.listing) = (false, None);
-        if watched.forbidden.as_ref().is_some_and(|trouble| trouble.reason == Reason::Forbidden) {
+        if watched.forbidden.as_ref().is_some_and(|copy_error| copy_error.reason == Reason::Forbidden) {
             watched.lost = None;
         }
         if self.started { self.look_at_area(area, now) } else { self.start_if_ready(now) }
@@ -183,7 +183,7 @@ impl Core {
     fn set_namespace(&mut self, name: &Arc<str>, namespace: Option<Namespace>, now: Instant) {
         let looks = self.desired.set_namespace(name, namespace, &self.records);
         for copy in looks {
-            self.look_afresh(&copy, now);
+            self.reconcile_now(&copy, now);
         }
     }
 
@@ -223,20 +223,20 @@ impl Core {
         let all: Vec<_> = self.desired.all_copies().cloned().collect();
         tracing::info!(rules, copies = all.len(), "watching this cluster's copies and namespaces");
         for copy in all {
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
     }
 
     fn restore(&mut self, areas: &BTreeSet<Area>, now: Instant) {
         for copy in self.desired.restore_intents(areas, &self.records) {
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
     }
 
     fn look_at_area(&mut self, area: &Area, now: Instant) {
         let all = self.desired.all_copies().filter(|copy| self.policy.area(copy).as_ref() == Some(area));
         for copy in all.cloned().collect::<Vec<_>>() {
-            self.look(&copy, now);
+            self.reconcile_copy(&copy, now);
         }
     }
 }

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{AgentFrame, Reason, RuleName, SourceRef};
 
-use super::look::about;
-use super::{Compared, Core, Failed, Notice, PARALLEL, Run};
+use super::reconcile_copy::about;
+use super::{Compared, Failed, Notice, PARALLEL, Reconciler, RunningJob};
 use crate::backoff::{COPY, RECHECK, UNAVAILABLE};
-use crate::decide::{Action, Outcome, Place, Takeover, Trouble, Verdict, Want, WantedCopy, decide};
-use crate::job::{Body, Done, Job, Limits, Origin, Recreate, Work, Wrote};
+use crate::decide::{Action, CopyError, CopyStatus, Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
+use crate::job::{ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::queue::Key;
-use crate::records::{Sight, Usage};
+use crate::records::{Observed, Usage};
 
-impl Core {
+impl Reconciler {
     /// Sets whether this agent is the active one of its cluster. No other one gives out work about copies.
     pub fn set_active(&mut self, active: bool) {
         self.active = active;
@@ -44,7 +44,7 @@ impl Core {
                     || self.waits_to_remove(copy, now)
                     || self.lacks_room(copy, &self.want(copy)))
             {
-                self.look(copy, now);
+                self.reconcile_copy(copy, now);
             }
         }
         None
@@ -89,11 +89,11 @@ impl Core {
 
     fn waits_to_remove(&mut self, copy: &SourceRef, now: Instant) -> bool {
         let want = self.want(copy);
-        match decide(&want, self.records.sight(copy)) {
-            Verdict::Do(action) => {
+        match decide(&want, self.records.observed(copy)) {
+            Decision::Act(action) => {
                 self.waits_for_store(copy, &want, &action) || self.delete_later(&action, now).is_some()
             }
-            Verdict::Over | Verdict::Rest(_) => false,
+            Decision::Forget | Decision::Noop(_) => false,
         }
     }
 
@@ -101,7 +101,7 @@ impl Core {
     fn namespace_work(&mut self, name: &Arc<str>) -> Option<Work> {
         let asks = |copy: &SourceRef| match self.want(copy) {
             Want::Copy(wanted) => {
-                matches!(wanted.place, Place::ToCreate(_))
+                matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.hold
                     && wanted.denied.is_none()
@@ -125,15 +125,15 @@ impl Core {
         let want = self.want(copy);
         let about = about(&want)?;
         let reread = self.reread.remove(copy);
-        let work = match decide(&want, self.records.sight(copy)) {
+        let work = match decide(&want, self.records.observed(copy)) {
             _ if reread => Work::Read,
-            Verdict::Do(Action::Read) => Work::Read,
+            Decision::Act(Action::Read) => Work::Read,
             // Nobody tells what becomes of it.
-            Verdict::Rest(Outcome::Failed(_) | Outcome::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
-            Verdict::Do(action) if self.waits_for_store(copy, &want, &action) => return None,
-            Verdict::Do(action) if self.delete_later(&action, now).is_some() => return None,
-            Verdict::Do(action) => self.write(copy, &want, action, now)?,
-            Verdict::Over | Verdict::Rest(_) => return None,
+            Decision::Noop(CopyStatus::Failed(_) | CopyStatus::Drifted(_)) if self.is_unseen(copy, &want) => Work::Read,
+            Decision::Act(action) if self.waits_for_store(copy, &want, &action) => return None,
+            Decision::Act(action) if self.delete_later(&action, now).is_some() => return None,
+            Decision::Act(action) => self.write(copy, &want, action, now)?,
+            Decision::Forget | Decision::Noop(_) => return None,
         };
         let deletes = match &work {
             Work::Delete(_) => true,
@@ -153,7 +153,8 @@ impl Core {
             Want::Kept(..) | Want::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
-        self.runs.insert(copy.clone(), Run { about, heard: vec![], drift, others, rule, deletes, removes, adds });
+        self.runs
+            .insert(copy.clone(), RunningJob { about, heard: vec![], drift, others, rule, deletes, removes, adds });
         Some(work)
     }
 
@@ -171,13 +172,13 @@ impl Core {
         })
     }
 
-    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy, now: Instant) -> Option<Body> {
+    fn body(&mut self, copy: &SourceRef, wanted: &WantedCopy, now: Instant) -> Option<DesiredObject> {
         let revision = wanted.revision?;
         let content = match self.cache.get(&wanted.intent, &revision) {
-            Some(payload) => Origin::Payload(payload),
+            Some(payload) => ContentSource::Payload(payload),
             None => match self.previous.place(&wanted.intent, &revision) {
-                Some(place) => Origin::Kept(place),
-                None => Origin::Twin(self.twin(copy, &wanted.intent, &revision)?),
+                Some(place) => ContentSource::Kept(place),
+                None => ContentSource::Twin(self.twin(copy, &wanted.intent, &revision)?),
             },
         };
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
@@ -193,19 +194,19 @@ impl Core {
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
         let keep = self.to_keep(copy, wanted);
-        Some(Body { intent, rule, revision, content, ignored, version, recreate, asks, keep, limits })
+        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, asks, keep, limits })
     }
 
     /// Takes in what came of a piece of work.
     pub(super) fn done(&mut self, done: Done, now: Instant) {
         match done.key.clone() {
             Key::Namespace(name) => {
-                match done.trouble {
-                    Some(trouble) => {
-                        self.retry(&done.key, &trouble, done.retry_after, now);
-                        self.namespace_failed.insert(name.clone(), trouble);
+                match done.copy_error {
+                    Some(copy_error) => {
+                        self.retry(&done.key, &copy_error, done.retry_after, now);
+                        self.namespace_failed.insert(name.clone(), copy_error);
                         for copy in self.desired.copies_in(&name) {
-                            self.look(&copy, now);
+                            self.reconcile_copy(&copy, now);
                         }
                     }
                     None => {
@@ -239,20 +240,20 @@ impl Core {
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);
         }
-        if let Some((version, trouble)) = done.compared.map(|compared| *compared) {
-            self.note_compared(copy, Compared { version, about: run.about.clone(), trouble });
+        if let Some((version, copy_error)) = done.compared.map(|compared| *compared) {
+            self.note_compared(copy, Compared { version, about: run.about.clone(), copy_error });
         }
         if matches!(done.wrote, Some(Wrote::Deleted | Wrote::Recreated)) || done.deleted {
             self.deletes.done(now);
         }
-        self.count(done.wrote, done.trouble.is_some(), run.drift);
-        if let Some(sight) = done.sight.filter(|_| self.policy.area(copy).is_some()) {
-            if is_puzzling(&run, &sight, &done.passed) {
+        self.count(done.wrote, done.copy_error.is_some(), run.drift);
+        if let Some(observed) = done.observed.filter(|_| self.policy.area(copy).is_some()) {
+            if is_puzzling(&run, &observed, &done.passed) {
                 self.reread.insert(copy.clone());
             }
             let before = self.records.live(copy).cloned();
             let stood = before.as_ref().map(|live| live.uid.clone());
-            self.records.shown(copy, sight, done.passed);
+            self.records.shown(copy, observed, done.passed);
             if done.wrote.is_none() {
                 self.note_rewritten(copy, before.as_ref());
             }
@@ -261,19 +262,19 @@ impl Core {
                 // What waits to be overwritten may be another object of the same name.
                 self.report.touch(&run.about.0.rule);
             }
-        } else if done.trouble.is_some() && *self.records.sight(copy) == Sight::Absent {
+        } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
             // The request may have done its work all the same: what is there is not known any more.
             self.records.forget(copy);
         }
-        match done.trouble {
-            Some(trouble) => {
-                tracing::debug!(%copy, reason = trouble.reason.as_str(), "a copy failed");
-                if trouble.reason == Reason::Unavailable && self.records.live(copy).is_some() {
+        match done.copy_error {
+            Some(copy_error) => {
+                tracing::debug!(%copy, reason = copy_error.reason.as_str(), "a copy failed");
+                if copy_error.reason == Reason::Unavailable && self.records.live(copy).is_some() {
                     // The same, where the object that is known may be another's now.
                     self.reread.insert(copy.clone());
                 }
-                self.retry(&done.key, &trouble, done.retry_after, now);
-                self.failed.insert(copy.clone(), Failed { about: run.about, trouble });
+                self.retry(&done.key, &copy_error, done.retry_after, now);
+                self.failed.insert(copy.clone(), Failed { about: run.about, copy_error });
             }
             None => {
                 self.queue.done(&done.key, now);
@@ -294,12 +295,12 @@ impl Core {
             }
         }
         self.find(copy, now);
-        self.look(copy, now);
+        self.reconcile_copy(copy, now);
     }
 
     /// Waits before the next try, at least for as long as the API server asks.
-    pub(super) fn retry(&mut self, key: &Key, trouble: &Trouble, after: Option<Duration>, now: Instant) {
-        let backoff = match trouble.reason {
+    pub(super) fn retry(&mut self, key: &Key, copy_error: &CopyError, after: Option<Duration>, now: Instant) {
+        let backoff = match copy_error.reason {
             Reason::Conflict | Reason::TakeoverWaiting | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
@@ -310,11 +311,11 @@ impl Core {
 }
 
 /// Whether a watch named something meanwhile that is neither the result of the run nor older than it.
-fn is_puzzling(run: &Run, sight: &Sight, passed: &[std::sync::Arc<str>]) -> bool {
-    run.heard.iter().any(|heard| match (heard, sight) {
-        (Some(version), Sight::Live(live)) => *version != live.version && !passed.contains(version),
+fn is_puzzling(run: &RunningJob, observed: &Observed, passed: &[std::sync::Arc<str>]) -> bool {
+    run.heard.iter().any(|heard| match (heard, observed) {
+        (Some(version), Observed::Live(live)) => *version != live.version && !passed.contains(version),
         (Some(version), _) => !passed.contains(version),
-        (None, Sight::Live(_)) => true,
+        (None, Observed::Live(_)) => true,
         (None, _) => false,
     })
 }

@@ -22,10 +22,10 @@ use runnel_proto::model::{
     HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
 };
 
-use crate::decide::Trouble;
-use crate::few::Few;
+use crate::decide::CopyError;
 use crate::policy::{Facts, Policy};
 use crate::records::IntentKey;
+use crate::small_set::SmallSet;
 
 use orders::Ordered;
 pub use places::Namespace;
@@ -40,13 +40,13 @@ const UNKNOWN_REVISION: Revision = Revision([0; 16]);
 
 /// One intent, by revision.
 #[derive(Clone, Default)]
-struct Held {
+struct IntentState {
     /// The revision in force.
     in_force: Option<Revision>,
     /// What the policy judges of it, if that is known.
     facts: Option<Facts>,
     /// A later one that was refused: the hub is told that it is held, so that it is not offered again and again.
-    refused: Option<(Revision, Trouble)>,
+    refused: Option<(Revision, CopyError)>,
     /// It is held because a copy said so after a restart, and the hub has not said it since.
     restored: bool,
     /// Copies of it came to light, and nobody knows whether the hub wants it: it has no copies but these, and is reported
@@ -60,7 +60,7 @@ struct Held {
     shown: Option<Shown>,
 }
 
-impl Held {
+impl IntentState {
     fn of(revision: Revision) -> Self {
         Self { in_force: Some(revision), ..Self::default() }
     }
@@ -84,7 +84,7 @@ struct Rule {
     travel: Travel,
     /// The hub has ordered the removal of the whole rule.
     leaving: bool,
-    intents: BTreeMap<SourceRef, Held>,
+    intents: BTreeMap<SourceRef, IntentState>,
     digest: SetDigest,
     /// The target namespaces, where the terms choose any: existing ones, and the literal ones in any case.
     targets: BTreeSet<Arc<str>>,
@@ -131,7 +131,7 @@ pub struct Desired {
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
     /// Who wants a copy.
-    claims: BTreeMap<SourceRef, Few<IntentKey>>,
+    claims: BTreeMap<SourceRef, SmallSet<IntentKey>>,
     /// Who ordered a copy to go, and how.
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
     /// Rules of which nothing is left since this was last asked for.
@@ -247,7 +247,7 @@ impl Desired {
     /// What is in force of an intent, instead of what was, is what was put back; none: its copies stay as they are.
     pub fn put_back(&mut self, key: &IntentKey, revision: Option<Revision>) {
         let refused = self.held_of(key).and_then(|held| held.refused.clone());
-        self.set_held(key, Some(Held { in_force: revision, refused, ..Held::default() }));
+        self.set_held(key, Some(IntentState { in_force: revision, refused, ..IntentState::default() }));
     }
 
     /// Whether an intent is held.
@@ -255,7 +255,7 @@ impl Desired {
         self.held_of(key).is_some()
     }
 
-    fn held_of(&self, key: &IntentKey) -> Option<&Held> {
+    fn held_of(&self, key: &IntentKey) -> Option<&IntentState> {
         self.rules.get(&key.rule)?.intents.get(&key.source)
     }
 
@@ -299,7 +299,7 @@ impl Desired {
     }
 
     /// Sets what an intent holds and keeps the digest right.
-    fn set_held(&mut self, key: &IntentKey, held: Option<Held>) {
+    fn set_held(&mut self, key: &IntentKey, held: Option<IntentState>) {
         let Some(rule) = self.rules.get_mut(&key.rule) else { return };
         let before = match held {
             Some(held) => {
@@ -311,7 +311,7 @@ impl Desired {
             }
             None => rule.intents.remove(&key.source),
         };
-        if let Some(revision) = before.as_ref().and_then(Held::revision) {
+        if let Some(revision) = before.as_ref().and_then(IntentState::revision) {
             rule.digest.remove(&key.source, revision);
         }
         if let Some(shown) = before.and_then(|before| before.shown) {

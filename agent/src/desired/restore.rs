@@ -6,7 +6,7 @@ use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest, Trav
 
 use super::places::is_broad;
 use super::tombstones::{Removals, Tombstones};
-use super::{Desired, Held, Rule};
+use super::{Desired, IntentState, Rule};
 use crate::policy::{Area, Facts};
 use crate::records::{IntentKey, Records};
 
@@ -97,7 +97,7 @@ impl Desired {
             !rule.leaving && !rule.intents.contains_key(&key.source) && !rule.removals.stored().cover(&key.source)
         };
         if self.rules.get(&key.rule).is_some_and(is_missing) {
-            self.set_held(key, Some(Held { restored: true, ..Held::of(revision) }));
+            self.set_held(key, Some(IntentState { restored: true, ..IntentState::of(revision) }));
             for copy in self.copies(key) {
                 self.claim(key, &copy);
             }
@@ -160,7 +160,7 @@ impl Desired {
                 continue;
             };
             let facts = facts(key, &revision, records);
-            self.set_held(key, Some(Held { facts, restored: true, ..Held::of(revision) }));
+            self.set_held(key, Some(IntentState { facts, restored: true, ..IntentState::of(revision) }));
             for copy in self.copies(key) {
                 self.claim(key, &copy);
                 looks.insert(copy);
@@ -218,7 +218,7 @@ impl Desired {
     }
 
     fn hold_found(&mut self, key: &IntentKey) {
-        self.set_held(key, Some(Held { restored: true, found: true, ..Held::default() }));
+        self.set_held(key, Some(IntentState { restored: true, found: true, ..IntentState::default() }));
     }
 
     /// Those copies that the watches of some areas show.

@@ -29,8 +29,8 @@ impl Desired {
 
     fn suppose_intent(&mut self, uid: &RuleUid, supposed: &SupposedIntent, records: &Records, taken: &mut Taken) {
         let (source, revision) = (supposed.intent.source.clone(), supposed.intent.revision);
-        if let Err(trouble) = check_name(&source) {
-            let (rule, reason, message) = (uid.clone(), trouble.reason, trouble.message.to_string());
+        if let Err(copy_error) = check_name(&source) {
+            let (rule, reason, message) = (uid.clone(), copy_error.reason, copy_error.message.to_string());
             return self.refuse(Refusal { rule, source, revision, reason, message }, taken);
         }
         let kind = Kind::by_resource(&source.resource);

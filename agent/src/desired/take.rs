@@ -8,8 +8,8 @@ use runnel_proto::model::{
 };
 
 use super::places::is_broad;
-use super::{Desired, Gone, Held, Rule};
-use crate::decide::Trouble;
+use super::{Desired, Gone, IntentState, Rule};
+use crate::decide::CopyError;
 use crate::policy::{Facts, names};
 use crate::records::{IntentKey, Records};
 
@@ -200,8 +200,8 @@ impl Desired {
         let Intent { source, revision, payload } = intent;
         let facts = match check(&source, &payload) {
             Ok(facts) => Some(facts),
-            Err(trouble) => {
-                let (reason, message) = (trouble.reason, trouble.message.to_string());
+            Err(copy_error) => {
+                let (reason, message) = (copy_error.reason, copy_error.message.to_string());
                 return self.refuse(Refusal { rule: uid.clone(), source, revision, reason, message }, taken);
             }
         };
@@ -226,7 +226,7 @@ impl Desired {
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.note_change();
         }
-        self.set_held(key, Some(Held { facts, changed, ..Held::of(revision) }));
+        self.set_held(key, Some(IntentState { facts, changed, ..IntentState::of(revision) }));
         self.claim_all(key, taken);
         let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
@@ -248,10 +248,16 @@ impl Desired {
             let held = rule.intents.get(&key.source);
             let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
             let changed = held.is_some_and(|held| held.changed);
-            let trouble = Trouble::new(refusal.reason, refusal.message.as_str());
+            let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
             self.set_held(
                 &key,
-                Some(Held { in_force, facts, changed, refused: Some((refusal.revision, trouble)), ..Held::default() }),
+                Some(IntentState {
+                    in_force,
+                    facts,
+                    changed,
+                    refused: Some((refusal.revision, copy_error)),
+                    ..IntentState::default()
+                }),
             );
             self.claim_all(&key, taken);
             taken.rules.insert(key.rule);
@@ -322,20 +328,20 @@ fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
 }
 
 /// Whether the names of an intent are such that Kubernetes takes.
-pub(super) fn check_name(source: &SourceRef) -> Result<(), Trouble> {
+pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     let named = names::is_object(&source.name) && names::is_object(source.copy_name());
     if !named || !names::is_namespace(&source.namespace) {
-        return Err(Trouble::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
+        return Err(CopyError::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
     }
     Ok(())
 }
 
 /// Whether an intent can be taken in, and what the policy judges of it. The content itself is judged by the member's
 /// API server.
-fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
+fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     let Some(kind) = Kind::by_resource(&source.resource) else {
         let message = format!("this agent does not know {}: upgrade the agent", source.resource);
-        return Err(Trouble::new(Reason::Unsupported, message));
+        return Err(CopyError::new(Reason::Unsupported, message));
     };
     check_name(source)?;
     let content = payload.decode().map_err(|error| {
@@ -343,17 +349,17 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, Trouble> {
             ContentError::TooLarge { .. } => Reason::TooLarge,
             ContentError::Malformed | ContentError::UnknownEncoding => Reason::Unsupported,
         };
-        Trouble::new(reason, error.to_string())
+        CopyError::new(reason, error.to_string())
     })?;
     if content.fields.keys().any(|field| !kind.fields.contains(&field.as_str())) {
-        return Err(Trouble::new(Reason::Unsupported, "the content has a field that this agent does not know"));
+        return Err(CopyError::new(Reason::Unsupported, "the content has a field that this agent does not know"));
     }
     let refuses = |name: &str| kind.refuses_name(name);
     if refuses(&source.name)
         || refuses(source.copy_name())
         || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
     {
-        return Err(Trouble::new(Reason::Denied, "objects of this name or type are never distributed"));
+        return Err(CopyError::new(Reason::Denied, "objects of this name or type are never distributed"));
     }
     Ok(Facts::of(kind, &content).digested(&content, &BTreeSet::new()))
 }

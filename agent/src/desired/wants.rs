@@ -3,8 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms};
 
-use super::{Desired, Held, Rule};
-use crate::decide::{Order, Outcome, Place, Policies, Takeover, Trouble, Want, WantedCopy};
+use super::{Desired, IntentState, Rule};
+use crate::decide::{CopyError, CopyStatus, Order, Policies, Takeover, TargetNamespace, Want, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::policy::refused_by_namespace;
 use crate::records::IntentKey;
@@ -85,7 +85,7 @@ impl Desired {
         let rule = self.rules.get(&key.rule)?;
         let held = rule.intents.get(&key.source)?;
         let ambiguous = other.map(|other| ambiguous(&key.source, &other.source));
-        let refused = held.refused.as_ref().map(|(_, trouble)| trouble.clone());
+        let refused = held.refused.as_ref().map(|(_, copy_error)| copy_error.clone());
         Some(WantedCopy {
             intent: key.clone(),
             rule: rule.name(&key.rule),
@@ -94,7 +94,7 @@ impl Desired {
             suspend: rule.is_suspended(),
             hold: ambiguous.is_some(),
             denied: self.denied(rule, held, copy),
-            trouble: ambiguous.or(refused),
+            copy_error: ambiguous.or(refused),
             policies: self.policies(rule, copy),
             fight: None,
             lost: false,
@@ -164,7 +164,7 @@ impl Desired {
     }
 
     /// Why this cluster itself does not let a copy be written: by its policy, or by the namespace's own word.
-    fn denied(&self, rule: &Rule, held: &Held, copy: &SourceRef) -> Option<Trouble> {
+    fn denied(&self, rule: &Rule, held: &IntentState, copy: &SourceRef) -> Option<CopyError> {
         let by_content = || self.policy.denies_content(held.facts.as_ref()?);
         let whatever = || self.denied_whatever(copy, &self.place(rule, copy));
         self.closed(&copy.namespace)
@@ -174,27 +174,27 @@ impl Desired {
     }
 
     /// The same, whatever the copy is to hold.
-    pub fn denied_whatever(&self, copy: &SourceRef, place: &Place) -> Option<Trouble> {
+    pub fn denied_whatever(&self, copy: &SourceRef, place: &TargetNamespace) -> Option<CopyError> {
         let by_creation = || match place {
-            Place::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
-            Place::Ready | Place::Missing | Place::Terminating => None,
+            TargetNamespace::ToCreate(_) => self.policy.denies_creation(&copy.namespace),
+            TargetNamespace::Ready | TargetNamespace::Missing | TargetNamespace::Terminating => None,
         };
         self.closed(&copy.namespace).or_else(|| self.policy.denies_kind(&copy.resource)).or_else(by_creation)
     }
 
     /// Why no copy may be in a namespace at all.
-    pub fn closed(&self, namespace: &str) -> Option<Trouble> {
+    pub fn closed(&self, namespace: &str) -> Option<CopyError> {
         let refuses = self.namespaces.get(namespace).is_some_and(|namespace| namespace.refuses);
         let by_policy = self.policy.denies_namespace(namespace, &self.home.namespace);
         by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
     }
 
-    fn place(&self, rule: &Rule, copy: &SourceRef) -> Place {
+    fn place(&self, rule: &Rule, copy: &SourceRef) -> TargetNamespace {
         match self.namespaces.get(&copy.namespace) {
-            Some(namespace) if namespace.terminating => Place::Terminating,
-            Some(_) => Place::Ready,
-            None if self.may_create(rule, copy) => Place::ToCreate(None),
-            None => Place::Missing,
+            Some(namespace) if namespace.terminating => TargetNamespace::Terminating,
+            Some(_) => TargetNamespace::Ready,
+            None if self.may_create(rule, copy) => TargetNamespace::ToCreate(None),
+            None => TargetNamespace::Missing,
         }
     }
 
@@ -220,19 +220,19 @@ impl Desired {
     }
 
     /// The rules that want a copy in vain, with the reason; and those that still have it removed.
-    pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, Outcome)> {
-        let mut outcomes: Vec<(RuleUid, Outcome)> = vec![];
+    pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
+        let mut outcomes: Vec<(RuleUid, CopyStatus)> = vec![];
         let claims = self.claims.get(copy);
         let claimed = |uid: &RuleUid| claims.into_iter().flatten().any(|key| key.rule == *uid);
         for key in self.orders.get(copy).into_iter().flat_map(BTreeMap::keys) {
             if !claimed(&key.rule) && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
-                outcomes.push((key.rule.clone(), Outcome::Removing(None)));
+                outcomes.push((key.rule.clone(), CopyStatus::Removing(None)));
             }
         }
         let Some((winner, _)) = self.winner(copy) else { return outcomes };
         for key in claims.into_iter().flatten() {
             if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
-                outcomes.push((key.rule.clone(), Outcome::Failed(self.superseded(&winner.rule, &key.rule))));
+                outcomes.push((key.rule.clone(), CopyStatus::Failed(self.superseded(&winner.rule, &key.rule))));
             }
         }
         outcomes
@@ -243,7 +243,7 @@ impl Desired {
         self.claims.contains_key(copy) || self.orders.contains_key(copy)
     }
 
-    fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> Trouble {
+    fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> CopyError {
         let rule = |uid| self.rules.get(uid).map(|rule| (rule, rule.terms.as_ref().map(|(terms, _)| terms)));
         let name = self.rules.get(winner).map(|rule| rule.name(winner)).unwrap_or_default();
         let why = match (rule(winner), rule(loser)) {
@@ -261,14 +261,14 @@ impl Desired {
             }
             _ => "it has precedence",
         };
-        Trouble::new(Reason::Superseded, format!("{name} wins this copy: {why}"))
+        CopyError::new(Reason::Superseded, format!("{name} wins this copy: {why}"))
     }
 }
 
-fn ambiguous(one: &SourceRef, two: &SourceRef) -> Trouble {
+fn ambiguous(one: &SourceRef, two: &SourceRef) -> CopyError {
     let message = format!(
         "two sources of this rule want this copy: {}/{} and {}/{}; rename one or narrow the rule",
         one.namespace, one.name, two.namespace, two.name
     );
-    Trouble::new(Reason::AmbiguousSource, message)
+    CopyError::new(Reason::AmbiguousSource, message)
 }

@@ -28,7 +28,7 @@ const STAY: Backoff = Backoff { base: Duration::from_secs(30), limit: Duration::
 type Saving = futures::future::BoxFuture<'static, Result<(), CallError>>;
 
 /// What the agent remembers of its hub.
-pub struct Witness {
+pub struct HistoryTokenStore {
     store: Store,
     newest: Option<Bytes>,
     store_at: Option<Instant>,
@@ -49,7 +49,7 @@ pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
     request
 }
 
-impl Witness {
+impl HistoryTokenStore {
     /// What was stored.
     pub fn new(store: Store, stored: Option<Vec<u8>>) -> Self {
         Self {

@@ -17,7 +17,7 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::seal;
 
 pub use parse::PolicyError;
@@ -244,7 +244,7 @@ impl Policy {
     }
 
     /// Why copies may not be in a namespace. `home` is the agent's own.
-    pub fn denies_namespace(&self, name: &str, home: &str) -> Option<Trouble> {
+    pub fn denies_namespace(&self, name: &str, home: &str) -> Option<CopyError> {
         if !names::is_namespace(name) {
             return Some(denied("this is not a name that a namespace can have"));
         }
@@ -271,14 +271,14 @@ impl Policy {
     }
 
     /// Why copies of a kind may not be. Kinds that this agent does not know are not judged here.
-    pub fn denies_kind(&self, resource: &str) -> Option<Trouble> {
+    pub fn denies_kind(&self, resource: &str) -> Option<CopyError> {
         let known = Kind::by_resource(resource)?;
         let text = "are not among the kinds that this member's policy allows (kinds)";
         (!self.kinds.contains(known.resource)).then(|| denied(format!("{} {text}", known.resource)))
     }
 
     /// Why content may not be written.
-    pub fn denies_content(&self, facts: &Facts) -> Option<Trouble> {
+    pub fn denies_content(&self, facts: &Facts) -> Option<CopyError> {
         if let Some(object_type) = &facts.object_type {
             let shown = if is_plain(object_type) { object_type } else { "of this name" };
             if self.secret_types.denied.matches(object_type) {
@@ -304,14 +304,14 @@ impl Policy {
     }
 
     /// Why this content may not be written as this copy; asked once more right before each write.
-    pub fn denies(&self, kind: &Kind, copy: &SourceRef, content: &Content, home: &str) -> Option<Trouble> {
+    pub fn denies(&self, kind: &Kind, copy: &SourceRef, content: &Content, home: &str) -> Option<CopyError> {
         self.denies_namespace(&copy.namespace, home)
             .or_else(|| self.denies_kind(&copy.resource))
             .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
     }
 
     /// Why an object that is not Runnel's is not overwritten although a rule says so.
-    pub fn denies_overwriting(&self) -> Option<Trouble> {
+    pub fn denies_overwriting(&self) -> Option<CopyError> {
         (!self.overwrite).then(|| {
             let text = "an object that is not Runnel's stands here, and this member's policy has none overwritten";
             denied(format!("{text} (overwrite): delete it or rename it"))
@@ -319,7 +319,7 @@ impl Policy {
     }
 
     /// Why an object that is not Runnel's is not adopted although a rule says so.
-    pub fn denies_adopting(&self) -> Option<Trouble> {
+    pub fn denies_adopting(&self) -> Option<CopyError> {
         (self.adopt == Adopt::Never).then(|| {
             let text = "an object that is not Runnel's stands here, and this member's policy has none adopted";
             denied(format!("{text} (adopt): delete it or rename it"))
@@ -327,7 +327,7 @@ impl Policy {
     }
 
     /// Why a missing namespace is not created although a rule asks for it.
-    pub fn denies_creation(&self, namespace: &str) -> Option<Trouble> {
+    pub fn denies_creation(&self, namespace: &str) -> Option<CopyError> {
         (!self.create_namespaces).then(|| {
             let text = "does not exist, and this member's policy has none created (createNamespaces): create it";
             denied(format!("namespace {namespace} {text}"))
@@ -336,15 +336,15 @@ impl Policy {
 }
 
 /// Why a namespace takes no copies that says so itself.
-pub fn refused_by_namespace(name: &str) -> Trouble {
+pub fn refused_by_namespace(name: &str) -> CopyError {
     denied(format!(
         "namespace {name} takes no copies: it is annotated {}: deny",
         runnel_proto::model::INBOUND_ANNOTATION
     ))
 }
 
-fn denied(message: impl Into<Arc<str>>) -> Trouble {
-    Trouble::new(Reason::Denied, message)
+fn denied(message: impl Into<Arc<str>>) -> CopyError {
+    CopyError::new(Reason::Denied, message)
 }
 
 fn is_plain(text: &str) -> bool {

@@ -113,10 +113,10 @@ fn each_denial_names_its_field() {
         "{namespaces: {allowed: ['*'], denied: [never]}, kinds: [secrets], maxObjectBytes: 3,
         secretTypes: {allowed: [Opaque, 'a/*'], denied: [a/b]}}",
     );
-    let says = |trouble: Option<Trouble>, field: &str| {
-        let trouble = trouble.unwrap();
-        assert_eq!(trouble.reason, Reason::Denied);
-        assert!(trouble.message.contains(field), "{}", trouble.message);
+    let says = |copy_error: Option<CopyError>, field: &str| {
+        let copy_error = copy_error.unwrap();
+        assert_eq!(copy_error.reason, Reason::Denied);
+        assert!(copy_error.message.contains(field), "{}", copy_error.message);
     };
     says(policy.denies_namespace("never", HOME), "namespaces.denied");
     says(policy.denies_namespace("kube-system", HOME), "namespaces.allowed");
@@ -164,7 +164,7 @@ fn trusted_labels_are_denied_until_the_policy_lists_others() {
     let denied = |text: &str, label: &str| {
         let labels = BTreeMap::from([("team".to_owned(), "a".to_owned()), (label.to_owned(), "x".to_owned())]);
         let facts = Facts::of(kind, &Content { labels, ..Content::default() });
-        policy(text).denies_content(&facts).map(|trouble| trouble.message.to_string())
+        policy(text).denies_content(&facts).map(|copy_error| copy_error.message.to_string())
     };
     for label in ["argocd.argoproj.io/secret-type", "sealedsecrets.bitnami.com/sealed-secrets-key", "fleet.cattle.io/x"]
     {

@@ -171,7 +171,7 @@ pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
         if let Some(said) = said {
             let reverted = (wish.state == REVERTED).then(|| std::mem::take(&mut wish.message));
             wish.state = word(said.outcome);
-            wish.message = match (&said.trouble, said.outcome) {
+            wish.message = match (&said.copy_error, said.outcome) {
                 (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
                 (None, CopyOutcome::Waiting) => "its namespace does not exist".to_owned(),
                 (None, CopyOutcome::GivenUp) => "its namespace is no longer a target; held by removalLimit".to_owned(),
@@ -364,7 +364,7 @@ mod tests {
         let failed = CopyState {
             rule: "r".into(),
             outcome: CopyOutcome::Failed,
-            trouble: Some((Reason::Conflict, "not Runnel's".to_owned())),
+            copy_error: Some((Reason::Conflict, "not Runnel's".to_owned())),
         };
         assert_eq!(of(vec![failed]), ("Failed", "Conflict: not Runnel's".to_owned()));
         assert_eq!(of(vec![]).0, "NamespaceNotChosen");
@@ -384,9 +384,9 @@ mod tests {
         assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "Reverted")]), "without the agent's word");
 
         let copy = SourceRef::new("configmaps", "x", "s");
-        let of = |holds: u8, outcome: CopyOutcome, trouble: Option<(Reason, String)>| {
+        let of = |holds: u8, outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
             let mut wishes = all(&index, "one", &copy);
-            let states = vec![CopyState { rule: "r".into(), outcome, trouble }];
+            let states = vec![CopyState { rule: "r".into(), outcome, copy_error }];
             let sealed = Some(("r".into(), SourceRef::new("configmaps", "home", "s"), Revision([holds; 16])));
             let stands = Some(StandingObject { ours: true, intact: true, sealed, applied_at: 0, uid: "u".into() });
             let namespace = NamespaceState::Ready;

@@ -149,7 +149,7 @@ fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
 
 fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: bool) -> Row {
     let (reason, message) =
-        copy.trouble.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
+        copy.copy_error.clone().map_or(("", String::new()), |(reason, message)| (reason.as_str(), message));
     let held = |reason| ("held", reason, HELD.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| if more.is_empty() { words.to_owned() } else { format!("{words}; {more}") };
@@ -171,7 +171,7 @@ fn row(cluster: &ClusterName, copy: SupposedCopy, overwrites: bool, lets_go: boo
         Foreseen::HandOver => ("handOver", reason, message),
         Foreseen::Wait => ("wait", "NamespaceMissing", message),
         Foreseen::Rest => ("rest", reason, message),
-        Foreseen::Refused => (refused_word(copy.trouble.as_ref().map(|(reason, _)| *reason)), reason, message),
+        Foreseen::Refused => (refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)), reason, message),
     };
     Row { cluster: cluster.clone(), copy, verdict, reason, message }
 }

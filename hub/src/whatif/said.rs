@@ -61,7 +61,7 @@ mod tests {
             copy: SourceRef::new("secrets", "a", &format!("s{number}")),
             source: SourceRef::new("secrets", "a", "s"),
             foreseen: if number == 3 { Foreseen::Refused } else { Foreseen::Create },
-            trouble: None,
+            copy_error: None,
         };
         let answer = || Supposed {
             question: 1,

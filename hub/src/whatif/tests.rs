@@ -171,7 +171,7 @@ fn takeovers_pass_up_to_the_limit() {
             copy: source(&format!("s{number}")),
             source: source(&format!("s{number}")),
             foreseen: Foreseen::Overwrite,
-            trouble: None,
+            copy_error: None,
         };
         let copies = (0..objects).map(copy).collect();
         let unanswered = String::new();

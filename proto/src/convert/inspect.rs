@@ -38,8 +38,8 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
         Wire::Removing => CopyOutcome::Removing,
         Wire::GivenUp => CopyOutcome::GivenUp,
     };
-    let trouble = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    Ok(CopyState { rule: rule_uid(wire.rule_uid)?, outcome, trouble })
+    let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
+    Ok(CopyState { rule: rule_uid(wire.rule_uid)?, outcome, copy_error })
 }
 
 fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
@@ -84,12 +84,12 @@ fn state_to_wire(state: &CopyState) -> wire::CopyState {
         CopyOutcome::Removing => Wire::Removing,
         CopyOutcome::GivenUp => Wire::GivenUp,
     };
-    let trouble = state.trouble.as_ref();
+    let copy_error = state.copy_error.as_ref();
     wire::CopyState {
         rule_uid: state.rule.to_string(),
         outcome: outcome.into(),
-        reason: trouble.map_or(0, |(reason, _)| reason_to_wire(*reason)),
-        message: trouble.map(|(_, text)| message(text)).unwrap_or_default(),
+        reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
+        message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
     }
 }
 

@@ -121,8 +121,8 @@ fn supposed_copy(wire: wire::SupposedCopy) -> Result<SupposedCopy, Unreadable> {
         Wire::Rest | Wire::Unspecified => Foreseen::Rest,
         Wire::Refused => Foreseen::Refused,
     };
-    let trouble = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    Ok(SupposedCopy { copy: source(wire.copy)?, source: source(wire.source)?, foreseen, trouble })
+    let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
+    Ok(SupposedCopy { copy: source(wire.copy)?, source: source(wire.source)?, foreseen, copy_error })
 }
 
 pub(super) fn supposed_to_wire(answer: &Supposed) -> wire::Supposed {
@@ -153,13 +153,13 @@ pub(super) fn supposed_copy_to_wire(copy: &SupposedCopy) -> wire::SupposedCopy {
         Foreseen::Rest => Wire::Rest,
         Foreseen::Refused => Wire::Refused,
     };
-    let trouble = copy.trouble.as_ref();
+    let copy_error = copy.copy_error.as_ref();
     wire::SupposedCopy {
         copy: Some(source_to_wire(&copy.copy)),
         source: Some(source_to_wire(&copy.source)),
         foreseen: foreseen.into(),
-        reason: trouble.map_or(0, |(reason, _)| reason_to_wire(*reason)),
-        message: trouble.map(|(_, text)| message(text)).unwrap_or_default(),
+        reason: copy_error.map_or(0, |(reason, _)| reason_to_wire(*reason)),
+        message: copy_error.map(|(_, text)| message(text)).unwrap_or_default(),
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
             copy: copy(number),
             source: copy(number).as_copy("other"),
             foreseen: Foreseen::Refused,
-            trouble: Some((Reason::Conflict, "x".repeat(200))),
+            copy_error: Some((Reason::Conflict, "x".repeat(200))),
         };
         let copies: Vec<_> = (0..500).map(one).collect();
         let answer = Supposed { question: 8, copies: copies.clone(), more: 3, last: true, unanswered: String::new() };

@@ -472,8 +472,9 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         NamespaceState::Terminating,
         NamespaceState::Closed,
     ]);
-    let trouble = prop::option::of((reason(), "[ a-zö]{0,300}"));
-    let state = (uid(), outcome, trouble).prop_map(|(rule, outcome, trouble)| CopyState { rule, outcome, trouble });
+    let copy_error = prop::option::of((reason(), "[ a-zö]{0,300}"));
+    let state =
+        (uid(), outcome, copy_error).prop_map(|(rule, outcome, copy_error)| CopyState { rule, outcome, copy_error });
     let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
     let stands = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
     let stands = stands.prop_map(|([ours, intact], sealed, applied_at, uid)| StandingObject {

@@ -50,7 +50,7 @@ pub struct CopyState {
     /// How the copy is.
     pub outcome: CopyOutcome,
     /// Why, and a sentence for a person that never holds content.
-    pub trouble: Option<(Reason, String)>,
+    pub copy_error: Option<(Reason, String)>,
 }
 
 /// How a copy is to a rule.

@@ -110,7 +110,7 @@ pub struct SupposedCopy {
     /// What would become of it.
     pub foreseen: Foreseen,
     /// Why, and a sentence for a person that never holds content.
-    pub trouble: Option<(Reason, String)>,
+    pub copy_error: Option<(Reason, String)>,
 }
 
 /// What would become of a copy.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_agent::decide::{Place, Want};
+use runnel_agent::decide::{TargetNamespace, Want};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
@@ -203,7 +203,7 @@ impl Member {
             .map(|copy| {
                 let makes = matches!(
                     self.desired.want(&copy, None),
-                    Want::Copy(wanted) if matches!(wanted.place, Place::ToCreate(_))
+                    Want::Copy(wanted) if matches!(wanted.place, TargetNamespace::ToCreate(_))
                 );
                 (format!("{}/{}", copy.resource, copy.namespace), makes)
             })

@@ -282,14 +282,14 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Policy(adopt, all, purge) => world.set_policy(policy(*adopt, *all, *purge)),
             Step::Name(rule) => world.let_overwrite(uid(*rule)),
-            Step::Revoke => world.core.hear(Event::Revoked, world.now),
+            Step::Revoke => world.core.handle(Event::Revoked, world.now),
             Step::Deliver => drop(world.tell_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
             Step::GiveOut => world.give_out(),
             Step::Later => world.now += Duration::from_secs(7),
             Step::Restart => world.restart(),
-            Step::HubAway => world.core.hear(Event::HubLost, world.now),
+            Step::HubAway => world.core.handle(Event::HubLost, world.now),
             Step::Connect => world.connect(),
             Step::Settle => world.settle_now(),
         }

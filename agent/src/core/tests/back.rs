@@ -131,7 +131,7 @@ fn what_is_of_an_older_base_is_worth_nothing() {
     let mut policy = Policy::open();
     policy.on_revoke = crate::policy::OnRevoke::Purge;
     world.set_policy(policy);
-    world.core.hear(Event::Revoked, world.now);
+    world.core.handle(Event::Revoked, world.now);
     world.settle();
     assert!(world.objects.is_empty() && world.kept.is_empty());
 }

@@ -1,6 +1,6 @@
 //! Two agents in one cluster, and others who write what an agent wrote before.
 use super::*;
-use crate::fight;
+use crate::contention;
 use proptest::prelude::*;
 
 /// Somebody applies a copy again as it was at an earlier revision, seal included.
@@ -30,7 +30,7 @@ fn copy_rewritten_to_an_older_revision_is_contended() {
         world.now += Duration::from_secs(1);
     }
     let writes = world.writes - before;
-    assert!((fight::LIMIT + 1..20).contains(&writes), "{writes} writes in 1000 s");
+    assert!((contention::LIMIT + 1..20).contains(&writes), "{writes} writes in 1000 s");
     let state = world.reported_state("r").unwrap();
     assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
 }
@@ -67,7 +67,7 @@ fn rewritten_copy_is_left_where_drift_is_reported() {
 fn waiting_for_a_contended_copy_does_not_stop_the_hub() {
     let mut world = edited();
     world.core = std::mem::replace(&mut world.core, core(vec![], &Policy::open())).with_bounds(1 << 20, 1);
-    for _ in 0..=fight::LIMIT + 1 {
+    for _ in 0..=contention::LIMIT + 1 {
         reapply(&mut world, &copy("a", "s0"), 1);
         world.settle_now();
     }
@@ -119,7 +119,7 @@ proptest! {
         if fenced {
             prop_assert!(writes <= 2, "{writes} writes");
         } else {
-            prop_assert!(writes <= 2 * 2 * (fight::LIMIT + 3), "{writes} writes");
+            prop_assert!(writes <= 2 * 2 * (contention::LIMIT + 3), "{writes} writes");
         }
     }
 }

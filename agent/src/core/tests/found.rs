@@ -48,7 +48,7 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
     let mut world = applied();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
     world.give_out();
-    world.core.hear(Event::CopiesListed(area()), world.now);
+    world.core.handle(Event::CopiesListed(area()), world.now);
     // One write is carried out, its object is deleted, and then the list is made; another ends when the list is complete.
     world.work_one();
     let written = world.objects.iter().find(|(_, object)| object.live.sealed.as_ref().unwrap().revision.0[0] == 2);
@@ -56,9 +56,9 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
     world.objects.remove(&written);
     world.untold.clear();
     for (copy, object) in world.objects.clone() {
-        world.core.hear(Event::Copy(copy, object.live), world.now);
+        world.core.handle(Event::Copy(copy, object.live), world.now);
     }
-    world.core.hear(Event::CopiesComplete(area()), world.now);
+    world.core.handle(Event::CopiesComplete(area()), world.now);
     world.settle();
     assert!(world.holds(&written, "r", "s0", 2));
 }

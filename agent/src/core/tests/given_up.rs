@@ -1,7 +1,7 @@
 //! What is in namespaces given up waits for the hub's word, played against the model of an API server.
 use super::world::*;
 use crate::core::*;
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use proptest::prelude::*;
 use runnel_proto::model::*;
 
@@ -97,7 +97,7 @@ fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
 #[test]
 fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same_words() {
     let mut world = world();
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     for name in ["a", "b"] {
         world.set_namespace(name, Some(labelled("test")));
     }
@@ -123,7 +123,7 @@ fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same
     world.set_namespace("c", Some(labelled("test")));
     world.settle();
     let last = digest(&world);
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.let_go("r", last);
     world.connect();
     world.settle();
@@ -148,7 +148,7 @@ fn what_may_go_may_not_any_more_when_the_hub_is_lost_or_the_rule_was_suspended()
     };
     // Before anything of it was done.
     let (mut world, asked) = named();
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.connect();
@@ -156,9 +156,9 @@ fn what_may_go_may_not_any_more_when_the_hub_is_lost_or_the_rule_was_suspended()
     goes(world, asked);
     // What cannot be done yet is not done later while the hub is away.
     let (mut world, asked) = named();
-    world.failing = Some(Trouble::new(Reason::Unavailable, "no"));
+    world.failing = Some(CopyError::new(Reason::Unavailable, "no"));
     world.settle();
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.failing = None;
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
@@ -376,7 +376,7 @@ fn older_versions_that_go_on_purpose_go_on_when_the_terms_are_edited_meanwhile()
         numbered(terms, number)
     };
     let mut world = versions(&["a", "b"]);
-    world.failing = Some(Trouble::new(Reason::Unavailable, "no"));
+    world.failing = Some(CopyError::new(Reason::Unavailable, "no"));
     for number in 2..4 {
         world.batch(vec![by_name(&["b"], number)]);
         world.settle_now();
@@ -485,7 +485,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Restart | Step::HubAway => {
                 match step {
                     Step::Restart => world.restart(),
-                    _ => world.core.hear(Event::HubLost, world.now),
+                    _ => world.core.handle(Event::HubLost, world.now),
                 }
                 connected = !connected;
                 if connected {

@@ -209,7 +209,7 @@ impl Hub {
             Step::HubBack => {}
             Step::Save(works) => drop(world.save(*works)),
             Step::HubAway => {
-                world.core.hear(Event::HubLost, world.now);
+                world.core.handle(Event::HubLost, world.now);
                 self.connected = false;
             }
         }

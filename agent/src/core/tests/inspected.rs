@@ -6,7 +6,7 @@ use runnel_proto::model::*;
 fn asked(world: &mut World, namespace: &str) -> Inspected {
     let copy = copy(namespace, "s0");
     let frame = HubFrame::Inspect(Inspect { question: 7, copy });
-    world.core.hear(Event::Hub(frame, vec![]), world.now);
+    world.core.handle(Event::Hub(frame, vec![]), world.now);
     while let Some(frame) = world.core.next_frame(world.now) {
         if let AgentFrame::Inspected(answer) = frame {
             return *answer;
@@ -26,14 +26,14 @@ fn the_agent_says_of_each_copy_what_it_tells_its_rules_and_what_stands_there() {
 
     let here = asked(&mut world, "a");
     assert_eq!((here.question, here.namespace), (7, NamespaceState::Ready));
-    assert_eq!(here.states, [CopyState { rule: "r".into(), outcome: CopyOutcome::Applied, trouble: None }]);
+    assert_eq!(here.states, [CopyState { rule: "r".into(), outcome: CopyOutcome::Applied, copy_error: None }]);
     let stands = here.stands.unwrap();
     assert!(stands.ours && stands.intact);
     assert_eq!(stands.sealed.map(|(rule, ..)| rule), Some("r".into()));
 
     let taken = asked(&mut world, "b");
-    let trouble = taken.states[0].trouble.clone().unwrap();
-    assert_eq!((taken.states[0].outcome, trouble.0), (CopyOutcome::Failed, Reason::Conflict));
+    let copy_error = taken.states[0].copy_error.clone().unwrap();
+    assert_eq!((taken.states[0].outcome, copy_error.0), (CopyOutcome::Failed, Reason::Conflict));
 
     let later = asked(&mut world, "later");
     assert_eq!((later.namespace, later.states[0].outcome), (NamespaceState::Missing, CopyOutcome::Waiting));

@@ -1,8 +1,8 @@
 //! Taking over what is not ours, leaving drift as it is, and fights, played against the model of an API server.
 use super::applied;
 use super::world::*;
+use crate::contention;
 use crate::core::*;
-use crate::fight;
 use crate::live::Ownership;
 use proptest::prelude::*;
 use runnel_proto::model::*;
@@ -164,7 +164,7 @@ fn in_the_hubs_own_cluster_no_source_is_taken_over() {
         behind: false,
         proof_key: None,
     };
-    world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
+    world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
     world.make_foreign(&copy("a", "s0"));
     let terms = Terms { conflict_policy: ConflictPolicy::Overwrite, ..terms("r", &["a"]) };
     let mut other = intent("s0", 2);
@@ -185,7 +185,7 @@ fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
         });
         world.settle_now();
     };
-    for _ in 0..fight::LIMIT {
+    for _ in 0..contention::LIMIT {
         turn(&mut world);
         assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
     }
@@ -204,12 +204,13 @@ fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
         assert_eq!(world.reported_state("r").unwrap().failures, state.failures);
     }
     let all = world.core.take_notices();
-    let fights =
-        all.iter().filter(|notice| matches!(notice, Notice::Failed(_, trouble) if trouble.reason == Reason::Fight));
+    let fights = all
+        .iter()
+        .filter(|notice| matches!(notice, Notice::Failed(_, copy_error) if copy_error.reason == Reason::Fight));
     assert_eq!(fights.count(), 1, "{all:?}");
-    assert_eq!(all.iter().filter(|notice| matches!(notice, Notice::DriftCorrected(_))).count(), fight::LIMIT);
+    assert_eq!(all.iter().filter(|notice| matches!(notice, Notice::DriftCorrected(_))).count(), contention::LIMIT);
     assert_eq!(world.core.totals().fights, 1);
-    world.now += fight::WINDOW;
+    world.now += contention::WINDOW;
     assert!(world.core.next_due(world.now - Duration::from_secs(1)).is_some(), "nobody else wakes the agent");
     world.settle_now();
     assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
@@ -219,7 +220,7 @@ fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
 #[test]
 fn what_the_hub_says_of_a_fought_for_copy_does_not_wait() {
     let mut world = applied();
-    for _ in 0..=fight::LIMIT + 1 {
+    for _ in 0..=contention::LIMIT + 1 {
         world.edit(&copy("a", "s0"), |object| object.live.intact = false);
         world.settle_now();
     }

@@ -16,7 +16,7 @@ fn sent_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
 }
 
 fn receive(world: &mut World, event: Event) {
-    world.core.hear(event, world.now);
+    world.core.handle(event, world.now);
     world.settle_now();
 }
 
@@ -69,15 +69,15 @@ fn kind_that_cannot_be_listed_stops_no_other_kind() {
     let mut world = applied();
     world.core = world::core(world.stored.clone(), &world.policy);
     let (now, broken) = (world.now, area("secrets"));
-    world.core.hear(Event::NamespacesListed, now);
+    world.core.handle(Event::NamespacesListed, now);
     for name in ["team", "a", "b"] {
-        world.core.hear(Event::Namespace(name.into(), Namespace::default()), now);
+        world.core.handle(Event::Namespace(name.into(), Namespace::default()), now);
     }
-    world.core.hear(Event::NamespacesComplete, now);
-    world.core.hear(Event::CopiesListed(broken.clone()), now);
+    world.core.handle(Event::NamespacesComplete, now);
+    world.core.handle(Event::CopiesListed(broken.clone()), now);
     world.list_area(&area("configmaps"));
     assert!(!world.core.has_started());
-    world.core.hear(Event::WatchLost(WatchScope::Copies(broken.clone()), 500), now);
+    world.core.handle(Event::WatchLost(WatchScope::Copies(broken.clone()), 500), now);
     assert!(world.core.has_started());
     world.connect();
     let mut secret = intent("s9", 1);
@@ -104,12 +104,12 @@ fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
     world.delete(&copy("b", "s1"));
     world.untold.clear();
     let (now, writes) = (world.now, world.writes);
-    world.core.hear(Event::NamespacesListed, now);
+    world.core.handle(Event::NamespacesListed, now);
     for resource in ["configmaps", "secrets"] {
         world.list_area(&area(resource));
     }
     assert!(!world.core.has_started());
-    world.core.hear(Event::WatchLost(WatchScope::Namespaces, 403), now);
+    world.core.handle(Event::WatchLost(WatchScope::Namespaces, 403), now);
     assert!(world.core.has_started());
     world.connect();
     world.settle();
@@ -121,9 +121,9 @@ fn agent_without_namespaces_connects_writes_nothing_and_goes_on() {
     world.settle();
     assert_eq!(world.writes, writes, "nothing is decided");
     for (name, namespace) in world.namespaces.clone() {
-        world.core.hear(Event::Namespace(name.as_str().into(), namespace), world.now);
+        world.core.handle(Event::Namespace(name.as_str().into(), namespace), world.now);
     }
-    world.core.hear(Event::NamespacesComplete, world.now);
+    world.core.handle(Event::NamespacesComplete, world.now);
     world.settle();
     let held: Vec<_> = world.objects.keys().cloned().collect();
     assert_eq!(held, [copy("a", "s1"), copy("b", "s1")], "the order was taken in, and the rest is kept right");

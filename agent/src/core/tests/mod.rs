@@ -120,7 +120,7 @@ fn nothing_is_decided_before_every_list_is_complete() {
     world.core = world::core(world.stored.clone(), &world.policy);
     let (now, area) = (world.now, Area { resource: "configmaps", namespace: None });
     for event in [Event::NamespacesListed, Event::CopiesListed(area.clone()), Event::CopiesComplete(area)] {
-        world.core.hear(event, now);
+        world.core.handle(event, now);
         assert!(!world.core.has_started());
         assert!(world.core.next_job(now).is_none());
     }
@@ -342,7 +342,7 @@ fn the_hubs_own_cluster_never_touches_a_source() {
         behind: false,
         proof_key: None,
     };
-    world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
+    world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["team", "a"])) }]);
     world.settle_now();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s0")]);

@@ -167,8 +167,8 @@ fn a_revoked_cluster_loses_its_copies_where_its_policy_says_so_and_gets_them_aga
     let mut world = applied();
     world.make_foreign(&copy("a", "s9"));
     world.set_policy(Policy { on_revoke: OnRevoke::Purge, ..Policy::open() });
-    world.core.hear(Event::Revoked, world.now);
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::Revoked, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.settle();
     assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&copy("a", "s9")]);
     world.connect();

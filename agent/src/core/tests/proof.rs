@@ -83,10 +83,10 @@ fn another_key_gives_another_proof_and_without_one_there_is_none() {
     let mut world = applied();
     let first = proved(&mut world);
     for key in [Some(ProofKey::new([8; 32])), None] {
-        world.core.hear(Event::HubConnected, world.now);
+        world.core.handle(Event::HubConnected, world.now);
         let (hub_id, hub_cluster_uid) = ("h".to_owned(), "hub".to_owned());
         let begin = SnapshotBegin { protocol: 1, hub_id, hub_cluster_uid, behind: false, proof_key: key.clone() };
-        world.core.hear(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
+        world.core.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]), world.now);
         let told = proved(&mut world);
         assert_eq!(told.is_some(), key.is_some());
         assert_ne!(told, first);

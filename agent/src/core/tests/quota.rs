@@ -131,7 +131,7 @@ fn purge_deletes_as_many_copies_an_hour_as_the_policy_allows() {
     let mut world =
         limited(Policy { deletes_per_hour: 2, on_revoke: crate::policy::OnRevoke::Purge, ..Policy::open() });
     send(&mut world, "r", terms("r", &["a"]), intents(0..5, 1));
-    world.core.hear(Event::Revoked, world.now);
+    world.core.handle(Event::Revoked, world.now);
     world.settle_now();
     assert_eq!(world.objects.len(), 3);
     for left in [1, 0] {

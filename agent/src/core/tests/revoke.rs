@@ -4,11 +4,11 @@ use super::*;
 #[test]
 fn a_revoked_cluster_keeps_its_copies_and_hears_no_orders_until_it_is_accepted_again() {
     let mut world = applied();
-    world.core.hear(Event::Revoked, world.now);
+    world.core.handle(Event::Revoked, world.now);
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.delete(&copy("b", "s0"));
     world.batch(vec![RuleDelta { tombstones: vec![tombstone("s1")], ..RuleDelta::new("r".into()) }]);
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.settle();
     let holds = |world: &World| {
         let first = world.holds(&copy("a", "s0"), "r", "s0", 1) && world.holds(&copy("b", "s0"), "r", "s0", 1);

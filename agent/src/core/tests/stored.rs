@@ -66,10 +66,10 @@ fn crash_in_the_removal_of_a_rule_creates_no_removed_copy() {
 fn crash_in_a_purge_creates_no_removed_copy() {
     let mut world = applied();
     world.set_policy(Policy { on_revoke: crate::policy::OnRevoke::Purge, ..Policy::open() });
-    world.core.hear(Event::Revoked, world.now);
+    world.core.handle(Event::Revoked, world.now);
     crash_after_one(&mut world);
     assert_eq!(world.objects.len(), 3);
-    world.core.hear(Event::Revoked, world.now);
+    world.core.handle(Event::Revoked, world.now);
     world.settle();
     assert!(world.objects.is_empty());
     world.connect();

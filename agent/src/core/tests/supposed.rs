@@ -44,7 +44,7 @@ fn what_is_unreadable_of_a_question_is_refused_in_the_answer() {
     let mut ask = |unreadable: SourceRef| {
         let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
         let event = Event::Hub(HubFrame::Suppose(Box::new(question)), vec![refused(unreadable)]);
-        world.core.hear(event, world.now);
+        world.core.handle(event, world.now);
         world.settle();
         answers(&world).pop().unwrap()
     };
@@ -62,17 +62,17 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
     world.connect();
     let asks = |world: &mut World| {
         let question = question("r", Some(terms("r", &["a"])), &[("s0", 1)], &[]);
-        world.core.hear(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+        world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
         world.give_out();
     };
     asks(&mut world);
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.connect();
     world.settle();
     assert_eq!(answers(&world), []);
     // One that is asked meanwhile is answered once, though both have the same number.
     asks(&mut world);
-    world.core.hear(Event::HubLost, world.now);
+    world.core.handle(Event::HubLost, world.now);
     world.connect();
     asks(&mut world);
     world.settle();
@@ -81,7 +81,7 @@ fn an_answer_does_not_reach_another_stream_than_its_question() {
 
 fn asked(world: &mut World, question: Suppose) -> Vec<String> {
     let (writes, before) = (world.writes, world.sent.len());
-    world.core.hear(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
+    world.core.handle(Event::Hub(HubFrame::Suppose(Box::new(question)), vec![]), world.now);
     world.settle();
     assert_eq!(world.writes, writes, "something was written");
     let supposed = world.sent[before..].iter().filter_map(|frame| match frame {

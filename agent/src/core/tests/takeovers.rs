@@ -1,7 +1,7 @@
 //! What is to be overwritten waits for the hub's word, played against the model of an API server.
 use super::world::*;
 use crate::core::*;
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 use crate::live::Ownership;
 use crate::policy::Policy;
 use crate::records::IntentKey;
@@ -88,7 +88,7 @@ fn what_waits_goes_on_waiting_while_the_api_server_is_away_or_content_is_missing
         let mut world = overwriting();
         let both = waiting(&world);
         world.sent.clear();
-        world.failing = Some(Trouble::new(reason, "no"));
+        world.failing = Some(CopyError::new(reason, "no"));
         world.settle();
         // Another revision makes the agent look afresh, and it finds out nothing.
         world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
@@ -158,7 +158,7 @@ fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
         world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
         world.name_takeovers("r", both);
         if lost {
-            world.core.hear(Event::HubLost, world.now);
+            world.core.handle(Event::HubLost, world.now);
             world.connect();
         }
         world.settle();
@@ -172,7 +172,7 @@ fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
         let (mut world, both) = permitted_in_vain();
         assert_eq!((world.core.totals().overwritten, waiting(&world).0), (0, 0));
         if lost {
-            world.core.hear(Event::HubLost, world.now);
+            world.core.handle(Event::HubLost, world.now);
         }
         world.poisoned.clear();
         world.settle();

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use super::orders::Orders;
-use crate::core::{Core, Event, Setup};
-use crate::decide::{Target, Trouble};
+use crate::core::{Event, Reconciler, Setup};
+use crate::decide::{CopyError, ExpectedObject};
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
 use crate::foresee::{Found, Item, Known, Supposition, answer, foresee};
-use crate::job::{Body, Done, Job, Origin, Work, Wrote};
+use crate::job::{ContentSource, DesiredObject, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
 use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
-use crate::records::{IntentKey, Sight};
+use crate::records::{IntentKey, Observed};
 
 /// An object of the cluster.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct Object {
 
 impl Object {
     /// Whether it can be adopted: by what it holds, where that is modelled.
-    fn is_adoptable(&self, body: &Body) -> bool {
+    fn is_adoptable(&self, body: &DesiredObject) -> bool {
         match self.theirs {
             Some(theirs) => theirs == body.revision.0[0],
             None => self.equal,
@@ -43,7 +43,7 @@ impl Object {
 
 /// A cluster with an agent's core in it.
 pub struct World {
-    pub core: Core,
+    pub core: Reconciler,
     pub now: Instant,
     pub objects: BTreeMap<SourceRef, Object>,
     pub namespaces: BTreeMap<String, Namespace>,
@@ -53,7 +53,7 @@ pub struct World {
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
     /// What the API server answers to whatever is asked of a copy.
-    pub failing: Option<Trouble>,
+    pub failing: Option<CopyError>,
     pub writes: usize,
     pub sent: Vec<AgentFrame>,
     pub stored: Vec<StoredRule>,
@@ -134,8 +134,8 @@ pub fn tombstone(name: &str) -> Tombstone {
     Tombstone { source: copy("team", name), deletion_policy: DeletionPolicy::Delete }
 }
 
-pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Core {
-    Core::new(Setup {
+pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Reconciler {
+    Reconciler::new(Setup {
         home: Home { namespace: "runnel-system".into(), cluster_uid: "member".into() },
         hello: Hello {
             protocol_min: 1,
@@ -183,7 +183,7 @@ impl World {
     }
 
     fn hear(&mut self, event: Event) {
-        self.core.hear(event, self.now);
+        self.core.handle(event, self.now);
     }
 
     /// The watches' first lists.
@@ -201,8 +201,8 @@ impl World {
     /// The first list of an area, or its refusal.
     pub fn list_area(&mut self, area: &Area) {
         if self.forbidden.contains(area) {
-            let trouble = Trouble::new(Reason::Forbidden, "no Role");
-            return self.hear(Event::CopiesForbidden(area.clone(), trouble));
+            let copy_error = CopyError::new(Reason::Forbidden, "no Role");
+            return self.hear(Event::CopiesForbidden(area.clone(), copy_error));
         }
         self.hear(Event::CopiesListed(area.clone()));
         for (copy, object) in self.objects.clone() {
@@ -347,7 +347,7 @@ impl World {
         if works {
             self.stored = rules;
         }
-        let refused = Trouble::new(Reason::Unavailable, "no answer");
+        let refused = CopyError::new(Reason::Unavailable, "no answer");
         self.core.stored(if works { Ok(()) } else { Err(refused) }, self.now);
         true
     }
@@ -417,8 +417,8 @@ impl World {
         let Some(job) = self.under_way.pop_front() else { return };
         // What was kept was answered before.
         let Done { key, kept, .. } = self.carry_out(job);
-        let trouble = Some(Trouble::new(Reason::Unavailable, "no answer"));
-        self.hear(Event::Done(Box::new(Done { trouble, kept, ..Done::new(key) })));
+        let copy_error = Some(CopyError::new(Reason::Unavailable, "no answer"));
+        self.hear(Event::Done(Box::new(Done { copy_error, kept, ..Done::new(key) })));
     }
 
     /// Lets everything happen that is due at this time.
@@ -553,9 +553,9 @@ impl World {
             let said = match known {
                 Known::Said(said) => Some(said),
                 Known::Open(open) => {
-                    let sight = if open.needs_look() { self.sight(&copy) } else { open.sight };
+                    let observed = if open.needs_look() { self.observed(&copy) } else { open.observed };
                     let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
-                    foresee(&open.want, &sight, is_equal)
+                    foresee(&open.want, &observed, is_equal)
                 }
             };
             Found { copy, source, said, after }
@@ -584,12 +584,12 @@ impl World {
             Key::Question(_) => return self.look_for(job),
         };
         if self.failing.is_some() {
-            done.trouble.clone_from(&self.failing);
+            done.copy_error.clone_from(&self.failing);
             return done;
         }
         match job.work {
             Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => {}
-            Work::Read => done.sight = Some(self.sight(&copy)),
+            Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {
                 let foreign = self.objects.get(&copy).filter(|object| object.live.uid == target.uid);
@@ -599,10 +599,10 @@ impl World {
             }
             Work::Adopt(target, body) => match self.objects.get(&copy) {
                 Some(_) if self.policy.adopt == Adopt::Never && !body.asks => {
-                    done.trouble = self.policy.denies_adopting();
+                    done.copy_error = self.policy.denies_adopting();
                 }
                 Some(object) if self.is(&copy, &target) && !object.is_adoptable(&body) => {
-                    (done.trouble, done.sight) = (Some(body.unequal(&object.live)), Some(self.sight(&copy)));
+                    (done.copy_error, done.observed) = (Some(body.unequal(&object.live)), Some(self.observed(&copy)));
                 }
                 there => {
                     let created = there.is_some_and(|object| object.live.ownership == Ownership::Retained);
@@ -616,9 +616,9 @@ impl World {
                 done.wrote = done.wrote.map(|_| Wrote::Overwrote);
             }
             Work::Compare(target, _) => {
-                done.sight = Some(self.sight(&copy));
-                let trouble = Trouble::new(Reason::Drifted, "changed here");
-                done.compared = self.is(&copy, &target).then(|| Box::new((target.version, trouble)));
+                done.observed = Some(self.observed(&copy));
+                let copy_error = CopyError::new(Reason::Drifted, "changed here");
+                done.compared = self.is(&copy, &target).then(|| Box::new((target.version, copy_error)));
             }
             Work::Delete(target) if self.is(&copy, &target) => {
                 let created = self.objects.get(&copy).is_none_or(|object| object.theirs.is_none());
@@ -628,7 +628,7 @@ impl World {
                     self.orders.removed(&copy, key);
                 }
                 self.delete(&copy);
-                (done.sight, done.wrote) = (Some(Sight::Absent), Some(Wrote::Deleted));
+                (done.observed, done.wrote) = (Some(Observed::Absent), Some(Wrote::Deleted));
                 done.passed.push(target.version);
             }
             Work::Retain(target, _) if self.is(&copy, &target) => {
@@ -639,32 +639,39 @@ impl World {
                     object.live.ownership = if adopted { Ownership::Foreign } else { Ownership::Retained };
                     (object.live.sealed, object.live.intact) = (None, false);
                 });
-                (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Retained));
+                (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Retained));
                 done.passed.push(target.version);
             }
             Work::Demote(target) if self.is(&copy, &target) => {
                 self.writes += 1;
                 self.edit(&copy, |object| object.live.newest = false);
-                (done.sight, done.wrote) = (Some(self.sight(&copy)), Some(Wrote::Changed));
+                (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Changed));
                 done.passed.push(target.version);
             }
-            Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => done.sight = Some(self.sight(&copy)),
+            Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => done.observed = Some(self.observed(&copy)),
         }
         done
     }
 
-    fn sight(&self, copy: &SourceRef) -> Sight {
-        self.objects.get(copy).map_or(Sight::Absent, |object| Sight::Live(object.live.clone()))
+    fn observed(&self, copy: &SourceRef) -> Observed {
+        self.objects.get(copy).map_or(Observed::Absent, |object| Observed::Live(object.live.clone()))
     }
 
-    fn is(&self, copy: &SourceRef, target: &Target) -> bool {
+    fn is(&self, copy: &SourceRef, target: &ExpectedObject) -> bool {
         self.objects
             .get(copy)
             .is_some_and(|object| object.live.uid == target.uid && object.live.version == target.version)
     }
 
-    fn write(&mut self, copy: &SourceRef, target: Option<&Target>, body: &Body, done: &mut Done, adopted: bool) {
-        if let Origin::Kept(_) = &body.content {
+    fn write(
+        &mut self,
+        copy: &SourceRef,
+        target: Option<&ExpectedObject>,
+        body: &DesiredObject,
+        done: &mut Done,
+        adopted: bool,
+    ) {
+        if let ContentSource::Kept(_) = &body.content {
             let kept = self.kept.get(&body.intent).and_then(|kept| kept.revision);
             assert_eq!(kept, Some(body.revision), "that is not what was kept");
         }
@@ -677,7 +684,7 @@ impl World {
         }
         let namespace = self.namespaces.get(&*copy.namespace);
         if self.poisoned.contains(&*copy.name) || namespace.is_none_or(|namespace| namespace.terminating) {
-            done.trouble = Some(Trouble::new(Reason::Invalid, "no"));
+            done.copy_error = Some(CopyError::new(Reason::Invalid, "no"));
             return;
         }
         let free = match target {
@@ -685,7 +692,7 @@ impl World {
             Some(target) => self.is(copy, target),
         };
         if !free {
-            done.sight = Some(self.sight(copy));
+            done.observed = Some(self.observed(copy));
             return;
         }
         let theirs = self.objects.get(copy).and_then(|object| object.theirs);
@@ -720,13 +727,13 @@ impl World {
         };
         self.objects.insert(copy.clone(), object);
         self.told(copy, true);
-        done.sight = Some(Sight::Live(live));
+        done.observed = Some(Observed::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));
         done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
     }
 
     /// What is kept before a copy is written. Returns whether that could be done.
-    fn keep(&mut self, body: &Body, done: &mut Done) -> bool {
+    fn keep(&mut self, body: &DesiredObject, done: &mut Done) -> bool {
         let Some(ToKeep { of, base }) = &body.keep else { return true };
         let revision = match of {
             None => None,
@@ -734,7 +741,7 @@ impl World {
                 let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
                 let revision = live.and_then(|live| Some(live.sealed.as_ref()?.revision));
                 if revision.is_none_or(|revision| revision == body.revision) {
-                    done.trouble = Some(Trouble::new(Reason::Unavailable, "it has just changed"));
+                    done.copy_error = Some(CopyError::new(Reason::Unavailable, "it has just changed"));
                     return false;
                 }
                 revision
@@ -750,7 +757,7 @@ impl World {
     }
 
     /// The law of keeping: no intact copy is changed while its rule keeps what copies held, and nothing is kept of it.
-    fn is_kept(&self, copy: &SourceRef, body: &Body) {
+    fn is_kept(&self, copy: &SourceRef, body: &DesiredObject) {
         let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
         let sealed = live.and_then(|live| live.sealed.as_ref());
         let changes =

@@ -3,24 +3,24 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 
-use super::{Core, Notice};
+use super::{Notice, Reconciler};
 use crate::backoff::RECHECK;
-use crate::decide::{Action, Outcome, Place, Trouble, Verdict, Want, decide};
+use crate::decide::{Action, CopyError, CopyStatus, Decision, TargetNamespace, Want, decide};
 use crate::queue::Key;
 use crate::records::IntentKey;
 use crate::{deletes, differ};
 
-impl Core {
+impl Reconciler {
     /// Looks at a copy because what is wanted may have changed: an earlier failure counts no more.
-    pub(super) fn look_afresh(&mut self, copy: &SourceRef, now: Instant) {
+    pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
         if self.failed.remove(copy).is_some() {
             self.queue.add_fresh(&Self::key(copy));
         }
-        self.look(copy, now);
+        self.reconcile_copy(copy, now);
     }
 
     /// Looks at a copy.
-    pub(super) fn look(&mut self, copy: &SourceRef, now: Instant) {
+    pub(super) fn reconcile_copy(&mut self, copy: &SourceRef, now: Instant) {
         if !self.started {
             return;
         }
@@ -28,7 +28,7 @@ impl Core {
         // once more when it was read, where nobody knows whether the write was carried out.
         let running = self.runs.contains_key(copy);
         if !running && !self.reread.contains(copy) {
-            self.drop_moot(copy);
+            self.drop_stale_orders(copy);
         }
         let mut want = self.want(copy);
         // What rests now is asked about again: it may rest for long.
@@ -38,22 +38,22 @@ impl Core {
         self.note_lost(copy, &mut want);
         let Some(ready) = self.gate(copy, &want) else { return };
         match ready {
-            Verdict::Over if running && matches!(want, Want::Gone(..)) => {
-                self.rest(copy, &want, Some(Outcome::Removing(None)), now);
+            Decision::Forget if running && matches!(want, Want::Gone(..)) => {
+                self.rest(copy, &want, Some(CopyStatus::Removing(None)), now);
             }
-            Verdict::Over if matches!(want, Want::Gone(..)) && self.must_read(copy) => {
-                self.rest(copy, &want, Some(Outcome::Removing(None)), now);
+            Decision::Forget if matches!(want, Want::Gone(..)) && self.must_read(copy) => {
+                self.rest(copy, &want, Some(CopyStatus::Removing(None)), now);
             }
-            Verdict::Over => {
+            Decision::Forget => {
                 if let Want::Gone(key, ..) = &want {
                     self.desired.resolve(key, copy);
                     self.report.touch(&key.rule);
-                    return self.look(copy, now);
+                    return self.reconcile_copy(copy, now);
                 }
                 self.rest(copy, &want, None, now);
             }
-            Verdict::Rest(outcome) => self.rest(copy, &want, Some(outcome), now),
-            Verdict::Do(action) => self.ask(copy, &want, &action, now),
+            Decision::Noop(outcome) => self.rest(copy, &want, Some(outcome), now),
+            Decision::Act(action) => self.ask(copy, &want, &action, now),
         }
     }
 
@@ -67,7 +67,7 @@ impl Core {
     }
 
     /// Forgets orders for a copy that now belongs to somebody else.
-    fn drop_moot(&mut self, copy: &SourceRef) {
+    fn drop_stale_orders(&mut self, copy: &SourceRef) {
         let moot = self.records.live(copy).map(|live| self.desired.moot(copy, live)).unwrap_or_default();
         if moot.is_empty() || self.must_read(copy) {
             return;
@@ -85,7 +85,7 @@ impl Core {
         }
         let mut want = self.desired.want(copy, self.records.live(copy));
         if let Want::Copy(wanted) = &mut want
-            && let Place::ToCreate(failed) = &mut wanted.place
+            && let TargetNamespace::ToCreate(failed) = &mut wanted.place
         {
             *failed = self.namespace_failed.get(&copy.namespace).cloned();
         }
@@ -109,8 +109,8 @@ impl Core {
         want
     }
 
-    /// The verdict, unless the watch of the copy's area has not delivered its list: then nothing is decided.
-    fn gate(&mut self, copy: &SourceRef, want: &Want) -> Option<Verdict> {
+    /// The decision, unless the watch of the copy's area has not delivered its list: then nothing is decided.
+    fn gate(&mut self, copy: &SourceRef, want: &Want) -> Option<Decision> {
         // Not written in any case, or not there to be seen.
         let settled = match want {
             Want::Copy(wanted) => wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace),
@@ -119,37 +119,37 @@ impl Core {
         let watched = self.watched(copy).filter(|_| !settled);
         let out_of_sight = watched.is_none() && self.namespaces_unknown().is_none();
         if out_of_sight && matches!(want, Want::Gone(..)) && !settled {
-            return Some(Verdict::Over);
+            return Some(Decision::Forget);
         }
         let unknown = self.namespaces_unknown().filter(|_| *want != Want::Nothing);
-        if let Some(trouble) = unknown.or_else(|| self.watched(copy).filter(|_| !settled)?.forbidden.clone()) {
+        if let Some(copy_error) = unknown.or_else(|| self.watched(copy).filter(|_| !settled)?.forbidden.clone()) {
             self.queue.cancel(&Self::key(copy));
             self.room.leave(copy);
             self.takeovers.forget(copy);
             self.given_up.forget(copy);
-            self.say(
+            self.record_outcome(
                 copy,
                 want,
                 Some(match want {
-                    Want::Gone(..) => Outcome::Removing(Some(trouble)),
-                    Want::Copy(_) | Want::Kept(..) | Want::Nothing => Outcome::Failed(trouble),
+                    Want::Gone(..) => CopyStatus::Removing(Some(copy_error)),
+                    Want::Copy(_) | Want::Kept(..) | Want::Nothing => CopyStatus::Failed(copy_error),
                 }),
             );
             return None;
         }
         if self.watched(copy).is_some_and(|watched| !watched.complete && !settled) {
             self.room.leave(copy);
-            self.say(copy, want, Some(Outcome::UnderWay));
+            self.record_outcome(copy, want, Some(CopyStatus::UnderWay));
             return None;
         }
-        Some(decide(want, self.records.sight(copy)))
+        Some(decide(want, self.records.observed(copy)))
     }
 
-    fn rest(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>, now: Instant) {
+    fn rest(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>, now: Instant) {
         self.failed.remove(copy);
         self.room.leave(copy);
         self.drifted.remove(copy);
-        if !matches!(outcome, Some(Outcome::Drifted(_))) {
+        if !matches!(outcome, Some(CopyStatus::Drifted(_))) {
             self.compared.remove(copy);
             self.rewritten.remove(copy);
         }
@@ -160,15 +160,15 @@ impl Core {
         let key = Self::key(copy);
         if self.reread.contains(copy) {
             self.queue.add(&key);
-            return self.say(copy, want, outcome);
+            return self.record_outcome(copy, want, outcome);
         }
         self.queue.cancel(&key);
         if *want == Want::Nothing && self.records.live(copy).is_none() {
             self.records.forget(copy);
         }
-        if let (Want::Copy(wanted), Some(Outcome::Applied)) = (want, &outcome) {
+        if let (Want::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
             for before in self.desired.predecessors(&wanted.intent, copy) {
-                self.look(&before, now);
+                self.reconcile_copy(&before, now);
             }
         }
         self.recheck_quota(copy, want, now);
@@ -177,7 +177,7 @@ impl Core {
             let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
             self.queue.add_at(&key, now + delay);
         }
-        self.say(copy, want, outcome);
+        self.record_outcome(copy, want, outcome);
     }
 
     /// Asks for an action.
@@ -185,7 +185,7 @@ impl Core {
         let key = Self::key(copy);
         if *action == Action::CreateNamespace {
             self.queue.add(&Key::Namespace(copy.namespace.clone()));
-            return self.say(copy, want, Some(Outcome::UnderWay));
+            return self.record_outcome(copy, want, Some(CopyStatus::UnderWay));
         }
         if let Want::Copy(wanted) = want
             && let Some(revision) = wanted.revision
@@ -202,31 +202,31 @@ impl Core {
                 // That it differs is known, only in what is not.
                 Action::Compare(_) => {
                     let others = self.records.live(copy).and_then(|live| live.others.as_deref());
-                    Outcome::Drifted(differ::unread(others))
+                    CopyStatus::Drifted(differ::unread(others))
                 }
                 _ => {
                     let message = "the content is needed and only the hub has it";
-                    Outcome::Failed(Trouble::new(Reason::WaitingForHub, message))
+                    CopyStatus::Failed(CopyError::new(Reason::WaitingForHub, message))
                 }
             };
-            return self.say(copy, want, Some(outcome));
+            return self.record_outcome(copy, want, Some(outcome));
         }
         if self.waits_for_store(copy, want, action) {
             self.queue.cancel(&key);
-            return self.say(copy, want, Some(Outcome::Removing(self.store_error())));
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(self.store_error())));
         }
         if let Some(later) = self.delete_later(action, now) {
             self.queue.add_at(&key, later);
             let waits = deletes::waits(self.policy.deletes_per_hour);
-            return self.say(copy, want, Some(Outcome::Removing(Some(waits))));
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))));
         }
         let about = about(want);
         match self.failed.get(copy) {
             Some(failed) if Some(&failed.about) == about.as_ref() => {
-                let trouble = failed.trouble.clone();
+                let copy_error = failed.copy_error.clone();
                 self.room.leave(copy);
                 self.queue.add(&key);
-                return self.say(copy, want, Some(failure(want, trouble)));
+                return self.record_outcome(copy, want, Some(failure(want, copy_error)));
             }
             Some(_) => {
                 self.failed.remove(copy);
@@ -252,11 +252,11 @@ impl Core {
             self.room.enter(copy, &wanted.intent, bytes);
         }
         let outcome = match want {
-            Want::Gone(..) => Outcome::Removing(None),
-            Want::Copy(wanted) => wanted.fight.clone().map_or(Outcome::UnderWay, Outcome::Failed),
-            Want::Nothing | Want::Kept(..) => Outcome::UnderWay,
+            Want::Gone(..) => CopyStatus::Removing(None),
+            Want::Copy(wanted) => wanted.fight.clone().map_or(CopyStatus::UnderWay, CopyStatus::Failed),
+            Want::Nothing | Want::Kept(..) => CopyStatus::UnderWay,
         };
-        self.say(copy, want, Some(outcome));
+        self.record_outcome(copy, want, Some(outcome));
     }
 
     pub(super) fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
@@ -275,19 +275,19 @@ impl Core {
     }
 
     /// Says how a copy is, for every rule that has to do with it.
-    fn say(&mut self, copy: &SourceRef, want: &Want, outcome: Option<Outcome>) {
+    fn record_outcome(&mut self, copy: &SourceRef, want: &Want, outcome: Option<CopyStatus>) {
         let outcome = self.still_waits(copy, want, outcome);
         let mut outcomes = self.desired.others(copy);
         match (want, outcome) {
             (Want::Copy(wanted), Some(outcome)) => {
                 let before = self.report.outcome(copy, &wanted.intent.rule);
-                if let Outcome::Failed(trouble) | Outcome::Drifted(trouble) = &outcome
-                    && is_news(trouble.reason)
+                if let CopyStatus::Failed(copy_error) | CopyStatus::Drifted(copy_error) = &outcome
+                    && is_news(copy_error.reason)
                     && before != Some(&outcome)
                     // Where no copy may be, nothing else is written either.
                     && self.desired.closed(&copy.namespace).is_none()
                 {
-                    self.notices.push(Notice::Failed(copy.clone(), trouble.clone()));
+                    self.notices.push(Notice::Failed(copy.clone(), copy_error.clone()));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
                 self.desired.show_again(&wanted.intent);
@@ -306,14 +306,14 @@ impl Core {
     }
 
     /// How a copy is for the rule that wins it and cannot have it, while it is to go for another one.
-    fn idle_winner(&self, copy: &SourceRef, removing: &Outcome) -> Option<(RuleUid, Outcome)> {
+    fn idle_winner(&self, copy: &SourceRef, removing: &CopyStatus) -> Option<(RuleUid, CopyStatus)> {
         let (rule, wanted) = self.desired.idle_winner(copy)?;
         // That may wait for a person. Meanwhile nothing is under way here.
-        let wanted = wanted.filter(|_| *removing == Outcome::GivenUp);
-        let verdict = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.sight(copy)));
-        match verdict {
-            Some(Verdict::Rest(outcome)) => Some((rule, outcome)),
-            _ => Some((rule, Outcome::UnderWay)),
+        let wanted = wanted.filter(|_| *removing == CopyStatus::GivenUp);
+        let decision = wanted.map(|wanted| decide(&Want::Copy(Box::new(wanted)), self.records.observed(copy)));
+        match decision {
+            Some(Decision::Noop(outcome)) => Some((rule, outcome)),
+            _ => Some((rule, CopyStatus::UnderWay)),
         }
     }
 }
@@ -333,9 +333,9 @@ fn is_news(reason: Reason) -> bool {
     matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Fight)
 }
 
-fn failure(want: &Want, trouble: Trouble) -> Outcome {
+fn failure(want: &Want, copy_error: CopyError) -> CopyStatus {
     match want {
-        Want::Gone(..) => Outcome::Removing(Some(trouble)),
-        Want::Copy(_) | Want::Kept(..) | Want::Nothing => Outcome::Failed(trouble),
+        Want::Gone(..) => CopyStatus::Removing(Some(copy_error)),
+        Want::Copy(_) | Want::Kept(..) | Want::Nothing => CopyStatus::Failed(copy_error),
     }
 }

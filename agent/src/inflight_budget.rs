@@ -10,13 +10,13 @@ pub const ROOM_BYTES: usize = 32 * 1024 * 1024;
 
 /// The copies under way, and the bytes of their intents' payloads, each counted once.
 #[derive(Default)]
-pub struct Room {
+pub struct InflightBudget {
     copies: BTreeMap<SourceRef, IntentKey>,
     intents: BTreeMap<IntentKey, (usize, usize)>,
     bytes: usize,
 }
 
-impl Room {
+impl InflightBudget {
     /// Notes that a copy waits for a payload of this size to be applied.
     pub fn enter(&mut self, copy: &SourceRef, intent: &IntentKey, bytes: usize) {
         self.leave(copy);
@@ -58,7 +58,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_intent_counts_once_while_any_copy_of_it_waits(steps in proptest::collection::vec((0u8..6, 0u8..3, any::<bool>()), 0..50)) {
-            let mut room = Room::default();
+            let mut room = InflightBudget::default();
             let mut waiting = BTreeMap::new();
             for (name, intent, enter) in steps {
                 let key = IntentKey { rule: "r".into(), source: copy(intent) };

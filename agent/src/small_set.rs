@@ -5,37 +5,37 @@ use std::{mem, option};
 
 /// A set that takes no memory of its own for one member. Ordered, and as quick as a tree when there are many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Few<T> {
+pub enum SmallSet<T> {
     /// At most one.
     One(Option<T>),
     /// Any number.
     Many(BTreeSet<T>),
 }
 
-impl<T> Default for Few<T> {
+impl<T> Default for SmallSet<T> {
     fn default() -> Self {
-        Few::One(None)
+        SmallSet::One(None)
     }
 }
 
-impl<T: Ord> Few<T> {
+impl<T: Ord> SmallSet<T> {
     /// Adds a member, if it is not there.
     pub fn insert(&mut self, member: T) {
         match self {
-            Few::One(one) if one.as_ref().is_none_or(|one| *one == member) => *one = Some(member),
-            Few::One(one) => *self = Few::Many(one.take().into_iter().chain([member]).collect()),
-            Few::Many(many) => _ = many.insert(member),
+            SmallSet::One(one) if one.as_ref().is_none_or(|one| *one == member) => *one = Some(member),
+            SmallSet::One(one) => *self = SmallSet::Many(one.take().into_iter().chain([member]).collect()),
+            SmallSet::Many(many) => _ = many.insert(member),
         }
     }
 
     /// Takes a member out, if it is there.
     pub fn remove(&mut self, member: &T) {
         match self {
-            Few::One(one) => _ = one.take_if(|one| one == member),
-            Few::Many(many) => {
+            SmallSet::One(one) => _ = one.take_if(|one| one == member),
+            SmallSet::Many(many) => {
                 many.remove(member);
                 if many.len() <= 1 {
-                    *self = Few::One(mem::take(many).pop_first());
+                    *self = SmallSet::One(mem::take(many).pop_first());
                 }
             }
         }
@@ -44,14 +44,14 @@ impl<T: Ord> Few<T> {
     /// Whether it is there.
     pub fn contains(&self, member: &T) -> bool {
         match self {
-            Few::One(one) => one.as_ref() == Some(member),
-            Few::Many(many) => many.contains(member),
+            SmallSet::One(one) => one.as_ref() == Some(member),
+            SmallSet::Many(many) => many.contains(member),
         }
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        matches!(self, Few::One(None))
+        matches!(self, SmallSet::One(None))
     }
 
     /// All of them, in order.
@@ -60,17 +60,17 @@ impl<T: Ord> Few<T> {
     }
 }
 
-/// All members of a [`Few`], in order.
+/// All members of a [`SmallSet`], in order.
 pub type Iter<'a, T> = Chain<option::IntoIter<&'a T>, Flatten<option::IntoIter<&'a BTreeSet<T>>>>;
 
-impl<'a, T> IntoIterator for &'a Few<T> {
+impl<'a, T> IntoIterator for &'a SmallSet<T> {
     type Item = &'a T;
     type IntoIter = Iter<'a, T>;
 
     fn into_iter(self) -> Self::IntoIter {
         let (one, many): (Option<&T>, Option<&BTreeSet<T>>) = match self {
-            Few::One(one) => (one.as_ref(), None),
-            Few::Many(many) => (None, Some(many)),
+            SmallSet::One(one) => (one.as_ref(), None),
+            SmallSet::Many(many) => (None, Some(many)),
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
@@ -84,7 +84,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_a_set(steps in proptest::collection::vec((0u8..4, any::<bool>()), 0..40)) {
-            let (mut few, mut set) = (Few::default(), BTreeSet::new());
+            let (mut few, mut set) = (SmallSet::default(), BTreeSet::new());
             for (member, inserts) in steps {
                 if inserts {
                     few.insert(member);
@@ -96,7 +96,7 @@ mod tests {
                 prop_assert!(few.iter().eq(&set));
                 prop_assert_eq!(few.is_empty(), set.is_empty());
                 prop_assert!((0..4).all(|member| few.contains(&member) == set.contains(&member)));
-                prop_assert_eq!(matches!(few, Few::Many(_)), set.len() > 1);
+                prop_assert_eq!(matches!(few, SmallSet::Many(_)), set.len() > 1);
             }
         }
     }

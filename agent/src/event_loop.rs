@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
-use crate::classify::{CallError, trouble};
-use crate::core::{Core, Event, Notice, Totals};
+use crate::classify::{CallError, copy_error};
+use crate::core::{Event, Notice, Reconciler, Totals};
 use crate::job::{Done, Job};
 use crate::lease::WriteRight;
 use crate::link::LinkEvent;
@@ -26,9 +26,9 @@ const STORE_AGAIN: Backoff = Backoff { base: Duration::from_secs(1), limit: Dura
 const TURN: usize = 64;
 
 /// The core and its channels.
-pub struct Mind {
+pub struct EventLoop {
     /// What decides.
-    pub core: Core,
+    pub core: Reconciler,
     /// The hub's id.
     pub hub: String,
     /// Where terms are stored.
@@ -57,7 +57,7 @@ pub struct Mind {
 type Saving = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
 
 /// What ended a wait.
-enum Heard {
+enum Wakeup {
     Done(Box<Done>),
     Watched(Event),
     Link(LinkEvent),
@@ -70,7 +70,7 @@ enum Heard {
 
 /// What the loop remembers between turns.
 #[derive(Default)]
-struct Turn {
+struct LoopState {
     frames: Option<mpsc::Sender<AgentFrame>>,
     frame: Option<AgentFrame>,
     job: Option<Job>,
@@ -83,10 +83,10 @@ struct Turn {
     failures: u32,
 }
 
-impl Mind {
+impl EventLoop {
     /// Runs until the drain.
     pub async fn run(mut self) {
-        let mut turn = Turn::default();
+        let mut turn = LoopState::default();
         self.core.set_active(self.right.holds());
         while !self.drain.is_cancelled() {
             // One moment for both: what becomes due in between must not be lost.
@@ -98,24 +98,24 @@ impl Mind {
             let room = self.core.has_room();
             let heard = tokio::select! {
                 () = self.drain.cancelled() => break,
-                Some(done) = self.done.recv() => Heard::Done(Box::new(done)),
-                Some(event) = self.watched.recv() => Heard::Watched(event),
-                Some(event) = self.link.recv(), if room => Heard::Link(event),
-                () = until(due.map(tokio::time::Instant::from_std)) => Heard::Due,
-                () = until(turn.store_at) => Heard::StoreDue,
-                saved = saved(&mut turn.saving) => Heard::Saved(saved),
-                () = self.right.changed() => Heard::Right,
-                permit = permit(turn.frames.clone()), if turn.frame.is_some() => Heard::Permit(permit),
+                Some(done) = self.done.recv() => Wakeup::Done(Box::new(done)),
+                Some(event) = self.watched.recv() => Wakeup::Watched(event),
+                Some(event) = self.link.recv(), if room => Wakeup::Link(event),
+                () = until(due.map(tokio::time::Instant::from_std)) => Wakeup::Due,
+                () = until(turn.store_at) => Wakeup::StoreDue,
+                saved = saved(&mut turn.saving) => Wakeup::Saved(saved),
+                () = self.right.changed() => Wakeup::Right,
+                permit = permit(turn.frames.clone()), if turn.frame.is_some() => Wakeup::Permit(permit),
             };
             match heard {
-                Heard::Done(done) => self.core.hear(Event::Done(done), Instant::now()),
-                Heard::Watched(event) => self.hear_watched(event),
-                Heard::Link(event) => self.hear_link(event, &mut turn),
-                Heard::Due => {}
-                Heard::Right => self.core.set_active(self.right.holds()),
-                Heard::StoreDue => self.store(&mut turn),
-                Heard::Saved(saved) => self.stored(&saved, &mut turn),
-                Heard::Permit(permit) => match (permit, turn.frame.take()) {
+                Wakeup::Done(done) => self.core.handle(Event::Done(done), Instant::now()),
+                Wakeup::Watched(event) => self.hear_watched(event),
+                Wakeup::Link(event) => self.hear_link(event, &mut turn),
+                Wakeup::Due => {}
+                Wakeup::Right => self.core.set_active(self.right.holds()),
+                Wakeup::StoreDue => self.store(&mut turn),
+                Wakeup::Saved(saved) => self.stored(&saved, &mut turn),
+                Wakeup::Permit(permit) => match (permit, turn.frame.take()) {
                     (Some(permit), Some(frame)) => drop(permit.send(frame)),
                     // The stream is ending; the link will say so.
                     _ => turn.frames = None,
@@ -133,31 +133,31 @@ impl Mind {
 
     fn hear_watched(&mut self, event: Event) {
         let now = Instant::now();
-        self.core.hear(event, now);
+        self.core.handle(event, now);
         for _ in 0..TURN {
             let Ok(event) = self.watched.try_recv() else { break };
-            self.core.hear(event, now);
+            self.core.handle(event, now);
         }
     }
 
-    fn hear_link(&mut self, event: LinkEvent, turn: &mut Turn) {
+    fn hear_link(&mut self, event: LinkEvent, turn: &mut LoopState) {
         let now = Instant::now();
         match event {
             LinkEvent::Open(frames) => {
                 (turn.frames, turn.frame) = (Some(frames), None);
-                self.core.hear(Event::HubConnected, now);
+                self.core.handle(Event::HubConnected, now);
             }
-            LinkEvent::Frame(frame, refused) => self.core.hear(Event::Hub(frame, refused), now),
+            LinkEvent::Frame(frame, refused) => self.core.handle(Event::Hub(frame, refused), now),
             LinkEvent::Closed => {
                 (turn.frames, turn.frame) = (None, None);
-                self.core.hear(Event::HubLost, now);
+                self.core.handle(Event::HubLost, now);
             }
-            LinkEvent::Revoked => self.core.hear(Event::Revoked, now),
+            LinkEvent::Revoked => self.core.handle(Event::Revoked, now),
         }
     }
 
     /// Takes from the core what it wants done.
-    fn give_out(&mut self, turn: &mut Turn, now: Instant) {
+    fn give_out(&mut self, turn: &mut LoopState, now: Instant) {
         loop {
             if turn.job.is_none() {
                 turn.job = self.core.next_job(now);
@@ -193,7 +193,7 @@ impl Mind {
     }
 
     /// Begins to store the terms, if they changed.
-    fn store(&mut self, turn: &mut Turn) {
+    fn store(&mut self, turn: &mut LoopState) {
         turn.store_at = None;
         if let Some((hub_cluster_uid, rules)) = self.core.take_store() {
             let (store, hub) = (self.store.clone(), self.hub.clone());
@@ -202,14 +202,14 @@ impl Mind {
         }
     }
 
-    fn stored(&mut self, saved: &Result<(), CallError>, turn: &mut Turn) {
+    fn stored(&mut self, saved: &Result<(), CallError>, turn: &mut LoopState) {
         turn.saving = None;
         turn.failures = if saved.is_ok() { 0 } else { turn.failures.saturating_add(1) };
         if let Err(error) = saved {
             tracing::warn!(status = error.code(), "the rules' terms cannot be stored; trying again");
             turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN.ceiling(turn.failures));
         }
-        self.core.stored(saved.as_ref().copied().map_err(trouble), Instant::now());
+        self.core.stored(saved.as_ref().copied().map_err(copy_error), Instant::now());
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Reason, SourceRef};
 
 use crate::backoff::FIGHT;
-use crate::decide::Trouble;
+use crate::decide::CopyError;
 
 /// So often within [`WINDOW`] a copy is put back without further ado.
 pub const LIMIT: usize = 5;
@@ -90,14 +90,14 @@ impl Fights {
     }
 
     /// What a copy that is fought for is reported with. The same for as long as the fight lasts.
-    pub fn trouble(&self, copy: &SourceRef) -> Option<Trouble> {
+    pub fn copy_error(&self, copy: &SourceRef) -> Option<CopyError> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let who = story.who.as_deref().unwrap_or("somebody");
         let text = format!(
             "{who} keeps changing or deleting this copy; it is put back ever more slowly: end it there, or leave the \
              field to it (ignoreFields), or take the object out of the rule"
         );
-        Some(Trouble::new(Reason::Fight, text))
+        Some(CopyError::new(Reason::Fight, text))
     }
 
     /// The copies about which there is peace again; they are forgotten.
@@ -142,12 +142,12 @@ mod tests {
         let (mut fights, start) = (Fights::default(), Instant::now());
         let mut now = start;
         for time in 1..=6 {
-            assert_eq!(fights.trouble(&copy()), None, "before time {time}");
+            assert_eq!(fights.copy_error(&copy()), None, "before time {time}");
             assert_eq!(fights.not_before(&copy(), now), None);
             fights.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
             now += Duration::from_secs(60);
         }
-        let said = fights.trouble(&copy()).unwrap();
+        let said = fights.copy_error(&copy()).unwrap();
         assert_eq!(said.reason, Reason::Fight);
         assert_eq!(
             &*said.message,
@@ -163,14 +163,14 @@ mod tests {
             let wait = fights.not_before(&copy(), now).unwrap() - now;
             assert!(wait > before || wait == FIGHT.limit, "{wait:?}");
             before = wait;
-            assert_eq!(fights.trouble(&copy()).as_ref(), Some(&said));
+            assert_eq!(fights.copy_error(&copy()).as_ref(), Some(&said));
         }
         assert_eq!(before, FIGHT.limit);
         assert!(FIGHT.limit >= Duration::from_secs(120) && FIGHT.limit * 2 < WINDOW);
         assert_eq!(fights.next_calm(), Some(now + WINDOW));
         assert!(fights.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
         assert_eq!(fights.take_calm(now + WINDOW), [copy()]);
-        assert_eq!((fights.trouble(&copy()), fights.count()), (None, 0));
+        assert_eq!((fights.copy_error(&copy()), fights.count()), (None, 0));
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
         let (mut fights, mut now) = (Fights::default(), Instant::now());
         for _ in 0..50 {
             fights.corrected(&copy(), None, now);
-            assert_eq!(fights.trouble(&copy()), None);
+            assert_eq!(fights.copy_error(&copy()), None);
             now += Duration::from_secs(121);
         }
     }
@@ -194,7 +194,7 @@ mod tests {
             fights.corrected(&name(n), None, start + Duration::from_millis(n as u64));
         }
         assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED + 1, REMEMBERED, 1));
-        assert!(fights.trouble(&name(0)).is_some(), "a fight is not forgotten");
+        assert!(fights.copy_error(&name(0)).is_some(), "a fight is not forgotten");
         fights.forget(&name(0));
         fights.forget(&name(5 * REMEMBERED - 1));
         assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED - 1, REMEMBERED - 1, 0));
