@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Body, Place, RulePlan, Sheaf, SourceContent};
+use super::{Body, CowSortedMap, Place, RulePlan, SourceContent};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,9 +73,9 @@ pub(super) enum OutcomeKey {
 #[derive(Clone)]
 pub struct Made {
     pub(super) plan: Arc<RulePlan>,
-    outcomes: Sheaf<SourceRef, Outcome>,
+    outcomes: CowSortedMap<SourceRef, Outcome>,
     /// Who wants which copy.
-    wanted: Sheaf<SourceRef, BTreeSet<SourceRef>>,
+    wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
     meet: bool,
 }
@@ -85,7 +85,7 @@ impl Made {
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.anew());
         let plan = RulePlan { unknown, shown, ..RulePlan::of(&selection.uid, &selection.scope) };
-        Self { plan: plan.into(), outcomes: Sheaf::default(), wanted: Sheaf::default(), meet }
+        Self { plan: plan.into(), outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet }
     }
 
     /// Whether two are the same, whatever comes next.
@@ -141,8 +141,8 @@ impl Made {
 /// Decides who has a copy: one source that wants it, or none of several.
 fn settle(
     copy: &SourceRef,
-    outcomes: &Sheaf<SourceRef, Outcome>,
-    wanted: &mut Sheaf<SourceRef, BTreeSet<SourceRef>>,
+    outcomes: &CowSortedMap<SourceRef, Outcome>,
+    wanted: &mut CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     plan: &mut RulePlan,
     touched: &mut BTreeSet<SourceRef>,
 ) {

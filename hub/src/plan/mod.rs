@@ -10,6 +10,7 @@
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod content;
+mod cow_sorted_map;
 mod deal;
 mod edits;
 mod expected;
@@ -21,7 +22,6 @@ mod render;
 mod rule;
 mod shape;
 mod share;
-mod sheaf;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
+pub use cow_sorted_map::CowSortedMap;
 pub use deal::{Deal, Labels};
 pub use edits::Edits;
 use expected::{Expected, Without};
@@ -42,7 +43,6 @@ pub use render::{Minter, RENDER_BUDGET};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on, proof_on};
-pub use sheaf::Sheaf;
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -117,7 +117,7 @@ pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
     /// Selected sources whose content is known; in what is sent, under the names of their copies.
-    pub intents: Sheaf<SourceRef, Arc<SourceContent>>,
+    pub intents: CowSortedMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
     /// The same kind by kind, as not every cluster may get every kind.
@@ -155,7 +155,7 @@ impl RulePlan {
     fn of(uid: &RuleUid, scope: &Scope) -> Self {
         Self {
             uid: uid.clone(),
-            intents: Sheaf::default(),
+            intents: CowSortedMap::default(),
             digest: SetDigest::default(),
             digests: BTreeMap::new(),
             shown: Expected::default(),

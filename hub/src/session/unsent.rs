@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
 
-use crate::plan::{Sheaf, SourceContent};
+use crate::plan::{CowSortedMap, SourceContent};
 
-type Upserts = Sheaf<SourceRef, Arc<SourceContent>>;
+type Upserts = CowSortedMap<SourceRef, Arc<SourceContent>>;
 
 /// What waits to be sent: one change of a source at most.
 #[derive(Default)]
