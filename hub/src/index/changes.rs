@@ -10,13 +10,13 @@ use crate::plan::{Goes, NamedTerms, RulePlan};
 impl RuleEntry {
     /// Whether the rule wants something.
     fn wants(&self, item: &Item) -> bool {
-        let plan = |cluster: &ClusterName| self.deal.plan(cluster, &self.plan);
+        let plan = |cluster: &ClusterName| self.cluster_plans.plan(cluster, &self.plan);
         match item {
             Item::Rule => !self.rule.deleting,
             Item::Cluster(cluster) => self.goes.clusters.contains_key(cluster),
             Item::Kind(cluster, kind) => self.goes.clusters.get(cluster).is_some_and(|terms| terms.grants_kind(kind)),
             Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
-            Item::Name(intent) => self.deal.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
+            Item::Name(intent) => self.cluster_plans.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
             Item::Source(source) => self.plan.wants(source),
         }
     }
@@ -45,7 +45,7 @@ impl RuleEntry {
             () if !sent => Item::Kind(cluster.clone(), intent.resource.clone()),
             // An edit: the agent keeps what it was as an older version.
             () if self.is_version(intent) => return None,
-            () if self.deal.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
+            () if self.cluster_plans.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
             () => Item::Name(intent.clone()),
         })
     }
@@ -82,10 +82,10 @@ pub(super) fn note_changes(
         true => Cause::Named,
         false => Cause::Indirect,
     });
-    if former.deal.differs_by_cluster() || entry.deal.differs_by_cluster() {
+    if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
         let both: Vec<_> = former.goes.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name)).collect();
         for cluster in both {
-            if let Some(plan) = former.deal.plan(cluster, &former.plan) {
+            if let Some(plan) = former.cluster_plans.plan(cluster, &former.plan) {
                 note_names(plan, entry, cluster);
             }
         }
@@ -122,7 +122,7 @@ fn note_kinds(before: &NamedTerms, now: &NamedTerms, entry: &mut RuleEntry, clus
 
 /// The copies of sources that are still selected and have other names now.
 fn note_names(before: &Arc<RulePlan>, entry: &mut RuleEntry, cluster: &ClusterName) {
-    let Some(now) = entry.deal.plan(cluster, &entry.plan).cloned() else { return };
+    let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else { return };
     if Arc::ptr_eq(before, &now) {
         return;
     }
@@ -149,7 +149,7 @@ pub(super) fn note_choice(
             if !entry.goes.unknown {
                 note_kinds(&before, &now, entry, cluster);
             }
-            if let Some(plan) = plan.filter(|_| entry.deal.differs_by_cluster()) {
+            if let Some(plan) = plan.filter(|_| entry.cluster_plans.differs_by_cluster()) {
                 note_names(&plan, entry, cluster);
             }
         }

@@ -123,19 +123,20 @@ impl Index {
         let Some(entry) = self.rules.get_mut(uid) else { return };
         let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
         let labels = self.clusters.get(name).filter(|_| lot.is_some()).map(|cluster| &cluster.labels);
-        let former = (entry.goes.clusters.get(name).cloned(), entry.deal.plan(name, &entry.plan).cloned());
-        let exceeded = entry.deal.exceeds();
-        let dealt = waits.is_none() && entry.deal.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
-        if dealt && labels.is_none() && entry.deal.exceeds() {
+        let former = (entry.goes.clusters.get(name).cloned(), entry.cluster_plans.plan(name, &entry.plan).cloned());
+        let exceeded = entry.cluster_plans.exceeds();
+        let dealt =
+            waits.is_none() && entry.cluster_plans.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        if dealt && labels.is_none() && entry.cluster_plans.exceeds() {
             // Perhaps not any more, without this cluster.
             if self.rendering.is_aside() {
                 entry.unrendered.set_again();
                 effect.render.insert(uid.clone());
             } else {
-                entry.deal.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.minter);
+                entry.cluster_plans.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.minter);
             }
         }
-        let all = exceeded != entry.deal.exceeds();
+        let all = exceeded != entry.cluster_plans.exceeds();
         let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
         if !takes_part && entry.brake.holds_in(name) {

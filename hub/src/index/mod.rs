@@ -37,7 +37,7 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
-use crate::plan::{Deal, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::plan::{ClusterPlans, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
 use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
 pub use clusters::Cluster;
@@ -118,7 +118,7 @@ pub struct RuleEntry {
     /// What it selects.
     pub plan: Arc<RulePlan>,
     /// What of that is sent.
-    pub deal: Deal,
+    pub cluster_plans: ClusterPlans,
     /// The clusters that it chooses, leaving clusters not included, by what is granted there.
     pub goes: Goes,
     /// What of it may be removed.
@@ -148,14 +148,14 @@ impl RuleEntry {
                 (name, self.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
             };
             let clusters = self.goes.clusters.iter().map(ungranted);
-            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, self.deal.plans(&self.plan))
+            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, self.cluster_plans.plans(&self.plan))
         };
         self.wanted.get_or_init(compute).clone()
     }
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
-        let plan = self.deal.plan(cluster, &self.plan)?;
+        let plan = self.cluster_plans.plan(cluster, &self.plan)?;
         Some(self.share_of(cluster, plan, self.goes.clusters.get(cluster)?))
     }
 }

@@ -48,7 +48,7 @@ impl Index {
         let unknown: BTreeSet<Place> =
             entry.rule.places(&self.scope).into_iter().filter(|place| !self.is_known(place)).collect();
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.plan.unknown != unknown) else { return effect };
-        entry.deal.set_unknown(&unknown);
+        entry.cluster_plans.set_unknown(&unknown);
         Arc::make_mut(&mut entry.plan).unknown = unknown;
         // Whether a Secret is missing from which values are taken, or cannot be seen, is another question now.
         let takes = entry.rule.shape.lenders().next().is_some().then(|| entry.rule.clone());

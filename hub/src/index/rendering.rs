@@ -19,7 +19,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 use super::changes::note_choice;
 use super::rules::remove_from;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, Deal, Lots, Minter, NamedTerms, RemovalTerms, Rule, RulePlan};
+use crate::plan::{Body, ClusterPlans, Lots, Minter, NamedTerms, RemovalTerms, Rule, RulePlan};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
 pub(super) use unrendered::Unrendered;
@@ -41,7 +41,7 @@ pub(super) struct Rendering {
     /// Counts jobs.
     last: u64,
     /// What is dropped after the lock of the index is released.
-    garbage: Vec<Deal>,
+    garbage: Vec<ClusterPlans>,
 }
 
 impl Rendering {
@@ -68,9 +68,9 @@ impl Rendering {
     }
 
     /// Drops what an index had, after its lock is released.
-    pub(super) fn drop_later(&mut self, deal: Deal) {
+    pub(super) fn drop_later(&mut self, cluster_plans: ClusterPlans) {
         if self.aside {
-            self.garbage.push(deal);
+            self.garbage.push(cluster_plans);
         }
     }
 }
@@ -78,7 +78,7 @@ impl Rendering {
 impl RuleEntry {
     /// Whether what is sent to a cluster has not been rendered yet.
     pub(super) fn lacks(&self, cluster: &ClusterName) -> bool {
-        self.deal.plan(cluster, &self.plan).is_none()
+        self.cluster_plans.plan(cluster, &self.plan).is_none()
     }
 }
 
@@ -131,13 +131,13 @@ impl Index {
             // Nothing new of it is sent any more.
             self.rendering.awaited.remove(&uid);
             let terms = Terms { deletion_policy: rule.terms.deletion_policy, ..Terms::clone(&former.rule.terms) };
-            let (plan, deal) = (former.plan.clone(), former.deal.clone());
+            let (plan, cluster_plans) = (former.plan.clone(), former.cluster_plans.clone());
             let unrendered = Unrendered { outdated: former.unrendered.outdated, ..Unrendered::default() };
             let mut going = former.rule.clone();
             (going.deleting, going.generation, going.removal) = (true, rule.generation, rule.removal);
             going.terms = NamedTerms::new(terms);
             let rule = going;
-            return self.put_rule(rule, plan, deal, unrendered);
+            return self.put_rule(rule, plan, cluster_plans, unrendered);
         }
         self.rendering.last += 1;
         let awaited = Awaited { rule, serial: self.rendering.last };
@@ -167,7 +167,7 @@ impl Index {
         if let Some(Awaited { rule, serial }) = self.rendering.awaited.get(uid) {
             let (rule, serial) = (rule.clone(), *serial);
             let known = self.rules.get(uid).filter(|former| is_rendered_alike(&former.rule, &rule));
-            let known = known.map(|former| former.deal.clone()).unwrap_or_default();
+            let known = known.map(|former| former.cluster_plans.clone()).unwrap_or_default();
             let plan = Arc::new(self.plan_of(&rule));
             let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
             let clusters = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
@@ -187,8 +187,9 @@ impl Index {
         let chosen = entry.unrendered.clusters.iter().filter_map(|name| Some((name, clusters.get(name)?)));
         let chosen = chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
         let chosen = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
-        let (plan, deal) = (entry.plan.clone(), entry.deal.clone());
-        let work = Work::Changes { plan, deal, sources: changed, clusters: chosen, again: entry.unrendered.again };
+        let (plan, cluster_plans) = (entry.plan.clone(), entry.cluster_plans.clone());
+        let work =
+            Work::Changes { plan, cluster_plans, sources: changed, clusters: chosen, again: entry.unrendered.again };
         let job = RenderJob { rule: rule.clone(), number, minter, work };
         (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
         entry.unrendered.again = false;
@@ -217,7 +218,7 @@ impl Index {
             return Effect::default();
         }
         let Some(Awaited { rule, .. }) = self.rendering.awaited.remove(&uid) else { return Effect::default() };
-        let (mut plan, mut deal) = (rendered.plan.clone(), std::mem::take(&mut rendered.deal));
+        let (mut plan, mut cluster_plans) = (rendered.plan.clone(), std::mem::take(&mut rendered.cluster_plans));
         let mut unrendered = Unrendered::default();
         let now = self.plan_of(&rule);
         for source in now.changed_since(&plan) {
@@ -227,26 +228,26 @@ impl Index {
             } else {
                 let plan = Arc::make_mut(&mut plan);
                 plan.set(&source, body.as_ref());
-                if deal.exceeds() {
+                if cluster_plans.exceeds() {
                     unrendered.again = true;
                 } else {
-                    deal.update(&rule, plan, &source, &self.minter);
+                    cluster_plans.update(&rule, plan, &source, &self.minter);
                 }
             }
         }
         for secret in now.lent_since(&plan) {
             let plan = Arc::make_mut(&mut plan);
-            lend_now(&rule, plan, &mut deal, &secret, now.lent.get(&secret), &mut unrendered, &self.minter);
+            lend_now(&rule, plan, &mut cluster_plans, &secret, now.lent.get(&secret), &mut unrendered, &self.minter);
         }
         if plan.unknown != now.unknown {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
-            deal.set_unknown(&now.unknown);
+            cluster_plans.set_unknown(&now.unknown);
             // Whether a Secret is missing from which values are taken is another question now.
             unrendered.again |= rule.shape.lenders().next().is_some();
         }
-        unrendered.again |= self.drop_unchosen(&rule, &plan, &mut deal) && deal.exceeds();
+        unrendered.again |= self.drop_unchosen(&rule, &plan, &mut cluster_plans) && cluster_plans.exceeds();
         for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name)) {
-            if deal.lacks(name, &cluster.labels) {
+            if cluster_plans.lacks(name, &cluster.labels) {
                 unrendered.clusters.insert(name.clone());
             }
         }
@@ -254,7 +255,7 @@ impl Index {
         unrendered.outdated = outdated.filter(|last| rendered.number <= *last);
         let was_outdated = outdated.is_some();
         let waiting = unrendered.sources.clone();
-        let mut effect = self.put_rule(rule, plan, deal, unrendered);
+        let mut effect = self.put_rule(rule, plan, cluster_plans, unrendered);
         for source in waiting {
             self.selected_by.entry(source).or_default().insert(uid.clone());
         }
@@ -275,7 +276,7 @@ impl Index {
             return effect;
         };
         let Some(mut entry) = self.rules.remove(&uid) else { return effect };
-        let (mut plan, mut deal) = (rendered.plan.clone(), std::mem::take(&mut rendered.deal));
+        let (mut plan, mut cluster_plans) = (rendered.plan.clone(), std::mem::take(&mut rendered.cluster_plans));
         for source in &since {
             let known = Arc::make_mut(&mut plan);
             let body = entry.plan.body(source);
@@ -283,19 +284,19 @@ impl Index {
             match has_content(body.as_ref()) {
                 // It was said at once that it has none, and has it again.
                 true => drop(entry.unrendered.sources.insert(source.clone())),
-                false if deal.exceeds() => entry.unrendered.again = true,
-                false => deal.update(&entry.rule, known, source, &self.minter),
+                false if cluster_plans.exceeds() => entry.unrendered.again = true,
+                false => cluster_plans.update(&entry.rule, known, source, &self.minter),
             }
             if entry.rule.takes_from(source) {
                 let body = entry.plan.lent.get(source);
-                lend_now(&entry.rule, known, &mut deal, source, body, &mut entry.unrendered, &self.minter);
+                lend_now(&entry.rule, known, &mut cluster_plans, source, body, &mut entry.unrendered, &self.minter);
             }
         }
         if plan.unknown != entry.plan.unknown {
             Arc::make_mut(&mut plan).unknown.clone_from(&entry.plan.unknown);
-            deal.set_unknown(&entry.plan.unknown);
+            cluster_plans.set_unknown(&entry.plan.unknown);
         }
-        let former = std::mem::replace(&mut entry.deal, deal);
+        let former = std::mem::replace(&mut entry.cluster_plans, cluster_plans);
         let former_plan = std::mem::replace(&mut entry.plan, plan);
         for source in sources.iter().chain(&since) {
             if entry.plan.names(source) || entry.unrendered.sources.contains(source) {
@@ -315,8 +316,8 @@ impl Index {
         for name in clusters {
             self.take_cluster(&mut entry, name, former.plan(name, &former_plan));
         }
-        let has_left = self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.deal);
-        entry.unrendered.again |= has_left && entry.deal.exceeds();
+        let has_left = self.drop_unchosen(&entry.rule, &entry.plan.clone(), &mut entry.cluster_plans);
+        entry.unrendered.again |= has_left && entry.cluster_plans.exceeds();
         entry.keep_wanted();
         if entry.brake.is_open() {
             effect.judge.insert(uid.clone());
@@ -335,18 +336,18 @@ impl Index {
         let lot = Lots::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
         let former = (entry.goes.clusters.get(name).cloned(), former.cloned());
         entry.goes.set(&entry.rule, name, Some(lot), cluster.cordoned);
-        if entry.deal.lacks(name, &cluster.labels) {
+        if entry.cluster_plans.lacks(name, &cluster.labels) {
             entry.unrendered.clusters.insert(name.clone());
         }
         note_choice(entry, name, former, true);
     }
 
     /// Drops clusters that a rule has left while its copies were rendered. Returns whether there were any.
-    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, deal: &mut Deal) -> bool {
+    fn drop_unchosen(&self, rule: &Rule, plan: &RulePlan, cluster_plans: &mut ClusterPlans) -> bool {
         let chosen = |name: &&ClusterName| self.clusters.get(*name).is_some_and(|known| known.is_chosen_by(rule, name));
-        let gone: Vec<_> = deal.clusters().filter(|name| !chosen(name)).cloned().collect();
+        let gone: Vec<_> = cluster_plans.clusters().filter(|name| !chosen(name)).cloned().collect();
         for name in &gone {
-            deal.set_cluster(rule, plan, name, None, &self.minter);
+            cluster_plans.set_cluster(rule, plan, name, None, &self.minter);
         }
         !gone.is_empty()
     }
@@ -356,7 +357,7 @@ impl Index {
 fn lend_now(
     rule: &Rule,
     plan: &mut RulePlan,
-    deal: &mut Deal,
+    cluster_plans: &mut ClusterPlans,
     secret: &SourceRef,
     body: Option<&Body>,
     unrendered: &mut Unrendered,
@@ -367,7 +368,7 @@ fn lend_now(
         return;
     }
     if plan.lend(secret, body) {
-        deal.set_lent_unread(rule, plan, secret, minter);
+        cluster_plans.set_lent_unread(rule, plan, secret, minter);
     }
 }
 

@@ -178,14 +178,14 @@ fn follow(index: &mut Index, mut effect: Effect, render: &mut BTreeSet<RuleUid>)
 /// What may be sent is of sources that the rule selects, and nothing is sent whose content is unknown.
 fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
     for (_, entry) in index.rules() {
-        for (_, plan) in entry.deal.plans(&entry.plan) {
+        for (_, plan) in entry.cluster_plans.plans(&entry.plan) {
             for intent in plan.intents.keys() {
                 let source = intent.plain();
                 prop_assert!(entry.plan.intents.contains_key(&source), "{source} is sent and not known");
             }
             prop_assert_eq!(&plan.unknown, &entry.plan.unknown);
         }
-        for cluster in entry.deal.clusters() {
+        for cluster in entry.cluster_plans.clusters() {
             let chosen = index.cluster(cluster).is_some_and(|known| known.is_chosen_by(&entry.rule, cluster));
             prop_assert!(chosen, "{cluster:?} is not chosen");
         }
@@ -204,7 +204,10 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
             continue;
         }
         prop_assert!(entry.plan.says_the_same(&expected.plan), "the plan of {uid:?} is another one");
-        prop_assert!(entry.deal.says_the_same(&expected.deal), "what is sent of {uid:?} is something else");
+        prop_assert!(
+            entry.cluster_plans.says_the_same(&expected.cluster_plans),
+            "what is sent of {uid:?} is something else"
+        );
         prop_assert!(entry.goes == expected.goes);
     }
     for (source, readers) in &here.selected_by {
@@ -316,7 +319,7 @@ fn rule_over_its_render_budget_sends_nothing() {
         read(&mut index, name, 2, &noise(u64::from(name) + 7));
     }
     let entry = index.rule(&"r".into()).unwrap();
-    assert!(entry.deal.exceeds() && sent(&index, "c0") == 0);
+    assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let share = entry.share(&"c7".into()).unwrap();
     let (_, why) = share.plan.withheld.first_key_value().unwrap();
     assert_eq!((why.why, share.plan.withheld.len()), (Why::Budget, 3));
@@ -359,7 +362,7 @@ fn noisy(index: &mut Index, name: u8) -> Effect {
 }
 
 fn exceeds(index: &Index) -> bool {
-    index.rule(&"r".into()).unwrap().deal.exceeds()
+    index.rule(&"r".into()).unwrap().cluster_plans.exceeds()
 }
 
 #[test]
@@ -421,12 +424,12 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
         index.read(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]), content(&noise(1)));
         settle(&mut index);
         index.vanish_source(&of, Instant::now());
-        let deal = &index.rule(&"r".into()).unwrap().deal;
-        assert_eq!(deal.rendered_sources(), 1, "{turn}");
+        let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
+        assert_eq!(cluster_plans.rendered_sources(), 1, "{turn}");
         index.set_rule(rule(1, "v9", &json!({"all": true}), &shapes()[1], false));
         settle(&mut index);
-        let deal = &index.rule(&"r".into()).unwrap().deal;
-        assert_eq!(deal.rendered_sources(), 0, "{turn}");
+        let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
+        assert_eq!(cluster_plans.rendered_sources(), 0, "{turn}");
         index.bury(Instant::now() + GRACE, GRACE);
     }
 }

@@ -8,7 +8,7 @@ use super::changes::note_changes;
 use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Cause, Item};
-use crate::plan::{Body, Deal, RemovalTerms, Rule, RulePlan, Source, plan};
+use crate::plan::{Body, ClusterPlans, RemovalTerms, Rule, RulePlan, Source, plan};
 use crate::rollout::Gate;
 
 impl Index {
@@ -18,13 +18,19 @@ impl Index {
         if rule.sends_as_selected() {
             self.rendering.forget(&rule.uid);
             let plan = Arc::new(self.plan_of(&rule));
-            return self.put_rule(rule, plan, Deal::default(), Unrendered::default());
+            return self.put_rule(rule, plan, ClusterPlans::default(), Unrendered::default());
         }
         self.set_rendered_rule(rule)
     }
 
     /// A rule is as given now, and what is sent of this selection was rendered.
-    pub(super) fn put_rule(&mut self, rule: Rule, plan: Arc<RulePlan>, deal: Deal, unrendered: Unrendered) -> Effect {
+    pub(super) fn put_rule(
+        &mut self,
+        rule: Rule,
+        plan: Arc<RulePlan>,
+        cluster_plans: ClusterPlans,
+        unrendered: Unrendered,
+    ) -> Effect {
         let mut effect = Effect::default();
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
@@ -41,7 +47,7 @@ impl Index {
         }
         let unchanged = former.as_ref().is_some_and(|former| {
             former.plan.says_the_same(&plan)
-                && former.deal.says_the_same(&deal)
+                && former.cluster_plans.says_the_same(&cluster_plans)
                 && former.goes == goes
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
@@ -62,7 +68,7 @@ impl Index {
         let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.travel.reverts());
         let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
         let (wanted, target) = (OnceLock::new(), OnceLock::new());
-        let mut entry = RuleEntry { rule, plan, deal, goes, brake, gate, unrendered, version, wanted, target };
+        let mut entry = RuleEntry { rule, plan, cluster_plans, goes, brake, gate, unrendered, version, wanted, target };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
@@ -70,11 +76,11 @@ impl Index {
         match former {
             Some(former) if unchanged => {
                 entry.plan = former.plan;
-                self.rendering.drop_later(std::mem::replace(&mut entry.deal, former.deal));
+                self.rendering.drop_later(std::mem::replace(&mut entry.cluster_plans, former.cluster_plans));
             }
             former => {
                 entry.brake.wants_something_else();
-                former.into_iter().for_each(|former| self.rendering.drop_later(former.deal));
+                former.into_iter().for_each(|former| self.rendering.drop_later(former.cluster_plans));
             }
         }
         effect.relist = self.register(entry);
@@ -113,7 +119,7 @@ impl Index {
             effect.rules.insert(uid.clone());
             self.forget(uid);
             self.drop_unselected(all_sources(&former.plan).chain(former.unrendered.sources()));
-            self.rendering.drop_later(former.deal);
+            self.rendering.drop_later(former.cluster_plans);
         }
         effect
     }
@@ -204,12 +210,12 @@ impl Index {
         }
         let wanted = entry.plan.wants(source);
         Arc::make_mut(&mut entry.plan).set(source, selected);
-        if entry.deal.exceeds() && self.rendering.is_aside() {
+        if entry.cluster_plans.exceeds() && self.rendering.is_aside() {
             // Nothing of it is sent or removed until all of it is rendered again.
             entry.unrendered.set_again();
             effect.render.insert(uid.clone());
         } else {
-            entry.deal.update(&entry.rule, &entry.plan, source, &self.minter);
+            entry.cluster_plans.update(&entry.rule, &entry.plan, source, &self.minter);
         }
         if wanted != entry.plan.wants(source) {
             entry.brake.wants_something_else();
@@ -243,7 +249,7 @@ impl Index {
         }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
         if Arc::make_mut(&mut entry.plan).lend(secret, body) {
-            entry.deal.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
+            entry.cluster_plans.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
             match body {
                 Some(_) => {
                     self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());

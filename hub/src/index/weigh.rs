@@ -62,7 +62,7 @@ impl Index {
             .filter(|name| !entry.goes.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone())));
         let said = entry.goes.clusters.keys().chain(outside).filter_map(|cluster| {
             let copies = holdings(&entry.rule.uid, cluster)?.copies;
-            let plan = entry.deal.made(cluster).unwrap_or(&entry.plan);
+            let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
             let intents = leaving.saturating_add(plan.sources() as u64);
             Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
         });
@@ -80,7 +80,8 @@ impl Index {
             None if self.may_hold(cluster) => targets(&entry.rule).saturating_mul(entry.plan.sources() as u64),
             None => 0,
         };
-        let Some((_, plan)) = entry.deal.plans(&entry.plan).find(|(of, _)| of.is_none_or(|of| of == cluster)) else {
+        let Some((_, plan)) = entry.cluster_plans.plans(&entry.plan).find(|(of, _)| of.is_none_or(|of| of == cluster))
+        else {
             return all;
         };
         let stay = plan.wanted().filter(|intent| self.is_wanted_by_another(entry, cluster, intent)).count();

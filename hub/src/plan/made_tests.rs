@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{Payload, Revision};
 use serde_json::json;
 
-use super::super::{Deal, Minter, Place, Rule, Scope, Source, plan};
+use super::super::{ClusterPlans, Minter, Place, Rule, Scope, Source, plan};
 use super::*;
 use crate::crd;
 
@@ -39,11 +39,11 @@ fn source(namespace: u8, name: u8) -> SourceRef {
 fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() {
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
-    let mut deal = Deal::new(&rule, &selection, std::iter::empty(), &Minter::default());
+    let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &Minter::default());
     let mut say = |source: &SourceRef, body: Option<Body>| {
         selection.set(source, body.as_ref());
-        deal.update(&rule, &selection, source, &Minter::default());
-        let sent = deal.made(&"any".into()).unwrap().clone();
+        cluster_plans.update(&rule, &selection, source, &Minter::default());
+        let sent = cluster_plans.plan_of(&"any".into()).unwrap().clone();
         (sent.intents.keys().cloned().collect::<Vec<_>>(), sent)
     };
     let (intents, before) = say(&one, Some(body(3)));
@@ -67,23 +67,23 @@ proptest! {
     ) {
         let rule = rule();
         let mut selection = RulePlan::empty(&rule);
-        let mut deal = Deal::new(&rule, &selection, std::iter::empty(), &Minter::default());
+        let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &Minter::default());
         let mut sources = BTreeMap::new();
         for (namespace, name, kind) in edits {
             let source = source(namespace, name);
             let body = kind.map(body);
             selection.set(&source, body.as_ref());
-            deal.update(&rule, &selection, &source, &Minter::default());
+            cluster_plans.update(&rule, &selection, &source, &Minter::default());
             match body {
                 Some(body) => drop(sources.insert(source, Source { labels: BTreeMap::new(), body })),
                 None => drop(sources.remove(&source)),
             }
         }
         let fresh = plan(&rule, &sources, &Scope::Everywhere, |_: &Place| true);
-        let expected = Deal::new(&rule, &fresh, std::iter::empty(), &Minter::default());
-        prop_assert!(deal.says_the_same(&expected));
-        let sent = deal.made(&"any".into()).unwrap();
-        let expected = expected.made(&"any".into()).unwrap();
+        let expected = ClusterPlans::new(&rule, &fresh, std::iter::empty(), &Minter::default());
+        prop_assert!(cluster_plans.says_the_same(&expected));
+        let sent = cluster_plans.plan_of(&"any".into()).unwrap();
+        let expected = expected.plan_of(&"any".into()).unwrap();
         prop_assert_eq!(sent.intents.keys().collect::<Vec<_>>(), expected.intents.keys().collect::<Vec<_>>());
         // Every source that could be sent is, or is said to be withheld.
         for source in selection.intents.keys() {

@@ -5,13 +5,13 @@
 //! the terms in that cluster, and its desired set is a list of such shares. Namespaces are not expanded here: that is
 //! done in the member cluster, where they live.
 //!
-//! Where copies are shaped, or two sources may want one copy, what is selected is not what is sent: the [`Deal`] of the
+//! Where copies are shaped, or two sources may want one copy, what is selected is not what is sent: the [`ClusterPlans`] of the
 //! rule makes the one of the other, and clusters for which the outcome is equal share it.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
+mod cluster_plans;
 mod content;
 mod cow_sorted_map;
-mod deal;
 mod edits;
 mod expected;
 mod grants;
@@ -29,10 +29,10 @@ use std::sync::Arc;
 use runnel_proto::model::{Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef};
 use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
+pub use cluster_plans::{ClusterPlans, Labels};
 pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
-pub use deal::{Deal, Labels};
 pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};

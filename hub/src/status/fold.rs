@@ -17,7 +17,7 @@ use crate::crd::conditions::{
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::index::{Held, HeldNamed};
-use crate::plan::{Deal, Goes, Place, Refused, Rule, RulePlan};
+use crate::plan::{ClusterPlans, Goes, Place, Refused, Rule, RulePlan};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -26,7 +26,7 @@ pub struct View<'a> {
     /// What it selects.
     pub plan: &'a RulePlan,
     /// What of that is sent.
-    pub deal: &'a Deal,
+    pub cluster_plans: &'a ClusterPlans,
     /// The clusters that it chooses, by what is granted there.
     pub goes: &'a Goes,
     /// The places that it needs and that cannot be read, and why.
@@ -54,7 +54,7 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// What is sent to a cluster.
     pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
-        self.deal.made(cluster).map_or(self.plan, |made| made)
+        self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made)
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
-use crate::plan::{Deal, Goes, NamedTerms, RulePlan, digest_on, proof_on};
+use crate::plan::{ClusterPlans, Goes, NamedTerms, RulePlan, digest_on, proof_on};
 use crate::session::RULES_LIMIT;
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
@@ -294,7 +294,7 @@ pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &Accou
 /// What of a rule is sent to its clusters, as far as proofs are about it.
 pub struct Sent<'a> {
     plan: &'a RulePlan,
-    deal: &'a Deal,
+    cluster_plans: &'a ClusterPlans,
     goes: &'a Goes,
     /// The brake holds something of it.
     held: bool,
@@ -302,14 +302,19 @@ pub struct Sent<'a> {
 
 impl<'a> From<&'a RuleEntry> for Sent<'a> {
     fn from(entry: &'a RuleEntry) -> Self {
-        Self { plan: &entry.plan, deal: &entry.deal, goes: &entry.goes, held: entry.brake.is_holding() }
+        Self {
+            plan: &entry.plan,
+            cluster_plans: &entry.cluster_plans,
+            goes: &entry.goes,
+            held: entry.brake.is_holding(),
+        }
     }
 }
 
 impl<'a> Sent<'a> {
     /// The same of what is looked at.
     pub(super) fn of(view: &View<'a>) -> Self {
-        Self { plan: view.plan, deal: view.deal, goes: view.goes, held: view.held.is_some() }
+        Self { plan: view.plan, cluster_plans: view.cluster_plans, goes: view.goes, held: view.held.is_some() }
     }
 
     /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
@@ -320,7 +325,7 @@ impl<'a> Sent<'a> {
     /// Whether that is so in this cluster, by the agent's last word in its newest session.
     pub fn differs_in(&self, ledger: &Ledger, cluster: &ClusterName) -> bool {
         let (account, terms) = (ledger.account(cluster, &self.plan.uid), self.goes.clusters.get(cluster));
-        let plan = self.deal.made(cluster).map_or(self.plan, |made| made);
+        let plan = self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made);
         account
             .zip(terms)
             .is_some_and(|(account, terms)| self.proved(plan, terms, ledger.proof_key.as_ref(), account) == Proved::No)

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, Deal, Goes, Place, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, ClusterPlans, Goes, Place, Rule, RulePlan, SourceContent};
 
 mod pages;
 mod proof;
@@ -22,7 +22,7 @@ mod snapshots;
 struct World {
     rule: Rule,
     plan: RulePlan,
-    deal: Deal,
+    cluster_plans: ClusterPlans,
     goes: Goes,
     ledger: Ledger,
     status: RuleStatus,
@@ -80,7 +80,7 @@ impl World {
         Self {
             rule,
             plan,
-            deal: Deal::default(),
+            cluster_plans: ClusterPlans::default(),
             goes,
             ledger,
             status,
@@ -113,7 +113,7 @@ impl World {
         View {
             rule: &self.rule,
             plan: &self.plan,
-            deal: &self.deal,
+            cluster_plans: &self.cluster_plans,
             goes: &self.goes,
             unreadable: BTreeMap::new(),
             removal: self.held.as_ref().map(|held| held.memory.clone()),
@@ -138,7 +138,7 @@ impl World {
         let terms = self.goes.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
         RuleState {
             rule: self.rule.terms.rule.clone(),
-            intents_digest: self.deal.made(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
+            intents_digest: self.cluster_plans.plan_of(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),
             intents: 1,
             terms_digest: Some(terms.digest),
             counts,

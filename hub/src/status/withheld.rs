@@ -49,7 +49,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     }
     let (cluster, withheld) = first?;
     let place = match clusters {
-        all if all == view.goes.clusters.len() && !view.deal.differs_by_cluster() => String::new(),
+        all if all == view.goes.clusters.len() && !view.cluster_plans.differs_by_cluster() => String::new(),
         1 => format!(" to {cluster}"),
         all => format!(" to {all} clusters, among them {cluster}"),
     };

@@ -102,8 +102,8 @@ impl Scene {
                 None,
             );
         }
-        for (cluster, plan) in entry.deal.plans(&entry.plan) {
-            let cluster = cluster.filter(|_| entry.deal.outcomes() > 1);
+        for (cluster, plan) in entry.cluster_plans.plans(&entry.plan) {
+            let cluster = cluster.filter(|_| entry.cluster_plans.outcomes() > 1);
             for (source, withheld) in &plan.withheld {
                 add(source.to_string(), format!("{:?}", withheld.why), &withheld.message, cluster);
             }
@@ -118,7 +118,7 @@ impl Scene {
     pub fn sent(&self) -> usize {
         let Some(entry) = self.index().rule(self.uid()) else { return 0 };
         let sent = |plan: &RulePlan| plan.intents.keys().map(|intent| intent.plain()).collect::<Vec<_>>();
-        let all = entry.deal.plans(&entry.plan).flat_map(|(_, plan)| sent(plan));
+        let all = entry.cluster_plans.plans(&entry.plan).flat_map(|(_, plan)| sent(plan));
         all.collect::<std::collections::BTreeSet<_>>().len()
     }
 

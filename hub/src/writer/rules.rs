@@ -35,7 +35,7 @@ pub(crate) fn view<'a>(
         given_up,
         rule: &entry.rule,
         plan: &entry.plan,
-        deal: &entry.deal,
+        cluster_plans: &entry.cluster_plans,
         goes: &entry.goes,
         unreadable: index.unreadable_places(&entry.rule),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {

@@ -16,7 +16,8 @@ impl Index {
         selected: Option<&Body>,
         effect: &mut Effect,
     ) -> bool {
-        let Some(entry) = self.rules.get_mut(uid).filter(|entry| self.rendering.aside && entry.deal.is_rendered())
+        let Some(entry) =
+            self.rules.get_mut(uid).filter(|entry| self.rendering.aside && entry.cluster_plans.is_rendered())
         else {
             return false;
         };
@@ -41,7 +42,7 @@ impl Index {
         effect: &mut Effect,
     ) -> Option<bool> {
         let aside = self.rendering.aside;
-        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.deal.is_rendered())?;
+        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.cluster_plans.is_rendered())?;
         if !entry.rule.takes_from(secret) {
             return Some(false);
         }
@@ -49,7 +50,7 @@ impl Index {
         if matches!(body, Some(Body::Unread)) {
             entry.unrendered.note(secret);
             let plan = Arc::make_mut(&mut entry.plan);
-            lend_now(&entry.rule, plan, &mut entry.deal, secret, body, &mut entry.unrendered, &self.minter);
+            lend_now(&entry.rule, plan, &mut entry.cluster_plans, secret, body, &mut entry.unrendered, &self.minter);
             self.touch(uid, effect);
         } else {
             entry.unrendered.sources.insert(secret.clone());
@@ -68,7 +69,7 @@ impl Index {
     ) -> Option<bool> {
         let Cluster { labels, .. } = self.clusters.get(name)?;
         let aside = self.rendering.aside;
-        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.deal.lacks(name, labels))?;
+        let entry = self.rules.get_mut(uid).filter(|entry| aside && entry.cluster_plans.lacks(name, labels))?;
         entry.unrendered.clusters.insert(name.clone());
         effect.render.insert(uid.clone());
         Some(!entry.lacks(name))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use crate::plan::{Body, Deal, Labels, Minter, Rule, RulePlan};
+use crate::plan::{Body, ClusterPlans, Labels, Minter, Rule, RulePlan};
 
 /// All that it takes to render what has changed of a rule.
 pub struct RenderJob {
@@ -16,11 +16,11 @@ pub struct RenderJob {
 
 pub(super) enum Work {
     /// The rule is another one.
-    Whole { serial: u64, plan: Arc<RulePlan>, clusters: Vec<(ClusterName, Labels)>, known: Deal },
+    Whole { serial: u64, plan: Arc<RulePlan>, clusters: Vec<(ClusterName, Labels)>, known: ClusterPlans },
     /// Some of its sources or clusters are.
     Changes {
         plan: Arc<RulePlan>,
-        deal: Deal,
+        cluster_plans: ClusterPlans,
         sources: Vec<(SourceRef, Option<Body>, Option<Body>)>,
         clusters: Vec<(ClusterName, Labels)>,
         again: bool,
@@ -32,9 +32,9 @@ pub struct Rendered {
     pub(super) rule: Rule,
     pub(super) number: u64,
     pub(super) plan: Arc<RulePlan>,
-    pub(super) deal: Deal,
+    pub(super) cluster_plans: ClusterPlans,
     pub(super) what: What,
-    pub(super) garbage: Vec<Deal>,
+    pub(super) garbage: Vec<ClusterPlans>,
 }
 
 pub(super) enum What {
@@ -48,44 +48,44 @@ impl RenderJob {
     /// Renders. May take long.
     pub fn run(self) -> Rendered {
         let Self { rule, number, minter, work } = self;
-        let (plan, deal, what) = match work {
+        let (plan, cluster_plans, what) = match work {
             Work::Whole { serial, plan, clusters, known } => {
-                let mut deal = known.again(&rule, &plan, clusters.into_iter(), &minter);
-                if deal.exceeds() {
+                let mut cluster_plans = known.again(&rule, &plan, clusters.into_iter(), &minter);
+                if cluster_plans.exceeds() {
                     // Perhaps not without what the rule before has, which counts as long as it is sent.
-                    deal.begin_again(&rule, &plan, Vec::new(), &minter);
+                    cluster_plans.begin_again(&rule, &plan, Vec::new(), &minter);
                 }
-                (plan, deal, What::Whole(serial))
+                (plan, cluster_plans, What::Whole(serial))
             }
-            Work::Changes { mut plan, mut deal, sources, clusters, again } => {
+            Work::Changes { mut plan, mut cluster_plans, sources, clusters, again } => {
                 let mut changed = BTreeSet::new();
                 for (source, selected, lent) in sources {
                     let known = Arc::make_mut(&mut plan);
                     if !known.already_says(&source, selected.as_ref()) {
                         known.set(&source, selected.as_ref());
-                        if !deal.exceeds() {
-                            deal.update(&rule, known, &source, &minter);
+                        if !cluster_plans.exceeds() {
+                            cluster_plans.update(&rule, known, &source, &minter);
                         }
                     }
-                    if rule.takes_from(&source) && known.lend(&source, lent.as_ref()) && !deal.exceeds() {
-                        deal.update_lent(&rule, known, &source, &minter);
+                    if rule.takes_from(&source) && known.lend(&source, lent.as_ref()) && !cluster_plans.exceeds() {
+                        cluster_plans.update_lent(&rule, known, &source, &minter);
                     }
                     changed.insert(source);
                 }
                 for (name, labels) in &clusters {
-                    if !deal.exceeds() {
-                        deal.set_cluster(&rule, &plan, name, Some(labels), &minter);
+                    if !cluster_plans.exceeds() {
+                        cluster_plans.set_cluster(&rule, &plan, name, Some(labels), &minter);
                     }
                 }
                 let names = clusters.iter().map(|(name, _)| name.clone()).collect();
-                if deal.exceeds() || again {
+                if cluster_plans.exceeds() || again {
                     // Perhaps not with all that has changed.
-                    deal.begin_again(&rule, &plan, clusters, &minter);
+                    cluster_plans.begin_again(&rule, &plan, clusters, &minter);
                 }
-                (plan, deal, What::Changes(changed, names))
+                (plan, cluster_plans, What::Changes(changed, names))
             }
         };
-        Rendered { rule, number, plan, deal, what, garbage: Vec::new() }
+        Rendered { rule, number, plan, cluster_plans, what, garbage: Vec::new() }
     }
 }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
-use super::super::{Body, Deal, Lent, Minter, Rule, RulePlan, SourceContent};
+use super::super::{Body, ClusterPlans, Lent, Minter, Rule, RulePlan, SourceContent};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -182,9 +182,9 @@ fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)>
     tiers.iter().enumerate().map(|(at, tier)| (format!("c{at}").as_str().into(), labels(tier))).collect()
 }
 
-fn deal(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTreeMap<String, String>)]) -> Deal {
+fn cluster_plans(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTreeMap<String, String>)]) -> ClusterPlans {
     let clusters = fleet.iter().map(|(name, labels)| (name.clone(), Arc::new(labels.clone())));
-    Deal::new(rule, selection, clusters, &Minter::default())
+    ClusterPlans::new(rule, selection, clusters, &Minter::default())
 }
 
 #[test]
@@ -195,22 +195,27 @@ fn clusters_with_the_same_outcome_share_a_plan_and_all_share_what_is_equal() {
     selection.set(&varying, Some(&body("${cluster.labels.tier:-none}")));
     selection.set(&fixed, Some(&body("always")));
     let mut fleet = fleet(&[Some("gold"), Some("gold"), None, Some("none"), Some("iron")]);
-    let mut deal = deal(&rule, &selection, &fleet);
-    assert_eq!(deal.outcomes(), 3);
-    let plan = |deal: &Deal, at: usize| deal.made(&format!("c{at}").as_str().into()).unwrap().clone();
-    assert!(Arc::ptr_eq(&plan(&deal, 0), &plan(&deal, 1)) && Arc::ptr_eq(&plan(&deal, 2), &plan(&deal, 3)));
-    assert!(Arc::ptr_eq(&plan(&deal, 0).intents[&fixed], &plan(&deal, 4).intents[&fixed]));
-    assert!(plan(&deal, 0).intents[&varying].revision != plan(&deal, 4).intents[&varying].revision);
+    let mut cluster_plans = cluster_plans(&rule, &selection, &fleet);
+    assert_eq!(cluster_plans.outcomes(), 3);
+    let plan = |cluster_plans: &ClusterPlans, at: usize| {
+        cluster_plans.plan_of(&format!("c{at}").as_str().into()).unwrap().clone()
+    };
+    assert!(
+        Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 1))
+            && Arc::ptr_eq(&plan(&cluster_plans, 2), &plan(&cluster_plans, 3))
+    );
+    assert!(Arc::ptr_eq(&plan(&cluster_plans, 0).intents[&fixed], &plan(&cluster_plans, 4).intents[&fixed]));
+    assert!(plan(&cluster_plans, 0).intents[&varying].revision != plan(&cluster_plans, 4).intents[&varying].revision);
     // A cluster that gets another label gets what the others with that label have.
     fleet[4].1.insert("tier".to_owned(), "gold".to_owned());
     let labels = Some(&fleet[4].1);
-    assert!(deal.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
-    assert!(Arc::ptr_eq(&plan(&deal, 0), &plan(&deal, 4)) && deal.outcomes() == 2);
-    assert!(!deal.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    assert!(cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    assert!(Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 4)) && cluster_plans.outcomes() == 2);
+    assert!(!cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
     // Where nothing varies any more, all share one plan.
     selection.set(&varying, Some(&body("the same")));
-    deal.update(&rule, &selection, &varying, &Minter::default());
-    assert_eq!(deal.outcomes(), 1);
+    cluster_plans.update(&rule, &selection, &varying, &Minter::default());
+    assert_eq!(cluster_plans.outcomes(), 1);
 }
 
 #[test]
@@ -220,8 +225,8 @@ fn what_fails_for_one_cluster_is_sent_to_the_others() {
     let (good, bad) = (SourceRef::new("configmaps", "team", "good"), SourceRef::new("configmaps", "team", "bad"));
     selection.set(&good, Some(&body("fixed")));
     selection.set(&bad, Some(&body("${cluster.labels.tier}")));
-    let deal = deal(&rule, &selection, &fleet(&[Some("gold"), None]));
-    let (with, without) = (deal.made(&"c0".into()).unwrap(), deal.made(&"c1".into()).unwrap());
+    let cluster_plans = cluster_plans(&rule, &selection, &fleet(&[Some("gold"), None]));
+    let (with, without) = (cluster_plans.plan_of(&"c0".into()).unwrap(), cluster_plans.plan_of(&"c1".into()).unwrap());
     assert_eq!((with.intents.len(), with.withheld.len()), (2, 0));
     assert_eq!((without.intents.len(), without.withheld.len()), (1, 1));
     // Whatever an agent holds of it stays, under any name.
@@ -236,25 +241,25 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
     let source = SourceRef::new("configmaps", "team", "app");
     let mut selection = RulePlan::empty(&versioned);
     selection.set(&source, Some(&body("one")));
-    let mut deal = deal(&versioned, &selection, &fleet(&[None, None]));
-    let named = |deal: &Deal| {
-        let plan = deal.made(&"c0".into()).unwrap();
+    let mut cluster_plans = cluster_plans(&versioned, &selection, &fleet(&[None, None]));
+    let named = |cluster_plans: &ClusterPlans| {
+        let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
         assert_eq!((plan.intents.len(), plan.protocol()), (1, runnel_proto::RENAMES_SINCE));
         plan.intents.keys().next().unwrap().copy_name().to_owned()
     };
-    let first = named(&deal);
+    let first = named(&cluster_plans);
     assert!(first.starts_with("app-v-") && first.len() == "app-v-".len() + 10, "{first}");
     let mut becomes = |text: &str| {
         selection.set(&source, Some(&body(text)));
-        deal.update(&versioned, &selection, &source, &Minter::default());
-        named(&deal)
+        cluster_plans.update(&versioned, &selection, &source, &Minter::default());
+        named(&cluster_plans)
     };
     let second = becomes("two");
     assert!(first != second && becomes("one") == first, "{first} {second}");
     // What cannot be read has no new name, and what stands stays.
     selection.set(&source, Some(&Body::Unreadable));
-    deal.update(&versioned, &selection, &source, &Minter::default());
-    let plan = deal.made(&"c0".into()).unwrap();
+    cluster_plans.update(&versioned, &selection, &source, &Minter::default());
+    let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
@@ -278,7 +283,7 @@ proptest! {
         let tiers = [None, Some("gold"), Some("iron"), Some("BAD"), Some("gold")];
         let mut selection = RulePlan::empty(&rule);
         let mut fleet = fleet(&[None, Some("gold"), None, Some("iron")]);
-        let mut dealt = deal(&rule, &selection, &fleet);
+        let mut dealt = cluster_plans(&rule, &selection, &fleet);
         for (edit, at, what) in steps {
             if edit {
                 let source = SourceRef::new("configmaps", "team", &format!("s{at}"));
@@ -292,11 +297,11 @@ proptest! {
                 dealt.set_cluster(&rule, &selection, &fleet[at].0, Some(&labels), &Minter::default());
             }
         }
-        let expected = deal(&rule, &selection, &fleet);
+        let expected = cluster_plans(&rule, &selection, &fleet);
         prop_assert!(dealt.says_the_same(&expected));
         prop_assert_eq!(dealt.outcomes(), expected.outcomes());
         for (name, _) in &fleet {
-            let (one, two) = (dealt.made(name).unwrap(), expected.made(name).unwrap());
+            let (one, two) = (dealt.plan_of(name).unwrap(), expected.plan_of(name).unwrap());
             prop_assert_eq!(one.intents.keys().collect::<Vec<_>>(), two.intents.keys().collect::<Vec<_>>());
             // Every selected source is sent, or is said not to be.
             for source in selection.selected() {

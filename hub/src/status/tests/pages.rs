@@ -39,7 +39,7 @@ fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
     }
     let gold = BTreeMap::from([("tier".to_owned(), "gold".to_owned())]);
     let clusters = [(ClusterName::from("eu-1"), gold.into()), (ClusterName::from("eu-2"), BTreeMap::new().into())];
-    world.deal = Deal::new(&world.rule, &world.plan, clusters.into_iter(), &Minter::default());
+    world.cluster_plans = ClusterPlans::new(&world.rule, &world.plan, clusters.into_iter(), &Minter::default());
     for cluster in ["eu-1", "eu-2"] {
         world.applied(cluster);
     }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use super::super::made::{Made, Outcome, Why, Withheld};
 use super::super::render::{Contents, Minter};
 use super::super::{Rule, RulePlan};
-use super::{Deal, To};
+use super::{ClusterPlans, Variation};
 
 /// What an entry of a plan takes, besides content.
 const ENTRY: u64 = 256;
 
-impl Deal {
+impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
     pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, minter: &Minter) {
-        let To::Each(cuts) = &mut self.to else { return };
+        let Variation::Each(cuts) = &mut self.to else { return };
         let mut nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
         let (sources, clusters) = (selection.selected().count(), cuts.len());
         let message: Arc<str> = format!(

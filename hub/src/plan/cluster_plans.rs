@@ -24,8 +24,8 @@ pub type Labels = Arc<BTreeMap<String, String>>;
 
 /// What of one rule is sent where.
 #[derive(Clone, Default)]
-pub struct Deal {
-    to: To,
+pub struct ClusterPlans {
+    to: Variation,
     /// Shared with what this was made of: what was rendered once is not rendered again.
     contents: Arc<Mutex<Contents>>,
     /// How many plans have an entry of a source.
@@ -35,24 +35,24 @@ pub struct Deal {
 }
 
 #[derive(Clone, Default)]
-enum To {
+enum Variation {
     /// To all clusters, just what is selected.
     #[default]
     AsSelected,
     /// The same to all clusters.
     Alike(Box<Made>),
     /// To each cluster what it should have.
-    Each(BTreeMap<ClusterName, Cut>),
+    Each(BTreeMap<ClusterName, ClusterPlan>),
 }
 
 /// What one cluster gets.
 #[derive(Clone)]
-struct Cut {
+struct ClusterPlan {
     labels: Labels,
     made: Arc<Made>,
 }
 
-impl Deal {
+impl ClusterPlans {
     /// What is sent of this selection to these clusters.
     pub fn new(
         rule: &Rule,
@@ -72,30 +72,32 @@ impl Deal {
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
         minter: &Minter,
     ) -> Self {
-        let mut deal = Self { contents: self.contents, ..Self::default() };
+        let mut cluster_plans = Self { contents: self.contents, ..Self::default() };
         let selected: BTreeSet<_> = selection.selected().collect();
-        deal.contents.lock().retain(|source| selected.contains(source));
+        cluster_plans.contents.lock().retain(|source| selected.contains(source));
         let nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let made = Arc::new(nothing);
-            deal.to = To::Each(clusters.map(|(name, labels)| (name, Cut { labels, made: made.clone() })).collect());
+            cluster_plans.to = Variation::Each(
+                clusters.map(|(name, labels)| (name, ClusterPlan { labels, made: made.clone() })).collect(),
+            );
         } else if rule.sends_as_selected() {
-            return deal;
+            return cluster_plans;
         } else {
-            deal.to = To::Alike(nothing.into());
+            cluster_plans.to = Variation::Alike(nothing.into());
         }
         for source in selection.selected() {
-            if !deal.set(rule, selection, source, minter) {
-                return deal;
+            if !cluster_plans.set(rule, selection, source, minter) {
+                return cluster_plans;
             }
         }
-        deal.share();
-        deal
+        cluster_plans.share_equal_plans();
+        cluster_plans
     }
 
     /// Whether the copies of a rule have to be rendered: they are not just what it selects.
     pub fn is_rendered(&self) -> bool {
-        !matches!(self.to, To::AsSelected)
+        !matches!(self.to, Variation::AsSelected)
     }
 
     /// A source has become something else to the rule.
@@ -104,7 +106,7 @@ impl Deal {
             return self.begin_again(rule, selection, Vec::new(), minter);
         }
         if self.set(rule, selection, source, minter) {
-            self.share();
+            self.share_equal_plans();
         }
     }
 
@@ -119,7 +121,7 @@ impl Deal {
                 return;
             }
         }
-        self.share();
+        self.share_equal_plans();
     }
 
     /// The content of a source is not known any more.
@@ -139,25 +141,25 @@ impl Deal {
             self.contents.lock().forget(source);
             self.set_unread(rule, selection, source, minter);
         }
-        self.share();
+        self.share_equal_plans();
     }
 
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
         match &mut self.to {
-            To::AsSelected => {}
-            To::Alike(made) => made.set_unknown(unknown),
-            To::Each(cuts) => {
+            Variation::AsSelected => {}
+            Variation::Alike(made) => made.set_unknown(unknown),
+            Variation::Each(cluster_plans) => {
                 let mut known: BTreeMap<*const Made, Arc<Made>> = BTreeMap::new();
                 let mut former = Vec::new();
-                for cut in cuts.values_mut() {
-                    let now = known.entry(Arc::as_ptr(&cut.made)).or_insert_with(|| {
-                        let mut now = Made::clone(&cut.made);
+                for cluster_plan in cluster_plans.values_mut() {
+                    let now = known.entry(Arc::as_ptr(&cluster_plan.made)).or_insert_with(|| {
+                        let mut now = Made::clone(&cluster_plan.made);
                         now.set_unknown(unknown);
                         now.into()
                     });
                     // Its address stays taken until all are done.
-                    former.push(std::mem::replace(&mut cut.made, now.clone()));
+                    former.push(std::mem::replace(&mut cluster_plan.made, now.clone()));
                 }
             }
         }
@@ -166,18 +168,20 @@ impl Deal {
     /// Whether something is to be rendered for a cluster with these labels.
     pub fn lacks(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         match &self.to {
-            To::AsSelected | To::Alike(_) => false,
-            To::Each(cuts) => cuts.get(cluster).is_none_or(|cut| *cut.labels != *labels),
+            Variation::AsSelected | Variation::Alike(_) => false,
+            Variation::Each(cluster_plans) => {
+                cluster_plans.get(cluster).is_none_or(|cluster_plan| *cluster_plan.labels != *labels)
+            }
         }
     }
 
     /// The clusters to which it sends, where what is sent may differ between them.
     pub fn clusters(&self) -> impl Iterator<Item = &ClusterName> {
-        let cuts = match &self.to {
-            To::AsSelected | To::Alike(_) => None,
-            To::Each(cuts) => Some(cuts.keys()),
+        let cluster_plans = match &self.to {
+            Variation::AsSelected | Variation::Alike(_) => None,
+            Variation::Each(cluster_plans) => Some(cluster_plans.keys()),
         };
-        cuts.into_iter().flatten()
+        cluster_plans.into_iter().flatten()
     }
 
     /// Whether it needs more than the rule's budget, so that nothing of it is sent.
@@ -205,8 +209,9 @@ impl Deal {
             *self = std::mem::take(self).again(rule, selection, std::iter::empty(), minter);
             return;
         }
-        let To::Each(cuts) = std::mem::take(&mut self.to) else { return };
-        let mut clusters: BTreeMap<_, _> = cuts.into_iter().map(|(name, cut)| (name, cut.labels)).collect();
+        let Variation::Each(cluster_plans) = std::mem::take(&mut self.to) else { return };
+        let mut clusters: BTreeMap<_, _> =
+            cluster_plans.into_iter().map(|(name, cluster_plan)| (name, cluster_plan.labels)).collect();
         clusters.extend(more);
         *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), minter);
     }
@@ -220,9 +225,9 @@ impl Deal {
         labels: Option<&BTreeMap<String, String>>,
         minter: &Minter,
     ) -> bool {
-        let To::Each(cuts) = &mut self.to else { return false };
-        let Some(labels) = labels else { return cuts.remove(cluster).is_some() };
-        let former = cuts.get(cluster);
+        let Variation::Each(cluster_plans) = &mut self.to else { return false };
+        let Some(labels) = labels else { return cluster_plans.remove(cluster).is_some() };
+        let former = cluster_plans.get(cluster);
         if former.is_some_and(|former| *former.labels == *labels) {
             return false;
         }
@@ -230,7 +235,7 @@ impl Deal {
         if self.exceeds {
             let before = former.map(|former| former.made.clone());
             self.begin_again(rule, selection, vec![(cluster.clone(), labels)], minter);
-            let now = self.cut(cluster);
+            let now = self.cluster_plan(cluster);
             return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.made)));
         }
         let mut made = Made::nothing(selection, rule.terms.namespaces.is_some());
@@ -241,27 +246,27 @@ impl Deal {
         }
         let changed = former.is_none_or(|former| !former.made.says_the_same(&made));
         let made = former.filter(|_| !changed).map_or_else(|| Arc::new(made), |former| former.made.clone());
-        cuts.insert(cluster.clone(), Cut { labels, made });
+        cluster_plans.insert(cluster.clone(), ClusterPlan { labels, made });
         if self.fits(minter) {
-            self.share();
+            self.share_equal_plans();
         } else {
             self.exceed(rule, selection, minter);
         }
         changed
     }
 
-    fn cut(&self, cluster: &ClusterName) -> Option<&Cut> {
+    fn cluster_plan(&self, cluster: &ClusterName) -> Option<&ClusterPlan> {
         match &self.to {
-            To::AsSelected | To::Alike(_) => None,
-            To::Each(cuts) => cuts.get(cluster),
+            Variation::AsSelected | Variation::Alike(_) => None,
+            Variation::Each(cluster_plans) => cluster_plans.get(cluster),
         }
     }
 
     /// What is sent to a cluster that the rule chooses, of this selection.
     pub fn plan<'a>(&'a self, cluster: &ClusterName, selection: &'a Arc<RulePlan>) -> Option<&'a Arc<RulePlan>> {
         match &self.to {
-            To::AsSelected => Some(selection),
-            _ => self.made(cluster),
+            Variation::AsSelected => Some(selection),
+            _ => self.plan_of(cluster),
         }
     }
 
@@ -271,43 +276,50 @@ impl Deal {
         selection: &'a RulePlan,
     ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
         match &self.to {
-            To::AsSelected => Box::new(std::iter::once((None, selection))),
-            To::Alike(made) => Box::new(std::iter::once((None, &*made.plan))),
-            To::Each(cuts) => Box::new(cuts.iter().map(|(name, cut)| (Some(name), &*cut.made.plan))),
+            Variation::AsSelected => Box::new(std::iter::once((None, selection))),
+            Variation::Alike(made) => Box::new(std::iter::once((None, &*made.plan))),
+            Variation::Each(cluster_plans) => {
+                Box::new(cluster_plans.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.made.plan)))
+            }
         }
     }
 
     /// What was made for a cluster; `None`: just what is selected.
-    pub fn made(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
+    pub fn plan_of(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
         match &self.to {
-            To::AsSelected => None,
-            To::Alike(made) => Some(&made.plan),
-            To::Each(cuts) => cuts.get(cluster).map(|cut| &cut.made.plan),
+            Variation::AsSelected => None,
+            Variation::Alike(made) => Some(&made.plan),
+            Variation::Each(cluster_plans) => cluster_plans.get(cluster).map(|cluster_plan| &cluster_plan.made.plan),
         }
     }
 
     /// Whether what is sent may differ between clusters.
     pub fn differs_by_cluster(&self) -> bool {
-        matches!(self.to, To::Each(_))
+        matches!(self.to, Variation::Each(_))
     }
 
     /// How many different things are sent.
     pub fn outcomes(&self) -> usize {
         match &self.to {
-            To::AsSelected | To::Alike(_) => 1,
-            To::Each(cuts) => cuts.values().map(|cut| Arc::as_ptr(&cut.made)).collect::<BTreeSet<_>>().len(),
+            Variation::AsSelected | Variation::Alike(_) => 1,
+            Variation::Each(cluster_plans) => cluster_plans
+                .values()
+                .map(|cluster_plan| Arc::as_ptr(&cluster_plan.made))
+                .collect::<BTreeSet<_>>()
+                .len(),
         }
     }
 
     /// Whether two send the same everywhere.
-    pub fn says_the_same(&self, other: &Deal) -> bool {
+    pub fn says_the_same(&self, other: &ClusterPlans) -> bool {
         match (&self.to, &other.to) {
-            (To::AsSelected, To::AsSelected) => true,
-            (To::Alike(one), To::Alike(two)) => one.says_the_same(two),
-            (To::Each(one), To::Each(two)) => {
-                let same = |(name, cut): (&ClusterName, &Cut)| {
-                    two.get(name)
-                        .is_some_and(|other| Arc::ptr_eq(&cut.made, &other.made) || cut.made.says_the_same(&other.made))
+            (Variation::AsSelected, Variation::AsSelected) => true,
+            (Variation::Alike(one), Variation::Alike(two)) => one.says_the_same(two),
+            (Variation::Each(one), Variation::Each(two)) => {
+                let same = |(name, cluster_plan): (&ClusterName, &ClusterPlan)| {
+                    two.get(name).is_some_and(|other| {
+                        Arc::ptr_eq(&cluster_plan.made, &other.made) || cluster_plan.made.says_the_same(&other.made)
+                    })
                 };
                 one.len() == two.len() && one.iter().all(same)
             }
@@ -361,30 +373,30 @@ impl Deal {
         // Locked for one cluster at a time: the index may wait for it while a job renders.
         let contents = self.contents.clone();
         match &mut self.to {
-            To::AsSelected => {}
-            To::Alike(made) => {
+            Variation::AsSelected => {}
+            Variation::Alike(made) => {
                 let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
                 made.set(source, body, outcome);
             }
-            To::Each(cuts) => {
+            Variation::Each(cluster_plans) => {
                 // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
                 // they are told by their addresses.
                 let mut made_of = BTreeMap::<(*const Made, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;
-                for (cluster, cut) in cuts.iter_mut() {
-                    let outcome = outcome(cluster, &cut.labels, &mut contents.lock());
-                    if let Some(made) = Arc::get_mut(&mut cut.made) {
+                for (cluster, cluster_plan) in cluster_plans.iter_mut() {
+                    let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
+                    if let Some(made) = Arc::get_mut(&mut cluster_plan.made) {
                         made.set(source, body, outcome);
                         alone += 1;
                         continue;
                     }
-                    let key = (Arc::as_ptr(&cut.made), outcome.as_ref().map(Outcome::key));
+                    let key = (Arc::as_ptr(&cluster_plan.made), outcome.as_ref().map(Outcome::key));
                     let (_, now) = made_of.entry(key).or_insert_with(|| {
-                        let mut now = Made::clone(&cut.made);
+                        let mut now = Made::clone(&cluster_plan.made);
                         now.set(source, body, outcome);
-                        (cut.made.clone(), now.into())
+                        (cluster_plan.made.clone(), now.into())
                     });
-                    cut.made = now.clone();
+                    cluster_plan.made = now.clone();
                 }
                 match body {
                     Some(_) => drop(self.entries.insert(source.clone(), alone + made_of.len() as u64)),
@@ -395,19 +407,21 @@ impl Deal {
     }
 
     /// Clusters that get the same share it, however it came about.
-    fn share(&mut self) {
-        let To::Each(cuts) = &mut self.to else { return };
+    fn share_equal_plans(&mut self) {
+        let Variation::Each(cluster_plans) = &mut self.to else { return };
         let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<Made>>> = BTreeMap::new();
-        for cut in cuts.values_mut() {
-            let plan = &cut.made.plan;
+        for cluster_plan in cluster_plans.values_mut() {
+            let plan = &cluster_plan.made.plan;
             let mut rest = DefaultHasher::new();
             (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);
             plan.withheld.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
             let alike = known.entry((SetDigest::to_bytes(plan.digest), rest.finish())).or_default();
-            let twin = alike.iter().find(|made| Arc::ptr_eq(made, &cut.made) || made.says_the_same(&cut.made));
+            let twin = alike
+                .iter()
+                .find(|made| Arc::ptr_eq(made, &cluster_plan.made) || made.says_the_same(&cluster_plan.made));
             match twin {
-                Some(twin) => cut.made = twin.clone(),
-                None => alike.push(cut.made.clone()),
+                Some(twin) => cluster_plan.made = twin.clone(),
+                None => alike.push(cluster_plan.made.clone()),
             }
         }
     }
