@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Claim, Cluster, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Place, Refused, Rule, SourceContent, Why};
+use crate::plan::{Body, Place, Refused, RenderErrorKind, Rule, SourceContent};
 
 const GRACE: Duration = Duration::from_secs(5);
 /// Values as they stand in Secrets.
@@ -63,7 +63,7 @@ fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, S
     let Claim::Wanted(share) = claim else { panic!("it is not wanted") };
     let login = secret(namespace, "login");
     if let Some(withheld) = share.plan.withheld.get(&login) {
-        assert!(withheld.why == Why::Value && share.is_unknown(&login), "what stands of it stays");
+        assert!(withheld.why == RenderErrorKind::Value && share.is_unknown(&login), "what stands of it stays");
         return Some(Err(withheld.message.to_string()));
     }
     let Some(content) = share.content(&login) else {

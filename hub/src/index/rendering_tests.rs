@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, S
 use serde_json::{Value, json};
 
 use super::{Claim, Cluster, Effect, Index, PlaceState, RenderJob, Rendered};
-use crate::plan::{Body, Minter, Place, Rule, SourceContent, Why};
+use crate::plan::{Body, Minter, Place, RenderErrorKind, Rule, SourceContent};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -322,7 +322,7 @@ fn rule_over_its_render_budget_sends_nothing() {
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let share = entry.share(&"c7".into()).unwrap();
     let (_, why) = share.plan.withheld.first_key_value().unwrap();
-    assert_eq!((why.why, share.plan.withheld.len()), (Why::Budget, 3));
+    assert_eq!((why.why, share.plan.withheld.len()), (RenderErrorKind::Budget, 3));
     assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
     // What stands of it stays.
     assert!(share.is_unknown(&source(false, 0)) && matches!(index.claim(&"r".into(), &"c7".into()), Claim::Wanted(_)));

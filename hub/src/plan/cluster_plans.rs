@@ -12,12 +12,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use runnel_proto::model::{ClusterName, SetDigest, SourceRef};
 
-use super::made::{Made, Outcome, OutcomeKey};
 use super::render::{Contents, Minter, Renderer};
+use super::rendered_plan::{OutcomeKey, RenderOutcome, RenderedPlan};
 use super::{Place, Rule, RulePlan};
 
 /// What clusters shared before, and what they share now.
-type Replaced = (Arc<Made>, Arc<Made>);
+type Replaced = (Arc<RenderedPlan>, Arc<RenderedPlan>);
 
 /// The labels of a cluster.
 pub type Labels = Arc<BTreeMap<String, String>>;
@@ -40,7 +40,7 @@ enum Variation {
     #[default]
     AsSelected,
     /// The same to all clusters.
-    Alike(Box<Made>),
+    Alike(Box<RenderedPlan>),
     /// To each cluster what it should have.
     Each(BTreeMap<ClusterName, ClusterPlan>),
 }
@@ -49,7 +49,7 @@ enum Variation {
 #[derive(Clone)]
 struct ClusterPlan {
     labels: Labels,
-    made: Arc<Made>,
+    rendered_plan: Arc<RenderedPlan>,
 }
 
 impl ClusterPlans {
@@ -75,11 +75,13 @@ impl ClusterPlans {
         let mut cluster_plans = Self { contents: self.contents, ..Self::default() };
         let selected: BTreeSet<_> = selection.selected().collect();
         cluster_plans.contents.lock().retain(|source| selected.contains(source));
-        let nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
+        let nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
-            let made = Arc::new(nothing);
+            let rendered_plan = Arc::new(nothing);
             cluster_plans.to = Variation::Each(
-                clusters.map(|(name, labels)| (name, ClusterPlan { labels, made: made.clone() })).collect(),
+                clusters
+                    .map(|(name, labels)| (name, ClusterPlan { labels, rendered_plan: rendered_plan.clone() }))
+                    .collect(),
             );
         } else if rule.sends_as_selected() {
             return cluster_plans;
@@ -148,18 +150,18 @@ impl ClusterPlans {
     pub fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
         match &mut self.to {
             Variation::AsSelected => {}
-            Variation::Alike(made) => made.set_unknown(unknown),
+            Variation::Alike(rendered_plan) => rendered_plan.set_unknown(unknown),
             Variation::Each(cluster_plans) => {
-                let mut known: BTreeMap<*const Made, Arc<Made>> = BTreeMap::new();
+                let mut known: BTreeMap<*const RenderedPlan, Arc<RenderedPlan>> = BTreeMap::new();
                 let mut former = Vec::new();
                 for cluster_plan in cluster_plans.values_mut() {
-                    let now = known.entry(Arc::as_ptr(&cluster_plan.made)).or_insert_with(|| {
-                        let mut now = Made::clone(&cluster_plan.made);
+                    let now = known.entry(Arc::as_ptr(&cluster_plan.rendered_plan)).or_insert_with(|| {
+                        let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
                         now.set_unknown(unknown);
                         now.into()
                     });
                     // Its address stays taken until all are done.
-                    former.push(std::mem::replace(&mut cluster_plan.made, now.clone()));
+                    former.push(std::mem::replace(&mut cluster_plan.rendered_plan, now.clone()));
                 }
             }
         }
@@ -233,20 +235,21 @@ impl ClusterPlans {
         }
         let labels: Labels = Arc::new(labels.clone());
         if self.exceeds {
-            let before = former.map(|former| former.made.clone());
+            let before = former.map(|former| former.rendered_plan.clone());
             self.begin_again(rule, selection, vec![(cluster.clone(), labels)], minter);
             let now = self.cluster_plan(cluster);
-            return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.made)));
+            return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.rendered_plan)));
         }
-        let mut made = Made::nothing(selection, rule.terms.namespaces.is_some());
+        let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         for source in selection.selected() {
             let body = selection.body(source);
             let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
-            made.set(source, body.as_ref(), renderer.outcome(cluster, &labels, &mut self.contents.lock()));
+            rendered_plan.set(source, body.as_ref(), renderer.outcome(cluster, &labels, &mut self.contents.lock()));
         }
-        let changed = former.is_none_or(|former| !former.made.says_the_same(&made));
-        let made = former.filter(|_| !changed).map_or_else(|| Arc::new(made), |former| former.made.clone());
-        cluster_plans.insert(cluster.clone(), ClusterPlan { labels, made });
+        let changed = former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
+        let rendered_plan =
+            former.filter(|_| !changed).map_or_else(|| Arc::new(rendered_plan), |former| former.rendered_plan.clone());
+        cluster_plans.insert(cluster.clone(), ClusterPlan { labels, rendered_plan });
         if self.fits(minter) {
             self.share_equal_plans();
         } else {
@@ -277,10 +280,10 @@ impl ClusterPlans {
     ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
         match &self.to {
             Variation::AsSelected => Box::new(std::iter::once((None, selection))),
-            Variation::Alike(made) => Box::new(std::iter::once((None, &*made.plan))),
-            Variation::Each(cluster_plans) => {
-                Box::new(cluster_plans.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.made.plan)))
-            }
+            Variation::Alike(rendered_plan) => Box::new(std::iter::once((None, &*rendered_plan.plan))),
+            Variation::Each(cluster_plans) => Box::new(
+                cluster_plans.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)),
+            ),
         }
     }
 
@@ -288,8 +291,10 @@ impl ClusterPlans {
     pub fn plan_of(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
         match &self.to {
             Variation::AsSelected => None,
-            Variation::Alike(made) => Some(&made.plan),
-            Variation::Each(cluster_plans) => cluster_plans.get(cluster).map(|cluster_plan| &cluster_plan.made.plan),
+            Variation::Alike(rendered_plan) => Some(&rendered_plan.plan),
+            Variation::Each(cluster_plans) => {
+                cluster_plans.get(cluster).map(|cluster_plan| &cluster_plan.rendered_plan.plan)
+            }
         }
     }
 
@@ -304,7 +309,7 @@ impl ClusterPlans {
             Variation::AsSelected | Variation::Alike(_) => 1,
             Variation::Each(cluster_plans) => cluster_plans
                 .values()
-                .map(|cluster_plan| Arc::as_ptr(&cluster_plan.made))
+                .map(|cluster_plan| Arc::as_ptr(&cluster_plan.rendered_plan))
                 .collect::<BTreeSet<_>>()
                 .len(),
         }
@@ -318,7 +323,8 @@ impl ClusterPlans {
             (Variation::Each(one), Variation::Each(two)) => {
                 let same = |(name, cluster_plan): (&ClusterName, &ClusterPlan)| {
                     two.get(name).is_some_and(|other| {
-                        Arc::ptr_eq(&cluster_plan.made, &other.made) || cluster_plan.made.says_the_same(&other.made)
+                        Arc::ptr_eq(&cluster_plan.rendered_plan, &other.rendered_plan)
+                            || cluster_plan.rendered_plan.says_the_same(&other.rendered_plan)
                     })
                 };
                 one.len() == two.len() && one.iter().all(same)
@@ -368,35 +374,35 @@ impl ClusterPlans {
         &mut self,
         source: &SourceRef,
         body: Option<&super::Body>,
-        mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<Outcome>,
+        mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<RenderOutcome>,
     ) {
         // Locked for one cluster at a time: the index may wait for it while a job renders.
         let contents = self.contents.clone();
         match &mut self.to {
             Variation::AsSelected => {}
-            Variation::Alike(made) => {
+            Variation::Alike(rendered_plan) => {
                 let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
-                made.set(source, body, outcome);
+                rendered_plan.set(source, body, outcome);
             }
             Variation::Each(cluster_plans) => {
                 // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
                 // they are told by their addresses.
-                let mut made_of = BTreeMap::<(*const Made, Option<OutcomeKey>), Replaced>::new();
+                let mut made_of = BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;
                 for (cluster, cluster_plan) in cluster_plans.iter_mut() {
                     let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
-                    if let Some(made) = Arc::get_mut(&mut cluster_plan.made) {
-                        made.set(source, body, outcome);
+                    if let Some(rendered_plan) = Arc::get_mut(&mut cluster_plan.rendered_plan) {
+                        rendered_plan.set(source, body, outcome);
                         alone += 1;
                         continue;
                     }
-                    let key = (Arc::as_ptr(&cluster_plan.made), outcome.as_ref().map(Outcome::key));
+                    let key = (Arc::as_ptr(&cluster_plan.rendered_plan), outcome.as_ref().map(RenderOutcome::key));
                     let (_, now) = made_of.entry(key).or_insert_with(|| {
-                        let mut now = Made::clone(&cluster_plan.made);
+                        let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
                         now.set(source, body, outcome);
-                        (cluster_plan.made.clone(), now.into())
+                        (cluster_plan.rendered_plan.clone(), now.into())
                     });
-                    cluster_plan.made = now.clone();
+                    cluster_plan.rendered_plan = now.clone();
                 }
                 match body {
                     Some(_) => drop(self.entries.insert(source.clone(), alone + made_of.len() as u64)),
@@ -409,19 +415,20 @@ impl ClusterPlans {
     /// Clusters that get the same share it, however it came about.
     fn share_equal_plans(&mut self) {
         let Variation::Each(cluster_plans) = &mut self.to else { return };
-        let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<Made>>> = BTreeMap::new();
+        let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<RenderedPlan>>> = BTreeMap::new();
         for cluster_plan in cluster_plans.values_mut() {
-            let plan = &cluster_plan.made.plan;
+            let plan = &cluster_plan.rendered_plan.plan;
             let mut rest = DefaultHasher::new();
             (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);
             plan.withheld.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
             let alike = known.entry((SetDigest::to_bytes(plan.digest), rest.finish())).or_default();
-            let twin = alike
-                .iter()
-                .find(|made| Arc::ptr_eq(made, &cluster_plan.made) || made.says_the_same(&cluster_plan.made));
+            let twin = alike.iter().find(|rendered_plan| {
+                Arc::ptr_eq(rendered_plan, &cluster_plan.rendered_plan)
+                    || rendered_plan.says_the_same(&cluster_plan.rendered_plan)
+            });
             match twin {
-                Some(twin) => cluster_plan.made = twin.clone(),
-                None => alike.push(cluster_plan.made.clone()),
+                Some(twin) => cluster_plan.rendered_plan = twin.clone(),
+                None => alike.push(cluster_plan.rendered_plan.clone()),
             }
         }
     }

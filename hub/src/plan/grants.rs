@@ -143,13 +143,13 @@ impl Goes {
 pub struct Lots<'a> {
     rule: &'a Rule,
     granted: Granted<'a>,
-    made: BTreeMap<Vec<usize>, Lot>,
+    rendered_plan: BTreeMap<Vec<usize>, Lot>,
 }
 
 impl<'a> Lots<'a> {
     /// For a rule to which this is granted.
     pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
-        Self { rule, granted, made: BTreeMap::new() }
+        Self { rule, granted, rendered_plan: BTreeMap::new() }
     }
 
     /// Whether the hub cannot tell what is granted.
@@ -166,11 +166,11 @@ impl<'a> Lots<'a> {
         };
         let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
         let speaking: Vec<_> = grants.iter().enumerate().filter(speaks).map(|(number, _)| number).collect();
-        if let Some(lot) = self.made.get(&speaking) {
+        if let Some(lot) = self.rendered_plan.get(&speaking) {
             return lot.clone();
         }
         let lot = lot(self.rule, speaking.iter().map(|number| &grants[*number].grant));
-        self.made.insert(speaking, lot.clone());
+        self.rendered_plan.insert(speaking, lot.clone());
         lot
     }
 }

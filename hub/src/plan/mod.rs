@@ -16,9 +16,9 @@ mod edits;
 mod expected;
 mod grants;
 mod lent;
-mod made;
 mod place;
 mod render;
+mod rendered_plan;
 mod rule;
 mod shape;
 mod share;
@@ -37,9 +37,9 @@ pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
 pub use lent::{LENT_KIND, Lent};
-pub use made::{Why, Withheld};
 pub use place::{Place, Scope};
 pub use render::{Minter, RENDER_BUDGET};
+pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
 pub use share::{NamedTerms, Share, digest_on, proof_on};
@@ -132,7 +132,7 @@ pub struct RulePlan {
     pub refused: BTreeMap<SourceRef, Refused>,
     /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
     /// stays as it is.
-    pub withheld: BTreeMap<SourceRef, Withheld>,
+    pub withheld: BTreeMap<SourceRef, RenderError>,
     /// Secrets from which values go into copies of others, as far as they are known.
     pub lent: BTreeMap<SourceRef, Body>,
     /// Where the rule looks for sources and the hub does not know now what is there.

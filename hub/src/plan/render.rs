@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 
 use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
 
-use super::made::Outcome;
+use super::rendered_plan::RenderOutcome;
 use super::shape::{About, Reads, Unmade};
-use super::{Body, Lent, Rule, RulePlan, SourceContent, Withheld};
+use super::{Body, Lent, RenderError, Rule, RulePlan, SourceContent};
 
 /// The most bytes of rendered content that one rule may have, unless it is configured.
 pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
@@ -76,7 +76,7 @@ enum Rendered {
     /// Just what the source holds.
     AsSource,
     Content(Weak<SourceContent>),
-    Withheld(Withheld),
+    RenderError(RenderError),
 }
 
 impl Contents {
@@ -92,7 +92,7 @@ impl Contents {
             of.contents.retain(|_, content| content.strong_count() > 0);
             of.rendered.retain(|_, rendered| match rendered {
                 Rendered::Content(content) => content.strong_count() > 0,
-                Rendered::AsSource | Rendered::Withheld(_) => true,
+                Rendered::AsSource | Rendered::RenderError(_) => true,
             });
             let sizes = of.contents.values().filter_map(Weak::upgrade).map(|content| weight(&content));
             of.bytes = sizes.fold(0, u64::saturating_add);
@@ -152,13 +152,13 @@ impl<'a> Renderer<'a> {
     }
 
     /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
-    pub(super) fn awaited(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Option<Outcome> {
+    pub(super) fn awaited(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Option<RenderOutcome> {
         if matches!(self.body?, Body::Refused(_)) {
             return None;
         }
         Some(match self.rule.shape.name(About { source: self.source, cluster, labels }) {
-            Ok(name) => Outcome::Copy(name, None),
-            Err(why) => Outcome::Withheld(None, why),
+            Ok(name) => RenderOutcome::Copy(name, None),
+            Err(why) => RenderOutcome::RenderError(None, why),
         })
     }
 
@@ -167,20 +167,20 @@ impl<'a> Renderer<'a> {
         cluster: &ClusterName,
         labels: &BTreeMap<String, String>,
         contents: &mut Contents,
-    ) -> Option<Outcome> {
+    ) -> Option<RenderOutcome> {
         let awaited = self.awaited(cluster, labels)?;
         let (Body::Read(content) | Body::Stale(content)) = self.body? else { return Some(awaited) };
-        let Outcome::Copy(name, _) = awaited else { return Some(awaited) };
+        let RenderOutcome::Copy(name, _) = awaited else { return Some(awaited) };
         if self.rule.shape.leaves_content() {
             return Some(self.copy(name, content.clone()));
         }
         let about = About { source: self.source, cluster, labels };
-        let Some((of, bytes)) = self.of_source(content, contents) else { return Some(Outcome::Copy(name, None)) };
+        let Some((of, bytes)) = self.of_source(content, contents) else { return Some(RenderOutcome::Copy(name, None)) };
         let read = self.rule.shape.read(&of.reads, about);
         let known = of.rendered.get(read.as_str()).cloned();
         let rendered = match known {
             Some(Rendered::AsSource) => Ok(content.clone()),
-            Some(Rendered::Withheld(why)) => Err(Unmade::Withheld(why)),
+            Some(Rendered::RenderError(why)) => Err(Unmade::RenderError(why)),
             Some(Rendered::Content(known)) => match known.upgrade() {
                 Some(content) => Ok(content),
                 None => self.render(content, (of, bytes), read, about),
@@ -189,8 +189,8 @@ impl<'a> Renderer<'a> {
         };
         Some(match rendered {
             Ok(content) => self.copy(name, content),
-            Err(Unmade::Awaited) => Outcome::Copy(name, None),
-            Err(Unmade::Withheld(why)) => Outcome::Withheld(Some(name), why),
+            Err(Unmade::Awaited) => RenderOutcome::Copy(name, None),
+            Err(Unmade::RenderError(why)) => RenderOutcome::RenderError(Some(name), why),
         })
     }
 
@@ -248,13 +248,13 @@ impl<'a> Renderer<'a> {
                 (Rendered::Content(Arc::downgrade(&content)), Ok(content))
             }
             Err(Unmade::Awaited) => return Err(Unmade::Awaited),
-            Err(Unmade::Withheld(why)) => (Rendered::Withheld(why.clone()), Err(Unmade::Withheld(why))),
+            Err(Unmade::RenderError(why)) => (Rendered::RenderError(why.clone()), Err(Unmade::RenderError(why))),
         };
         of.rendered.insert(read.into(), rendered);
         result
     }
 
-    fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> Outcome {
-        Outcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
+    fn copy(&self, name: Arc<str>, content: Arc<SourceContent>) -> RenderOutcome {
+        RenderOutcome::Copy(self.rule.shape.versioned(name, self.source, &content.revision), Some(content))
     }
 }

@@ -5,18 +5,18 @@ use runnel_proto::model::{self, ClusterName, SourceRef};
 
 use super::View;
 use crate::crd::conditions::Reason;
-use crate::plan::{RulePlan, Why, Withheld};
+use crate::plan::{RenderError, RenderErrorKind, RulePlan};
 
 /// The word for it.
-fn reason(why: Why) -> Reason {
+fn reason(why: RenderErrorKind) -> Reason {
     match why {
-        Why::Ambiguous => Reason::Copy(model::Reason::AmbiguousSource),
-        Why::Name => Reason::InvalidName,
-        Why::Transform => Reason::TransformFailed,
-        Why::Variable => Reason::VariableMissing,
-        Why::Value => Reason::ValueMissing,
-        Why::Object => Reason::InvalidCopy,
-        Why::Budget => Reason::RenderBudgetExceeded,
+        RenderErrorKind::Ambiguous => Reason::Copy(model::Reason::AmbiguousSource),
+        RenderErrorKind::Name => Reason::InvalidName,
+        RenderErrorKind::Transform => Reason::TransformFailed,
+        RenderErrorKind::Variable => Reason::VariableMissing,
+        RenderErrorKind::Value => Reason::ValueMissing,
+        RenderErrorKind::Object => Reason::InvalidCopy,
+        RenderErrorKind::Budget => Reason::RenderBudgetExceeded,
     }
 }
 
@@ -33,7 +33,7 @@ pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
 
 /// What is withheld anywhere: the first of it, and how much it is.
 pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
-    let mut first: Option<(&ClusterName, &Withheld)> = None;
+    let mut first: Option<(&ClusterName, &RenderError)> = None;
     let mut clusters = 0;
     let mut sources: BTreeSet<&SourceRef> = BTreeSet::new();
     // Clusters to which the same is sent share it: each of these is looked into once.

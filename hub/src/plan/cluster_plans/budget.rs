@@ -1,8 +1,8 @@
 //! How many bytes a rule may take whose copies differ by cluster.
 use std::sync::Arc;
 
-use super::super::made::{Made, Outcome, Why, Withheld};
 use super::super::render::{Contents, Minter};
+use super::super::rendered_plan::{RenderError, RenderErrorKind, RenderOutcome, RenderedPlan};
 use super::super::{Rule, RulePlan};
 use super::{ClusterPlans, Variation};
 
@@ -13,7 +13,7 @@ impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
     pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, minter: &Minter) {
         let Variation::Each(cuts) = &mut self.to else { return };
-        let mut nothing = Made::nothing(selection, rule.terms.namespaces.is_some());
+        let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         let (sources, clusters) = (selection.selected().count(), cuts.len());
         let message: Arc<str> = format!(
             "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
@@ -24,8 +24,8 @@ impl ClusterPlans {
         .into();
         for source in selection.selected() {
             let body = selection.body(source);
-            let why = Withheld { why: Why::Budget, message: message.clone() };
-            nothing.set(source, body.as_ref(), Some(Outcome::Withheld(None, why)));
+            let why = RenderError { why: RenderErrorKind::Budget, message: message.clone() };
+            nothing.set(source, body.as_ref(), Some(RenderOutcome::Withheld(None, why)));
         }
         let nothing = Arc::new(nothing);
         cuts.values_mut().for_each(|cut| cut.made = nothing.clone());

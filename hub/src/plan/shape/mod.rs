@@ -18,7 +18,7 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value};
 
-use super::{Lent, Why, Withheld};
+use super::{Lent, RenderError, RenderErrorKind};
 use crate::crd;
 use overrides::Override;
 pub use template::{About, Reads};
@@ -60,13 +60,13 @@ impl From<&crd::Marks> for Marks {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Unmade {
     /// It cannot be what the rule wants.
-    Withheld(Withheld),
+    Withheld(RenderError),
     /// A value of it is still being read.
     Awaited,
 }
 
-impl From<Withheld> for Unmade {
-    fn from(withheld: Withheld) -> Self {
+impl From<RenderError> for Unmade {
+    fn from(withheld: RenderError) -> Self {
         Unmade::Withheld(withheld)
     }
 }
@@ -75,8 +75,8 @@ fn patterns(texts: &[String]) -> Vec<Pattern> {
     texts.iter().map(Pattern::new).collect()
 }
 
-fn withheld(why: Why, message: impl Into<Arc<str>>) -> Withheld {
-    Withheld { why, message: message.into() }
+fn withheld(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
+    RenderError { why, message: message.into() }
 }
 
 impl Shape {
@@ -165,7 +165,7 @@ impl Shape {
     ///
     /// # Errors
     /// When it cannot be made, or is none for an object.
-    pub fn name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
+    pub fn name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
         let name = self.plain_name(about)?;
         if self.versioned && name.len() + 1 + VERSION_DIGITS > 253 {
             let message = format!(
@@ -174,27 +174,27 @@ impl Shape {
                 about.source,
                 cut(&name)
             );
-            return Err(withheld(Why::Name, message));
+            return Err(withheld(RenderErrorKind::Name, message));
         }
         Ok(name)
     }
 
-    fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, Withheld> {
+    fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
         let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
         let field = format!("spec.transform.name for {}", about.source);
         let name = template::fill(template, about, NAME_LIMIT)
-            .map_err(|unfilled| withheld(Why::Variable, format!("{field}: {}", unfilled.describe(true))))?;
+            .map_err(|unfilled| withheld(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true))))?;
         if !valid::is_object_name(&name) {
             let message = format!(
                 "{field} gives {:?}, and an object cannot be called so: a name has up to 253 lowercase letters, digits, \
                  '-' and '.', with a letter or digit at both ends",
                 cut(&name)
             );
-            return Err(withheld(Why::Name, message));
+            return Err(withheld(RenderErrorKind::Name, message));
         }
         if Kind::by_resource(&about.source.resource).is_some_and(|kind| kind.refuses_name(&name)) {
             let message = format!("{field} gives {name:?}, which every cluster makes itself");
-            return Err(withheld(Why::Name, message));
+            return Err(withheld(RenderErrorKind::Name, message));
         }
         Ok(name.into())
     }
@@ -226,12 +226,12 @@ impl Shape {
             None => Ok(content),
             Some(flaw) => {
                 let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
-                Err(withheld(Why::Object, message).into())
+                Err(withheld(RenderErrorKind::Object, message).into())
             }
         }
     }
 
-    fn choose_keys(&self, kind: &Kind, content: &mut Content, source: &SourceRef) -> Result<(), Withheld> {
+    fn choose_keys(&self, kind: &Kind, content: &mut Content, source: &SourceRef) -> Result<(), RenderError> {
         if self.include.is_empty() && self.exclude.is_empty() && self.rename.is_empty() {
             return Ok(());
         }
@@ -249,7 +249,7 @@ impl Shape {
                         "spec.transform.keys.rename for {source}: {other} and {key} would both be called {name}; exclude \
                          or rename one"
                     );
-                    return Err(withheld(Why::Transform, message));
+                    return Err(withheld(RenderErrorKind::Transform, message));
                 }
                 kept.insert(name, value);
             }
@@ -261,7 +261,7 @@ impl Shape {
     }
 
     /// Fills the variables in the chosen keys of `data`; what is in `binaryData` is left alone.
-    fn substitute(&self, kind: &Kind, content: &mut Content, about: About<'_>) -> Result<(), Withheld> {
+    fn substitute(&self, kind: &Kind, content: &mut Content, about: About<'_>) -> Result<(), RenderError> {
         if self.substitute.is_empty() {
             return Ok(());
         }
@@ -272,9 +272,14 @@ impl Shape {
             let field = || format!("spec.substitute for {key} of {}", about.source);
             let text = value.as_str().unwrap_or_default();
             let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
-            let text = text.ok_or_else(|| withheld(Why::Transform, format!("{}: the value is no text", field())))?;
+            let text =
+                text.ok_or_else(|| withheld(RenderErrorKind::Transform, format!("{}: the value is no text", field())))?;
             let filled = template::fill(&text, about, room).map_err(|unfilled| {
-                let why = if unfilled == template::Unfilled::TooLong { Why::Object } else { Why::Variable };
+                let why = if unfilled == template::Unfilled::TooLong {
+                    RenderErrorKind::Object
+                } else {
+                    RenderErrorKind::Variable
+                };
                 withheld(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
             })?;
             room = room.saturating_sub(filled.len());
@@ -290,11 +295,11 @@ impl Marks {
         field: &str,
         marks: &mut BTreeMap<String, String>,
         denied: &BTreeMap<String, String>,
-    ) -> Result<(), Withheld> {
+    ) -> Result<(), RenderError> {
         let own = |key: &&String| key.starts_with(RESERVED_PREFIX) || *key == MANAGED_BY_LABEL;
         if let Some(key) = self.add.keys().find(own) {
             let message = format!("spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key");
-            return Err(withheld(Why::Transform, message));
+            return Err(withheld(RenderErrorKind::Transform, message));
         }
         let allowed = denied.iter().filter(|(key, _)| matches_any(&self.allow, key));
         marks.extend(allowed.map(|(key, value)| (key.clone(), value.clone())));

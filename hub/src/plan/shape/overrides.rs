@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
-use super::super::{ClusterChoice, Lent, Why};
+use super::super::{ClusterChoice, Lent, RenderErrorKind};
 use super::{About, Unmade, withheld};
 use crate::crd;
 
@@ -60,7 +60,7 @@ impl Override {
                 "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
                 about.source
             );
-            return Err(withheld(Why::Transform, message).into());
+            return Err(withheld(RenderErrorKind::Transform, message).into());
         }
         if !kind.sensitive && !self.secret_data.is_empty() {
             let message = format!(
@@ -68,7 +68,7 @@ impl Override {
                  for them",
                 about.source
             );
-            return Err(withheld(Why::Transform, message).into());
+            return Err(withheld(RenderErrorKind::Transform, message).into());
         }
         let mut data = match content.fields.remove("data") {
             Some(Value::Object(data)) => data,
@@ -80,7 +80,7 @@ impl Override {
             let value = lent.value(&about.source.namespace, &from.name, &from.key);
             let value = value.map_err(|lacks| {
                 let field = format!("{field}.secretData[{}]", entry.key);
-                withheld(Why::Value, format!("{field} for {}: {lacks}", about.source))
+                withheld(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
             })?;
             data.insert(entry.key.clone(), value.ok_or(Unmade::Awaited)?);
         }
@@ -92,7 +92,10 @@ impl Override {
         }
         if !self.patch.is_empty() {
             data = self.patched(data).map_err(|why| {
-                withheld(Why::Transform, format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source))
+                withheld(
+                    RenderErrorKind::Transform,
+                    format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source),
+                )
             })?;
         }
         if !data.is_empty() {

@@ -27,7 +27,12 @@ fn secret(object_type: &str, data: Value) -> Content {
 }
 
 /// What a rule makes of an object in a cluster: the name, and the content as JSON.
-fn shape(spec: Value, resource: &str, content: Content, labels: &[(&str, &str)]) -> Result<(String, Value), Withheld> {
+fn shape(
+    spec: Value,
+    resource: &str,
+    content: Content,
+    labels: &[(&str, &str)],
+) -> Result<(String, Value), RenderError> {
     let (source, cluster) = (SourceRef::new(resource, "team", "app"), ClusterName::from("eu-1"));
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let about = About { source: &source, cluster: &cluster, labels: &labels };
@@ -49,9 +54,13 @@ fn config_map(spec: Value, data: Value) -> Value {
     shape(spec, "configmaps", content(data), &[("tier", "gold")]).unwrap().1["fields"]["data"].clone()
 }
 
-fn refused(spec: Value, resource: &str, content: Content) -> (Why, String) {
+fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, String) {
     let Err(withheld) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
-    assert!(withheld.message.contains("team/app") || withheld.why == Why::Transform, "{}", withheld.message);
+    assert!(
+        withheld.message.contains("team/app") || withheld.why == RenderErrorKind::Transform,
+        "{}",
+        withheld.message
+    );
     (withheld.why, withheld.message.to_string())
 }
 
@@ -60,9 +69,9 @@ fn copies_are_called_as_the_rule_says_or_not_sent() {
     let named = |name: &str| shape(json!({"transform": {"name": name}}), "configmaps", content(json!({})), &[]);
     assert_eq!(named("${source.name}-${cluster.name}").unwrap().0, "app-eu-1");
     assert_eq!(named("${source.namespace}.${cluster.labels.tier:-none}").unwrap().0, "team.none");
-    assert_eq!(named("${cluster.labels.tier}").err().unwrap().why, Why::Variable);
+    assert_eq!(named("${cluster.labels.tier}").err().unwrap().why, RenderErrorKind::Variable);
     for bad in ["${source.name}_x", "A", "-x", "kube-root-ca.crt"] {
-        assert_eq!(named(bad).err().unwrap().why, Why::Name, "{bad}");
+        assert_eq!(named(bad).err().unwrap().why, RenderErrorKind::Name, "{bad}");
     }
 }
 
@@ -77,12 +86,12 @@ fn keys_are_chosen_renamed_and_never_lost_by_a_collision() {
     assert_eq!(config_map(swapped, data.clone())["a.yaml"], "2");
     let (why, message) = refused(keys(json!({"rename": {"a.yaml": "b.yaml"}})), "configmaps", content(data));
     assert!(
-        why == Why::Transform && message.contains("b.yaml") && message.contains("configmaps/team/app"),
+        why == RenderErrorKind::Transform && message.contains("b.yaml") && message.contains("configmaps/team/app"),
         "{message}"
     );
     let mut both = content(json!({"a": "1"}));
     both.fields.insert("binaryData".to_owned(), json!({"b": "eA=="}));
-    assert_eq!(refused(keys(json!({"rename": {"b": "a"}})), "configmaps", both).0, Why::Transform);
+    assert_eq!(refused(keys(json!({"rename": {"b": "a"}})), "configmaps", both).0, RenderErrorKind::Transform);
 }
 
 #[test]
@@ -99,11 +108,11 @@ fn labels_and_annotations_are_added_dropped_and_allowed() {
     assert_eq!(made["annotations"], json!({"cert-manager.io/issuer": "ca"}));
     for bad in [json!({"runnel.dev/hub": "x"}), json!({"app.kubernetes.io/managed-by": "x"})] {
         let spec = json!({"transform": {"labels": {"add": bad}}});
-        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, Why::Transform);
+        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, RenderErrorKind::Transform);
     }
     for bad in [json!({"a/b/c": "x"}), json!({"a": "no value!"})] {
         let spec = json!({"transform": {"labels": {"add": bad}}});
-        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, Why::Object);
+        assert_eq!(refused(spec, "configmaps", content(json!({}))).0, RenderErrorKind::Object);
     }
 }
 
@@ -114,7 +123,10 @@ fn variables_are_filled_in_the_named_keys_only_and_values_are_never_told() {
     let data = config_map(spec.clone(), json!({"app.yaml": text, "other": text}));
     assert_eq!(data, json!({"app.yaml": "eu-1 gold a team ${x}", "other": text}));
     let (why, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${HOME}"})));
-    assert!(why == Why::Variable && message.contains("app.yaml") && message.contains("${HOME}"), "{message}");
+    assert!(
+        why == RenderErrorKind::Variable && message.contains("app.yaml") && message.contains("${HOME}"),
+        "{message}"
+    );
     let (_, message) = refused(spec.clone(), "configmaps", content(json!({"app.yaml": "${cluster.labels.tier}"})));
     assert!(message.contains("no label tier"), "{message}");
 
@@ -126,7 +138,7 @@ fn variables_are_filled_in_the_named_keys_only_and_values_are_never_told() {
         assert!(!message.contains("s3cret"), "{message}");
     }
     let binary = secret("Opaque", json!({"app.key": BASE64.encode(&[0xff, 0xfe])}));
-    assert_eq!(refused(spec, "secrets", binary).0, Why::Transform);
+    assert_eq!(refused(spec, "secrets", binary).0, RenderErrorKind::Transform);
 }
 
 #[test]
@@ -146,10 +158,13 @@ fn overrides_hold_in_order_in_the_clusters_that_they_name() {
     assert_eq!(config_map(all, data.clone()), json!({"level": "debug", "same": "y", "moved": "1"}));
     let fails = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "remove", "path": "/data/absent"}]}]));
     let (why, message) = refused(fails, "configmaps", content(data.clone()));
-    assert!(why == Why::Transform && message.contains("overrides[0]") && message.contains("step 0"), "{message}");
+    assert!(
+        why == RenderErrorKind::Transform && message.contains("overrides[0]") && message.contains("step 0"),
+        "{message}"
+    );
     for path in ["/metadata/name", "/data", "/data/a/b"] {
         let spec = spec(json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "add", "path": path, "value": "x"}]}]));
-        assert_eq!(refused(spec, "configmaps", content(data.clone())).0, Why::Transform, "{path}");
+        assert_eq!(refused(spec, "configmaps", content(data.clone())).0, RenderErrorKind::Transform, "{path}");
     }
     let literal = spec(json!([{"clusters": {"all": true}, "data": {"password": "s3cret"}}]));
     let (_, message) = refused(literal, "secrets", secret("Opaque", json!({})));
@@ -161,11 +176,14 @@ fn what_a_member_would_refuse_is_not_sent() {
     let tls = secret("kubernetes.io/tls", json!({"tls.crt": "eA==", "tls.key": "eA=="}));
     let spec = json!({"transform": {"keys": {"exclude": ["tls.key"]}}});
     let (why, message) = refused(spec, "secrets", tls.clone());
-    assert!(why == Why::Object && message.contains("tls.key") && message.contains("secrets/team/app"), "{message}");
+    assert!(
+        why == RenderErrorKind::Object && message.contains("tls.key") && message.contains("secrets/team/app"),
+        "{message}"
+    );
     let opaque = json!({"transform": {"keys": {"include": ["tls.crt"]}, "secretType": "Opaque"}});
     assert_eq!(shape(opaque, "secrets", tls, &[]).unwrap().1["fields"]["type"], "Opaque");
     let typed = json!({"transform": {"secretType": "kubernetes.io/basic-auth"}});
-    assert_eq!(refused(typed.clone(), "secrets", secret("Opaque", json!({"x": "eA=="}))).0, Why::Object);
+    assert_eq!(refused(typed.clone(), "secrets", secret("Opaque", json!({"x": "eA=="}))).0, RenderErrorKind::Object);
     // A type is for Secrets only.
     assert!(shape(typed, "configmaps", content(json!({"x": "1"})), &[]).is_ok());
 }
@@ -265,7 +283,7 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
     let about = About { source: &long, cluster: &"c".into(), labels: &BTreeMap::new() };
     let withheld = versioned.shape.name(about).unwrap_err();
-    assert!(withheld.why == Why::Name && withheld.message.contains("shorter"), "{}", withheld.message);
+    assert!(withheld.why == RenderErrorKind::Name && withheld.message.contains("shorter"), "{}", withheld.message);
 }
 
 proptest! {
@@ -333,7 +351,7 @@ proptest! {
                 let data = made["fields"]["data"].as_object().cloned().unwrap_or_default();
                 prop_assert_eq!(data, expected);
             }
-            Err(withheld) => prop_assert!(collides && withheld.why == Why::Transform),
+            Err(withheld) => prop_assert!(collides && withheld.why == RenderErrorKind::Transform),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{Body, CowSortedMap, Place, RulePlan, SourceContent};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
+pub enum RenderErrorKind {
     /// Another source of the rule wants the same copy.
     Ambiguous,
     /// The name is none for an object.
@@ -27,37 +27,37 @@ pub enum Why {
 
 /// That a selected source is not sent. What stands of it stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Withheld {
+pub struct RenderError {
     /// Why.
-    pub why: Why,
+    pub why: RenderErrorKind,
     /// A sentence for a person: which field and which source. Never holds a value of an object.
     pub message: Arc<str>,
 }
 
 /// What a source becomes.
 #[derive(Clone)]
-pub(super) enum Outcome {
+pub(super) enum RenderOutcome {
     /// Copies of this name; the content is absent while it is not known.
     Copy(Arc<str>, Option<Arc<SourceContent>>),
     /// Nothing, for this reason; the name is absent where it is the name that cannot be.
-    Withheld(Option<Arc<str>>, Withheld),
+    RenderError(Option<Arc<str>>, RenderError),
 }
 
-impl Outcome {
+impl RenderOutcome {
     fn name(&self) -> Option<&Arc<str>> {
         match self {
-            Outcome::Copy(name, _) => Some(name),
-            Outcome::Withheld(name, _) => name.as_ref(),
+            RenderOutcome::Copy(name, _) => Some(name),
+            RenderOutcome::RenderError(name, _) => name.as_ref(),
         }
     }
 
     /// What tells it from others.
     pub(super) fn key(&self) -> OutcomeKey {
         match self {
-            Outcome::Copy(name, content) => {
+            RenderOutcome::Copy(name, content) => {
                 OutcomeKey::Copy(name.clone(), content.as_ref().map(|content| content.revision.0))
             }
-            Outcome::Withheld(name, why) => OutcomeKey::Withheld(name.clone(), why.clone()),
+            RenderOutcome::RenderError(name, why) => OutcomeKey::RenderError(name.clone(), why.clone()),
         }
     }
 }
@@ -66,21 +66,21 @@ impl Outcome {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OutcomeKey {
     Copy(Arc<str>, Option<[u8; 16]>),
-    Withheld(Option<Arc<str>>, Withheld),
+    RenderError(Option<Arc<str>>, RenderError),
 }
 
 /// What is sent to clusters for which it is the same, and what it was made of.
 #[derive(Clone)]
-pub struct Made {
+pub struct RenderedPlan {
     pub(super) plan: Arc<RulePlan>,
-    outcomes: CowSortedMap<SourceRef, Outcome>,
+    outcomes: CowSortedMap<SourceRef, RenderOutcome>,
     /// Who wants which copy.
     wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
     meet: bool,
 }
 
-impl Made {
+impl RenderedPlan {
     /// Nothing yet, of what this selects.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.anew());
@@ -89,7 +89,7 @@ impl Made {
     }
 
     /// Whether two are the same, whatever comes next.
-    pub(super) fn says_the_same(&self, other: &Made) -> bool {
+    pub(super) fn says_the_same(&self, other: &RenderedPlan) -> bool {
         self.plan.says_the_same(&other.plan) && self.wanted == other.wanted
     }
 
@@ -99,12 +99,12 @@ impl Made {
     }
 
     /// Takes in what a source is and becomes.
-    pub(super) fn set(&mut self, source: &SourceRef, body: Option<&Body>, outcome: Option<Outcome>) {
+    pub(super) fn set(&mut self, source: &SourceRef, body: Option<&Body>, outcome: Option<RenderOutcome>) {
         let Self { plan, outcomes, wanted, meet } = self;
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
         let (mut touched, mut copies) = (BTreeSet::new(), BTreeSet::new());
-        if let Some(name) = outcomes.remove(source).as_ref().and_then(Outcome::name) {
+        if let Some(name) = outcomes.remove(source).as_ref().and_then(RenderOutcome::name) {
             let (copy, intent) = (copy(source, name, *meet), source.as_copy(name));
             if let Some(others) = wanted.get_mut(&copy) {
                 others.remove(source);
@@ -115,7 +115,7 @@ impl Made {
         }
         plan.withheld.remove(source);
         plan.note(source, body);
-        if matches!((body, &outcome), (Some(Body::Read(_)), Some(Outcome::Copy(_, None)))) {
+        if matches!((body, &outcome), (Some(Body::Read(_)), Some(RenderOutcome::Copy(_, None)))) {
             // Something that goes into it is still being read.
             plan.unread.insert(source.clone());
         }
@@ -126,7 +126,7 @@ impl Made {
                     sources.insert(source.clone());
                 }
                 copies.insert(copy);
-            } else if let Outcome::Withheld(_, why) = &outcome {
+            } else if let RenderOutcome::RenderError(_, why) = &outcome {
                 plan.withheld.insert(source.clone(), why.clone());
             }
             outcomes.insert(source.clone(), outcome);
@@ -141,7 +141,7 @@ impl Made {
 /// Decides who has a copy: one source that wants it, or none of several.
 fn settle(
     copy: &SourceRef,
-    outcomes: &CowSortedMap<SourceRef, Outcome>,
+    outcomes: &CowSortedMap<SourceRef, RenderOutcome>,
     wanted: &mut CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     plan: &mut RulePlan,
     touched: &mut BTreeSet<SourceRef>,
@@ -154,12 +154,12 @@ fn settle(
         plan.take_out(&intent);
         plan.withheld.remove(source);
         match (outcome, sources.iter().find(|other| *other != source)) {
-            (Outcome::Withheld(_, why), _) => drop(plan.withheld.insert(source.clone(), why.clone())),
-            (Outcome::Copy(..), Some(other)) => {
+            (RenderOutcome::RenderError(_, why), _) => drop(plan.withheld.insert(source.clone(), why.clone())),
+            (RenderOutcome::Copy(..), Some(other)) => {
                 plan.withheld.insert(source.clone(), ambiguous(source, other, name));
             }
-            (Outcome::Copy(_, Some(content)), None) => plan.put_in(intent.clone(), content.clone()),
-            (Outcome::Copy(_, None), None) => {}
+            (RenderOutcome::Copy(_, Some(content)), None) => plan.put_in(intent.clone(), content.clone()),
+            (RenderOutcome::Copy(_, None), None) => {}
         }
         touched.insert(intent);
     }
@@ -174,13 +174,13 @@ fn copy(source: &SourceRef, name: &str, meet: bool) -> SourceRef {
     source.as_copy(name).copy_in(&namespace)
 }
 
-fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> Withheld {
+fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> RenderError {
     let (one, two) = (source.min(other), source.max(other));
     let message = format!(
         "{one} and {two} both want the copy {name} in the same namespaces, so neither is sent; narrow spec.sources, or \
          tell them apart by spec.transform.name"
     );
-    Withheld { why: Why::Ambiguous, message: message.into() }
+    RenderError { why: RenderErrorKind::Ambiguous, message: message.into() }
 }
 
 #[cfg(test)]
