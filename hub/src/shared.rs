@@ -325,7 +325,7 @@ impl Shared {
     fn follow_rule(&self, index: &Index, uid: &RuleUid, since: Instant) {
         let Some(entry) = index.rule(uid) else { return };
         let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
-        let connected = entry.goes.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
+        let connected = entry.target_clusters.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
         for (cluster, share) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?))) {
             if !ledger.holds_exactly(cluster, uid, share.digest()) {
                 deliveries.begin(cluster, uid, since, entry.awaits(cluster));
@@ -351,8 +351,9 @@ impl Shared {
     /// Marks every rule that goes to a cluster, or is held there, as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
-        let concerned =
-            index.rules().filter(|(_, entry)| entry.goes.clusters.contains_key(cluster) || entry.rule.deleting);
+        let concerned = index
+            .rules()
+            .filter(|(_, entry)| entry.target_clusters.clusters.contains_key(cluster) || entry.rule.deleting);
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
         drop(index);
         self.dirty_rules.add(concerned);
@@ -377,7 +378,7 @@ impl Shared {
 /// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
 /// says, or an administrator has to confirm first.
 fn followed(entry: &RuleEntry, ledger: &Ledger, cluster: &ClusterName) -> Option<Share> {
-    let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.goes.cordoned.contains(cluster);
+    let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.target_clusters.cordoned.contains(cluster);
     if rests {
         return None;
     }

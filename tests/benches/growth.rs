@@ -19,7 +19,7 @@ use runnel_agent::policy::Policy;
 use runnel_agent::records::{Observed, Records};
 use runnel_hub::crd::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Claim, Index};
-use runnel_hub::plan::{Body, ClusterPlans, Goes, Rule, RulePlan, SourceContent};
+use runnel_hub::plan::{Body, ClusterPlans, Rule, RulePlan, SourceContent, TargetClusters};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
@@ -212,7 +212,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
     let (rule, plan, deal) = (rule(0), planned(RulePlan::empty(&rule(0)), 1), ClusterPlans::default());
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
-    let goes = Goes { clusters: chosen, ..Goes::default() };
+    let goes = TargetClusters { clusters: chosen, ..TargetClusters::default() };
     let mut ledger = Ledger::default();
     for name in &names {
         ledger.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);

@@ -394,7 +394,7 @@ impl World {
     /// What a rule wants.
     fn wanted(&self, uid: &RuleUid) -> Copies {
         let entry = self.index.rule(uid).unwrap();
-        let shares = entry.goes.clusters.keys().filter_map(|cluster| entry.share(cluster));
+        let shares = entry.target_clusters.clusters.keys().filter_map(|cluster| entry.share(cluster));
         let copies = |share: Share| {
             let sent = |source: &&SourceRef| share.terms.grants_kind(&source.resource);
             share.plan.wanted().filter(sent).map(|source| (share.cluster.clone(), source.clone())).collect::<Vec<_>>()
@@ -417,7 +417,7 @@ impl World {
             let released = self.released.entry(uid.clone()).or_default();
             released.retain(|copy| !wanted.contains(copy));
             // What went elsewhere long ago goes where the rule comes back to.
-            let now: BTreeSet<_> = self.index.rule(uid).unwrap().goes.clusters.keys().cloned().collect();
+            let now: BTreeSet<_> = self.index.rule(uid).unwrap().target_clusters.clusters.keys().cloned().collect();
             let before = self.chosen.insert(uid.clone(), now.clone()).unwrap_or_default();
             let came = |cluster: &ClusterName| now.contains(cluster) && !before.contains(cluster);
             let indirect = gone
@@ -606,8 +606,8 @@ fn settle_all(world: &mut World) {
     }
     world.follow();
     for ((uid, cluster), objects) in &world.foreign {
-        let goes = world.index.rule(uid).unwrap().goes.clusters.contains_key(cluster);
-        assert!(objects.is_empty() || !goes, "{uid} in {cluster}: {objects:?} wait for ever");
+        let target_clusters = world.index.rule(uid).unwrap().target_clusters.clusters.contains_key(cluster);
+        assert!(objects.is_empty() || !target_clusters, "{uid} in {cluster}: {objects:?} wait for ever");
     }
     for uid in world.drafts.keys() {
         let wanted = world.wanted(uid);

@@ -189,7 +189,9 @@ impl Index {
             for item in entry.brake.held() {
                 match item {
                     Item::Rule => said.rule = true,
-                    Item::Cluster(cluster) if entry.goes.not_granted.contains(cluster) => said.ungranted.add(cluster),
+                    Item::Cluster(cluster) if entry.target_clusters.not_granted.contains(cluster) => {
+                        said.ungranted.add(cluster)
+                    }
                     Item::Cluster(cluster) => said.clusters.add(cluster),
                     Item::Kind(cluster, kind) => said.kinds.add(&(cluster.clone(), kind.clone())),
                     Item::Copy(_, intent) | Item::Name(intent) => said.names.add(intent),
@@ -231,7 +233,7 @@ impl Index {
             return (None, None);
         }
         let mut asked = (Waiting::new(), Waiting::new());
-        for cluster in entry.goes.clusters.keys() {
+        for cluster in entry.target_clusters.clusters.keys() {
             let Some(holding) = holdings(&entry.rule.uid, cluster) else { continue };
             asked.0.extend(holding.takeovers.map(|asked| (cluster.clone(), asked)));
             asked.1.extend(holding.given_up.map(|asked| (cluster.clone(), asked)));

@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
 
 use super::RuleEntry;
 use crate::brake::{Cause, Item};
-use crate::plan::{Goes, NamedTerms, RulePlan};
+use crate::plan::{NamedTerms, RulePlan, TargetClusters};
 
 impl RuleEntry {
     /// Whether the rule wants something.
@@ -13,8 +13,10 @@ impl RuleEntry {
         let plan = |cluster: &ClusterName| self.cluster_plans.plan(cluster, &self.plan);
         match item {
             Item::Rule => !self.rule.deleting,
-            Item::Cluster(cluster) => self.goes.clusters.contains_key(cluster),
-            Item::Kind(cluster, kind) => self.goes.clusters.get(cluster).is_some_and(|terms| terms.grants_kind(kind)),
+            Item::Cluster(cluster) => self.target_clusters.clusters.contains_key(cluster),
+            Item::Kind(cluster, kind) => {
+                self.target_clusters.clusters.get(cluster).is_some_and(|terms| terms.grants_kind(kind))
+            }
             Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
             Item::Name(intent) => self.cluster_plans.plans(&self.plan).any(|(_, plan)| plan.wants(intent)),
             Item::Source(source) => self.plan.wants(source),
@@ -78,12 +80,17 @@ pub(super) fn note_changes(
         entry.brake.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
-    note_goes(&former.goes, entry, takes_part, |cluster| match now.has_dropped_cluster(before, cluster) {
+    note_goes(&former.target_clusters, entry, takes_part, |cluster| match now.has_dropped_cluster(before, cluster) {
         true => Cause::Named,
         false => Cause::Indirect,
     });
     if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
-        let both: Vec<_> = former.goes.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name)).collect();
+        let both: Vec<_> = former
+            .target_clusters
+            .clusters
+            .keys()
+            .filter(|name| entry.target_clusters.clusters.contains_key(*name))
+            .collect();
         for cluster in both {
             if let Some(plan) = former.cluster_plans.plan(cluster, &former.plan) {
                 note_names(plan, entry, cluster);
@@ -95,13 +102,13 @@ pub(super) fn note_changes(
 
 /// Tells the brake what a rule no longer wants where.
 pub(super) fn note_goes(
-    former: &Goes,
+    former: &TargetClusters,
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
     cause: impl Fn(&ClusterName) -> Cause,
 ) {
     for (cluster, before) in &former.clusters {
-        match entry.goes.clusters.get(cluster).cloned() {
+        match entry.target_clusters.clusters.get(cluster).cloned() {
             // Before the hub could tell, nothing was said.
             Some(now) if !former.unknown => note_kinds(before, &now, entry, cluster),
             Some(_) => {}
@@ -144,9 +151,9 @@ pub(super) fn note_choice(
     takes_part: bool,
 ) {
     entry.brake.wants_something_else();
-    match (entry.goes.clusters.get(cluster).cloned(), former) {
+    match (entry.target_clusters.clusters.get(cluster).cloned(), former) {
         (Some(now), (Some(before), plan)) => {
-            if !entry.goes.unknown {
+            if !entry.target_clusters.unknown {
                 note_kinds(&before, &now, entry, cluster);
             }
             if let Some(plan) = plan.filter(|_| entry.cluster_plans.differs_by_cluster()) {

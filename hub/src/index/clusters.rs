@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use super::changes::note_choice;
 use super::{Effect, Index};
 use crate::crd::{MemberCluster, PendingRemoval};
-use crate::plan::{Lot, Lots, Rule};
+use crate::plan::{EffectiveTerms, Rule, TermsResolver};
 
 /// A member cluster as the hub knows it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -104,14 +104,21 @@ impl Index {
     }
 
     /// The lot of each rule in a cluster, where it chooses it.
-    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<Lot>)> {
-        let lot = |rule: &Rule| Lots::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
-        let choice = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| lot(rule));
+    fn choices(&self, name: &ClusterName, cluster: &Cluster) -> Vec<(RuleUid, Option<EffectiveTerms>)> {
+        let effective_terms = |rule: &Rule| TermsResolver::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
+        let choice = |rule: &Rule| cluster.is_chosen_by(rule, name).then(|| effective_terms(rule));
         self.rules.iter().map(|(uid, entry)| (uid.clone(), choice(&entry.rule))).collect()
     }
 
-    fn choose(&mut self, uid: &RuleUid, name: &ClusterName, lot: Option<Lot>, always: bool, effect: &mut Effect) {
-        let waits = if lot.is_some() { self.defer_cluster(uid, name, effect) } else { None };
+    fn choose(
+        &mut self,
+        uid: &RuleUid,
+        name: &ClusterName,
+        effective_terms: Option<EffectiveTerms>,
+        always: bool,
+        effect: &mut Effect,
+    ) {
+        let waits = if effective_terms.is_some() { self.defer_cluster(uid, name, effect) } else { None };
         if waits == Some(false) {
             // It goes there when what it sends is rendered.
             if always {
@@ -122,8 +129,9 @@ impl Index {
         }
         let Some(entry) = self.rules.get_mut(uid) else { return };
         let cordoned = self.clusters.get(name).is_some_and(|cluster| cluster.cordoned);
-        let labels = self.clusters.get(name).filter(|_| lot.is_some()).map(|cluster| &cluster.labels);
-        let former = (entry.goes.clusters.get(name).cloned(), entry.cluster_plans.plan(name, &entry.plan).cloned());
+        let labels = self.clusters.get(name).filter(|_| effective_terms.is_some()).map(|cluster| &cluster.labels);
+        let former =
+            (entry.target_clusters.clusters.get(name).cloned(), entry.cluster_plans.plan(name, &entry.plan).cloned());
         let exceeded = entry.cluster_plans.exceeds();
         let dealt =
             waits.is_none() && entry.cluster_plans.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
@@ -137,7 +145,7 @@ impl Index {
             }
         }
         let all = exceeded != entry.cluster_plans.exceeds();
-        let chosen = entry.goes.set(&entry.rule, name, lot, cordoned);
+        let chosen = entry.target_clusters.set(&entry.rule, name, effective_terms, cordoned);
         let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
         if !takes_part && entry.brake.holds_in(name) {
             // Nothing that is held there is for the brake any more.

@@ -10,7 +10,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use super::changes::note_goes;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Cause;
-use crate::plan::{Goes, Lots, Rule, RuleGrant};
+use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
 
 /// A namespace of the hub, as its watch shows it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -124,9 +124,11 @@ impl Index {
     fn regrant(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         let namespaced = self.rules.get(uid).filter(|entry| !entry.rule.terms.rule.is_cluster_scoped());
-        let Some(goes) = namespaced.map(|entry| self.goes(&entry.rule)) else { return effect };
-        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.goes != goes) else { return effect };
-        let former = std::mem::replace(&mut entry.goes, goes);
+        let Some(target_clusters) = namespaced.map(|entry| self.target_clusters(&entry.rule)) else { return effect };
+        let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.target_clusters != target_clusters) else {
+            return effect;
+        };
+        let former = std::mem::replace(&mut entry.target_clusters, target_clusters);
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         note_goes(&former, entry, takes_part, |_| Cause::Indirect);
         entry.brake.wants_something_else();
@@ -140,12 +142,12 @@ impl Index {
     }
 
     /// The clusters that a rule chooses, by what is granted there.
-    pub(super) fn goes(&self, rule: &Rule) -> Goes {
-        let mut lots = Lots::new(rule, self.grants.of(rule));
-        let mut goes = Goes { unknown: lots.are_unknown(), ..Goes::default() };
+    pub(super) fn target_clusters(&self, rule: &Rule) -> TargetClusters {
+        let mut resolver = TermsResolver::new(rule, self.grants.of(rule));
+        let mut target_clusters = TargetClusters { unknown: resolver.are_unknown(), ..TargetClusters::default() };
         for (name, cluster) in self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(rule, name)) {
-            goes.set(rule, name, Some(lots.of(name, &cluster.labels)), cluster.cordoned);
+            target_clusters.set(rule, name, Some(resolver.of(name, &cluster.labels)), cluster.cordoned);
         }
-        goes
+        target_clusters
     }
 }

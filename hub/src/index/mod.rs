@@ -37,7 +37,9 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
-use crate::plan::{ClusterPlans, Goes, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source};
+use crate::plan::{
+    ClusterPlans, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source, TargetClusters,
+};
 use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
 pub use clusters::Cluster;
@@ -120,7 +122,7 @@ pub struct RuleEntry {
     /// What of that is sent.
     pub cluster_plans: ClusterPlans,
     /// The clusters that it chooses, leaving clusters not included, by what is granted there.
-    pub goes: Goes,
+    pub target_clusters: TargetClusters,
     /// What of it may be removed.
     pub brake: Brake,
     /// Which clusters may have it, where changes travel in waves.
@@ -147,7 +149,7 @@ impl RuleEntry {
             let ungranted = |(name, terms): (_, &NamedTerms)| {
                 (name, self.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
             };
-            let clusters = self.goes.clusters.iter().map(ungranted);
+            let clusters = self.target_clusters.clusters.iter().map(ungranted);
             wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, self.cluster_plans.plans(&self.plan))
         };
         self.wanted.get_or_init(compute).clone()
@@ -156,7 +158,7 @@ impl RuleEntry {
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
         let plan = self.cluster_plans.plan(cluster, &self.plan)?;
-        Some(self.share_of(cluster, plan, self.goes.clusters.get(cluster)?))
+        Some(self.share_of(cluster, plan, self.target_clusters.clusters.get(cluster)?))
     }
 }
 
@@ -260,14 +262,16 @@ impl Index {
         if entry.rule.deleting && judged.passes(&Item::Rule) {
             return Claim::Unwanted(policy);
         }
-        if entry.unrendered.is_outdated() || (entry.goes.clusters.contains_key(cluster) && entry.lacks(cluster)) {
+        if entry.unrendered.is_outdated()
+            || (entry.target_clusters.clusters.contains_key(cluster) && entry.lacks(cluster))
+        {
             return Claim::Unknown;
         }
         if let Some(share) = entry.share(cluster) {
             return match () {
-                () if entry.goes.unknown => Claim::Unknown,
+                () if entry.target_clusters.unknown => Claim::Unknown,
                 () if entry.awaits(cluster) => Claim::Awaits(share),
-                () if entry.goes.cordoned.contains(cluster) => Claim::Cordoned(share),
+                () if entry.target_clusters.cordoned.contains(cluster) => Claim::Cordoned(share),
                 // That a rule rests is said to all, and nothing else of it.
                 () if entry.is_shut_to(cluster) => Claim::Awaits(share),
                 () if share.reverts() => Claim::Reverts(share),
@@ -308,7 +312,7 @@ impl Index {
     fn touch(&mut self, uid: &RuleUid, effect: &mut Effect) {
         self.renew(uid);
         if let Some(entry) = self.rules.get(uid) {
-            effect.clusters.extend(entry.goes.clusters.keys().cloned());
+            effect.clusters.extend(entry.target_clusters.clusters.keys().cloned());
         }
         effect.rules.insert(uid.clone());
     }

@@ -19,7 +19,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 use super::changes::note_choice;
 use super::rules::remove_from;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, ClusterPlans, Lots, Minter, NamedTerms, RemovalTerms, Rule, RulePlan};
+use crate::plan::{Body, ClusterPlans, Minter, NamedTerms, RemovalTerms, Rule, RulePlan, TermsResolver};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
 pub(super) use unrendered::Unrendered;
@@ -333,9 +333,9 @@ impl Index {
         let Some(cluster) = self.clusters.get(name).filter(|cluster| cluster.is_chosen_by(&entry.rule, name)) else {
             return;
         };
-        let lot = Lots::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
-        let former = (entry.goes.clusters.get(name).cloned(), former.cloned());
-        entry.goes.set(&entry.rule, name, Some(lot), cluster.cordoned);
+        let effective_terms = TermsResolver::new(&entry.rule, self.grants.of(&entry.rule)).of(name, &cluster.labels);
+        let former = (entry.target_clusters.clusters.get(name).cloned(), former.cloned());
+        entry.target_clusters.set(&entry.rule, name, Some(effective_terms), cluster.cordoned);
         if entry.cluster_plans.lacks(name, &cluster.labels) {
             entry.unrendered.clusters.insert(name.clone());
         }

@@ -208,7 +208,7 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
             entry.cluster_plans.says_the_same(&expected.cluster_plans),
             "what is sent of {uid:?} is something else"
         );
-        prop_assert!(entry.goes == expected.goes);
+        prop_assert!(entry.target_clusters == expected.target_clusters);
     }
     for (source, readers) in &here.selected_by {
         let all = aside.selected_by.get(source).is_some_and(|known| readers.is_subset(known));

@@ -57,7 +57,7 @@ impl Index {
             return effect;
         };
         let waiting = |entry: &RuleEntry| {
-            let all = entry.goes.clusters.keys();
+            let all = entry.target_clusters.clusters.keys();
             all.filter(|cluster| entry.awaits(cluster)).cloned().collect::<Vec<_>>()
         };
         let before = waiting(entry);
@@ -66,7 +66,7 @@ impl Index {
         let let_in = before.into_iter().filter(|cluster| !entry.awaits(cluster));
         effect.clusters.extend(let_in);
         if travelled != Some(travel) {
-            effect.clusters.extend(entry.goes.clusters.keys().cloned());
+            effect.clusters.extend(entry.target_clusters.clusters.keys().cloned());
         }
         if !effect.clusters.is_empty() {
             self.renew(uid);
@@ -88,7 +88,7 @@ impl Index {
             let value = order.and_then(|label| labels.get(label)).cloned();
             Turn { value, cluster: cluster.clone() }
         };
-        let mut turns: Vec<_> = entry.goes.clusters.keys().map(turn).collect();
+        let mut turns: Vec<_> = entry.target_clusters.clusters.keys().map(turn).collect();
         turns.sort();
         turns
     }

@@ -37,9 +37,9 @@ impl Index {
         if rule.deleting && former.as_ref().is_none_or(|former| !former.rule.deleting) {
             self.goes_by_order();
         }
-        let goes = self.goes(&rule);
+        let target_clusters = self.target_clusters(&rule);
         if let Some(former) = &former {
-            effect.clusters.extend(former.goes.clusters.keys().cloned());
+            effect.clusters.extend(former.target_clusters.clusters.keys().cloned());
         }
         if rule.deleting {
             // Whoever was chosen at any time may hold copies.
@@ -48,7 +48,7 @@ impl Index {
         let unchanged = former.as_ref().is_some_and(|former| {
             former.plan.says_the_same(&plan)
                 && former.cluster_plans.says_the_same(&cluster_plans)
-                && former.goes == goes
+                && former.target_clusters == target_clusters
                 && former.rule.terms == rule.terms
                 && former.rule.deleting == rule.deleting
                 && former.rule.rollout.is_some() == rule.rollout.is_some()
@@ -68,7 +68,8 @@ impl Index {
         let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.travel.reverts());
         let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
         let (wanted, target) = (OnceLock::new(), OnceLock::new());
-        let mut entry = RuleEntry { rule, plan, cluster_plans, goes, brake, gate, unrendered, version, wanted, target };
+        let mut entry =
+            RuleEntry { rule, plan, cluster_plans, target_clusters, brake, gate, unrendered, version, wanted, target };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());

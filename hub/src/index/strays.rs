@@ -46,7 +46,7 @@ impl Index {
         let takes_part = self.clusters.get(cluster).is_some_and(Cluster::takes_part);
         if let Some(entry) = self.rules.get_mut(uid)
             && takes_part
-            && !entry.goes.clusters.contains_key(cluster)
+            && !entry.target_clusters.clusters.contains_key(cluster)
         {
             let cause = if entry.brake.was_awaited(cluster) { Cause::Carried } else { Cause::Indirect };
             entry.brake.remove(Item::Cluster(cluster.clone()), cause);

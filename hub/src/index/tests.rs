@@ -440,7 +440,7 @@ proptest! {
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
             prop_assert!(entry.plan.says_the_same(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
-            prop_assert_eq!(entry.goes.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
+            prop_assert_eq!(entry.target_clusters.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
         }
         // A session that asks since any version hears of every rule that changed after it.
         let (all, version) = index.claims_since(&"c0".into(), 0);

@@ -14,7 +14,7 @@ impl Index {
     pub(super) fn weigh(&self, entry: &RuleEntry, items: &BTreeSet<Item>, holdings: Holdings<'_>) -> u64 {
         let whole = |cluster: &ClusterName| self.copies(entry, cluster, holdings);
         if items.contains(&Item::Rule) {
-            return entry.goes.clusters.keys().map(whole).fold(0, u64::saturating_add);
+            return entry.target_clusters.clusters.keys().map(whole).fold(0, u64::saturating_add);
         }
         let (mut clusters, mut everywhere, mut here) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
         for item in items {
@@ -32,7 +32,8 @@ impl Index {
         }
         // Where the rule's copies are held, its sources' copies would go as soon as it goes there again.
         let holds = |cluster: &ClusterName| holdings(&entry.rule.uid, cluster).is_some_and(|held| held.copies > 0);
-        let there = self.clusters.keys().filter(|name| entry.goes.clusters.contains_key(*name) || holds(name));
+        let there =
+            self.clusters.keys().filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // Where everything goes, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
         // What no other rule selects needs no second look, however much of that there is.
@@ -56,11 +57,10 @@ impl Index {
     /// no member alone can more than double what the others say. Where one cluster has all copies there is nobody else to
     /// protect.
     pub(super) fn all_copies(&self, entry: &RuleEntry, judged: &Judged, leaving: u64, holdings: Holdings<'_>) -> u64 {
-        let outside = self
-            .clusters
-            .keys()
-            .filter(|name| !entry.goes.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone())));
-        let said = entry.goes.clusters.keys().chain(outside).filter_map(|cluster| {
+        let outside = self.clusters.keys().filter(|name| {
+            !entry.target_clusters.clusters.contains_key(*name) && judged.holds(&Item::Cluster((*name).clone()))
+        });
+        let said = entry.target_clusters.clusters.keys().chain(outside).filter_map(|cluster| {
             let copies = holdings(&entry.rule.uid, cluster)?.copies;
             let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
             let intents = leaving.saturating_add(plan.sources() as u64);
@@ -111,11 +111,14 @@ impl Index {
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
     fn is_wanted_by_another(&self, entry: &RuleEntry, cluster: &ClusterName, intent: &SourceRef) -> bool {
         let Some(readers) = self.selected_by.get(&intent.plain()) else { return false };
-        let former = entry.goes.clusters.get(cluster);
+        let former = entry.target_clusters.clusters.get(cluster);
         readers.iter().filter(|uid| **uid != entry.rule.uid).filter_map(|uid| self.rules.get(uid)).any(|other| {
-            let goes = &other.goes;
-            let Some(terms) = goes.clusters.get(cluster) else { return false };
-            let rests = goes.unknown || goes.cordoned.contains(cluster) || terms.suspend || other.rule.deleting;
+            let target_clusters = &other.target_clusters;
+            let Some(terms) = target_clusters.clusters.get(cluster) else { return false };
+            let rests = target_clusters.unknown
+                || target_clusters.cordoned.contains(cluster)
+                || terms.suspend
+                || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
                 && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));
             let sends = || other.share(cluster).is_some_and(|share| share.content(intent).is_some());

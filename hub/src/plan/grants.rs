@@ -72,7 +72,7 @@ pub enum Granted<'a> {
 
 /// On which terms a rule goes to a cluster that it chooses.
 #[derive(Clone, PartialEq)]
-pub enum Lot {
+pub enum EffectiveTerms {
     /// On these.
     Terms(NamedTerms),
     /// On none: nothing is granted there of what it sends.
@@ -104,7 +104,7 @@ impl Grants {
 
 /// The clusters that a rule chooses, by what is granted there.
 #[derive(Clone, Default, PartialEq)]
-pub struct Goes {
+pub struct TargetClusters {
     /// Where it goes, and the terms in each.
     pub clusters: BTreeMap<ClusterName, NamedTerms>,
     /// Where nothing is granted of what it sends.
@@ -115,15 +115,21 @@ pub struct Goes {
     pub unknown: bool,
 }
 
-impl Goes {
+impl TargetClusters {
     /// Puts a cluster where it belongs; `None`: the rule does not choose it. Returns whether that is news.
-    pub fn set(&mut self, rule: &Rule, name: &ClusterName, lot: Option<Lot>, cordoned: bool) -> bool {
+    pub fn set(
+        &mut self,
+        rule: &Rule,
+        name: &ClusterName,
+        effective_terms: Option<EffectiveTerms>,
+        cordoned: bool,
+    ) -> bool {
         let before = (self.clusters.remove(name), self.not_granted.remove(name), self.cordoned.remove(name));
-        let now = match lot {
+        let now = match effective_terms {
             None => (None, false, false),
-            Some(Lot::Terms(terms)) => (Some(terms), false, cordoned),
-            Some(Lot::Unknown) => (Some(rule.terms.clone()), false, cordoned),
-            Some(Lot::NotGranted) => (None, true, false),
+            Some(EffectiveTerms::Terms(terms)) => (Some(terms), false, cordoned),
+            Some(EffectiveTerms::Unknown) => (Some(rule.terms.clone()), false, cordoned),
+            Some(EffectiveTerms::NotGranted) => (None, true, false),
         };
         let news = before != now;
         if let Some(terms) = now.0 {
@@ -140,13 +146,13 @@ impl Goes {
 }
 
 /// Makes the lots of one rule. Clusters to which the same grants speak share their terms.
-pub struct Lots<'a> {
+pub struct TermsResolver<'a> {
     rule: &'a Rule,
     granted: Granted<'a>,
-    rendered_plan: BTreeMap<Vec<usize>, Lot>,
+    rendered_plan: BTreeMap<Vec<usize>, EffectiveTerms>,
 }
 
-impl<'a> Lots<'a> {
+impl<'a> TermsResolver<'a> {
     /// For a rule to which this is granted.
     pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
         Self { rule, granted, rendered_plan: BTreeMap::new() }
@@ -158,37 +164,37 @@ impl<'a> Lots<'a> {
     }
 
     /// The rule's lot in a cluster that it chooses.
-    pub fn of(&mut self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Lot {
+    pub fn of(&mut self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> EffectiveTerms {
         let grants = match &self.granted {
-            Granted::All => return Lot::Terms(self.rule.terms.clone()),
-            Granted::Unknown => return Lot::Unknown,
+            Granted::All => return EffectiveTerms::Terms(self.rule.terms.clone()),
+            Granted::Unknown => return EffectiveTerms::Unknown,
             Granted::These(grants) => grants,
         };
         let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
         let speaking: Vec<_> = grants.iter().enumerate().filter(speaks).map(|(number, _)| number).collect();
-        if let Some(lot) = self.rendered_plan.get(&speaking) {
-            return lot.clone();
+        if let Some(effective_terms) = self.rendered_plan.get(&speaking) {
+            return effective_terms.clone();
         }
-        let lot = lot(self.rule, speaking.iter().map(|number| &grants[*number].grant));
-        self.rendered_plan.insert(speaking, lot.clone());
-        lot
+        let effective_terms = effective_terms(self.rule, speaking.iter().map(|number| &grants[*number].grant));
+        self.rendered_plan.insert(speaking, effective_terms.clone());
+        effective_terms
     }
 }
 
 /// What these grants make of a rule.
-fn lot<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> Lot {
+fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> EffectiveTerms {
     let sent: Vec<_> = rule.resources().collect();
     let mut counting: Vec<_> = grants.filter(|grant| sent.iter().any(|resource| grant.is_of_kind(resource))).collect();
     counting.sort();
     counting.dedup();
     counting.truncate(limits::GRANTS);
     if counting.is_empty() {
-        return Lot::NotGranted;
+        return EffectiveTerms::NotGranted;
     }
     let whole = || counting.iter().filter(|grant| grant.is_whole());
     if sent.iter().all(|resource| whole().any(|grant| grant.is_of_kind(resource))) {
-        return Lot::Terms(rule.terms.clone());
+        return EffectiveTerms::Terms(rule.terms.clone());
     }
     let grants = counting.into_iter().cloned().collect();
-    Lot::Terms(NamedTerms::new(Terms { grants: Some(grants), ..Terms::clone(&rule.terms) }))
+    EffectiveTerms::Terms(NamedTerms::new(Terms { grants: Some(grants), ..Terms::clone(&rule.terms) }))
 }

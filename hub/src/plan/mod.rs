@@ -35,7 +35,7 @@ pub use content::{Refused, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;
 use expected::{Expected, Without};
-pub use grants::{Goes, Granted, Grants, Lot, Lots, RuleGrant};
+pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
 pub use lent::{LENT_KIND, Lent};
 pub use place::{Place, Scope};
 pub use render::{Minter, RENDER_BUDGET};

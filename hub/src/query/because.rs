@@ -95,7 +95,7 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
 
 fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &SourceRef, copy: &SourceRef) -> Obstacle {
     let said = |state: &'static str, message: &str| Some((state, message.to_owned()));
-    let Some(terms) = entry.goes.clusters.get(cluster) else {
+    let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
         let labels = index.cluster(cluster).map(|known| known.labels.clone()).unwrap_or_default();
         return match entry.rule.chooses(cluster, &labels) {
             true => said("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves"),
@@ -130,7 +130,7 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
     }
     match () {
         () if terms.suspend => said("Suspended", "spec.suspend is true: nothing is created, corrected or removed"),
-        () if entry.goes.cordoned.contains(cluster) => {
+        () if entry.target_clusters.cordoned.contains(cluster) => {
             said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
         }
         () if entry.awaits(cluster) => {

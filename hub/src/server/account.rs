@@ -287,8 +287,9 @@ impl Running {
     fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
         let (unchosen, leaves): (Vec<_>, bool) = {
             let index = self.shared.index.read();
-            let elsewhere =
-                |uid: &&RuleUid| index.rule(uid).is_some_and(|entry| !entry.goes.clusters.contains_key(cluster));
+            let elsewhere = |uid: &&RuleUid| {
+                index.rule(uid).is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
+            };
             let leaves = index.cluster(cluster).is_some_and(|cluster| cluster.leaving);
             (rules.iter().filter(elsewhere).collect(), leaves)
         };

@@ -1026,13 +1026,13 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
             let mut session = agent.connect();
             session.update([("r".into(), Claim::Wanted(going(&items, false, Some(Travel::Plain))))]);
             agent.drain(&mut session);
-            let goes = agent.terms[&uid];
+            let target_clusters = agent.terms[&uid];
             // It is suspended where everybody has the same, or while it is rolled out.
             let rests = going(&items, true, Some(Travel::Plain));
             session.update([("r".into(), if by_terms { Claim::Wanted(rests) } else { claim(rests) })]);
             agent.drain(&mut session);
             let told = agent.terms[&uid];
-            assert!(agent.rests[&uid] && (told != goes) == by_terms);
+            assert!(agent.rests[&uid] && (told != target_clusters) == by_terms);
             // An edit of a rule that rests goes to nobody before its turn.
             session.update([("r".into(), claim(edited(true)))]);
             agent.drain(&mut session);
@@ -1055,7 +1055,7 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
                     agent.drain(&mut again);
                     assert_eq!(agent.rests[&uid], suspend);
                 }
-                assert_eq!((agent.terms[&uid], agent.upserts), (goes, 1));
+                assert_eq!((agent.terms[&uid], agent.upserts), (target_clusters, 1));
             }
         }
     }

@@ -24,12 +24,12 @@ pub(super) struct ClusterView<'a> {
 impl View<'_> {
     /// A cluster of the rule, or one that was.
     pub(super) fn cluster<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName) -> ClusterView<'s> {
-        self.cluster_on(ledger, name, self.goes.clusters.get(name))
+        self.cluster_on(ledger, name, self.target_clusters.clusters.get(name))
     }
 
     /// The clusters that the rule goes to.
     pub(super) fn clusters<'s>(&'s self, ledger: &'s Ledger) -> impl Iterator<Item = ClusterView<'s>> {
-        self.goes.clusters.iter().map(move |(name, terms)| self.cluster_on(ledger, name, Some(terms)))
+        self.target_clusters.clusters.iter().map(move |(name, terms)| self.cluster_on(ledger, name, Some(terms)))
     }
 
     fn cluster_on<'s>(

@@ -17,7 +17,7 @@ use crate::crd::conditions::{
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::index::{Held, HeldNamed};
-use crate::plan::{ClusterPlans, Goes, Place, Refused, Rule, RulePlan};
+use crate::plan::{ClusterPlans, Place, Refused, Rule, RulePlan, TargetClusters};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -28,7 +28,7 @@ pub struct View<'a> {
     /// What of that is sent.
     pub cluster_plans: &'a ClusterPlans,
     /// The clusters that it chooses, by what is granted there.
-    pub goes: &'a Goes,
+    pub target_clusters: &'a TargetClusters,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<Place, String>,
     /// What the brake has to remember.
@@ -128,12 +128,12 @@ fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant)
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&view.plan.digest.to_bytes());
-    let sent = view.goes.clusters.keys().map(|cluster| (cluster, view.sent(cluster).digest));
+    let sent = view.target_clusters.clusters.keys().map(|cluster| (cluster, view.sent(cluster).digest));
     for (cluster, digest) in sent.filter(|(_, digest)| *digest != view.plan.digest) {
         context.update(cluster.as_str().as_bytes());
         context.update(&digest.to_bytes());
     }
-    let digests: BTreeSet<_> = view.goes.clusters.values().map(|terms| terms.digest.0).collect();
+    let digests: BTreeSet<_> = view.target_clusters.clusters.values().map(|terms| terms.digest.0).collect();
     for digest in digests {
         context.update(&digest);
     }
@@ -190,7 +190,7 @@ fn suspended(view: &View<'_>) -> Option<Verdict> {
 }
 
 fn stalled(view: &View<'_>) -> Option<Verdict> {
-    if view.goes.unknown {
+    if view.target_clusters.unknown {
         return granted(view).map(|known| Verdict { status: ConditionStatus::True, ..known });
     }
     let message = if let Some((place, why)) = view.unreadable.first_key_value() {
@@ -249,7 +249,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     if view.plan.sources() == 0 {
         return Verdict::new(False, Reason::NoSources, no_sources(view.plan));
     }
-    if standings.is_empty() && !view.goes.not_granted.is_empty() {
+    if standings.is_empty() && !view.target_clusters.not_granted.is_empty() {
         return granted(view).unwrap_or_else(|| Verdict::new(False, Reason::NotGranted, ""));
     }
     if standings.is_empty() {

@@ -30,7 +30,7 @@ struct Missing<'a> {
 
 /// The condition `Granted`; `None` where everything is granted that the rule wants.
 pub(super) fn granted(view: &View<'_>) -> Option<Verdict> {
-    if view.goes.unknown {
+    if view.target_clusters.unknown {
         let message = "the hub cannot read what is granted (DistributionGrants, and the labels of namespaces where grants \
                        choose by them): nothing is sent and nothing removed; check the hub's rights and its log";
         return Some(Verdict::new(ConditionStatus::Unknown, Reason::GrantsUnknown, message));
@@ -58,9 +58,9 @@ pub(super) fn lacks_copies(view: &View<'_>) -> bool {
 }
 
 fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
-    let mut missing = Missing { whole: view.goes.not_granted.iter().collect(), ..Missing::default() };
+    let mut missing = Missing { whole: view.target_clusters.not_granted.iter().collect(), ..Missing::default() };
     let mut alike: BTreeMap<[u8; 16], (&Terms, BTreeSet<&ClusterName>)> = BTreeMap::new();
-    for (cluster, terms) in view.goes.clusters.iter().filter(|(_, terms)| terms.grants.is_some()) {
+    for (cluster, terms) in view.target_clusters.clusters.iter().filter(|(_, terms)| terms.grants.is_some()) {
         alike.entry(terms.digest.0).or_insert_with(|| (&**terms, BTreeSet::new())).1.insert(cluster);
     }
     let named = if alike.is_empty() { BTreeSet::new() } else { wanted_names(view) };

@@ -58,7 +58,7 @@ impl View<'_> {
     ///
     /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
     pub fn take_step(&mut self, turns: Vec<Turn>, ledger: &Ledger, now: Now) -> Option<Gate> {
-        let rests = self.rule.terms.suspend || self.rule.deleting || self.goes.unknown;
+        let rests = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
         let is_known = self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
         if rests || !is_known {
             return None;
@@ -129,7 +129,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     }
     let account = cluster.account.filter(|account| holds_the_plan(view, cluster, account));
     let Some(account) = account else {
-        let takes_nothing = view.goes.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
+        let takes_nothing = view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
         return if takes_nothing { Health::Away } else { Health::Pending };
     };
     let counts = account.counts;
@@ -153,7 +153,8 @@ fn goes_back_from(account: &Account, target: &str) -> bool {
 
 /// How a cluster is that is to go back from a target.
 fn health_back(view: &View<'_>, cluster: &ClusterView<'_>, target: &str, now: Now) -> Health {
-    if is_silent(view, cluster, now) || view.goes.cordoned.contains(cluster.name) || cluster.is_unconfirmed() {
+    if is_silent(view, cluster, now) || view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed()
+    {
         return Health::Away;
     }
     // Who holds nothing of the rule has nothing to put back.

@@ -11,7 +11,7 @@ use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
-use crate::plan::{ClusterPlans, Goes, NamedTerms, RulePlan, digest_on, proof_on};
+use crate::plan::{ClusterPlans, NamedTerms, RulePlan, TargetClusters, digest_on, proof_on};
 use crate::session::RULES_LIMIT;
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
@@ -77,7 +77,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
             () if view.goes_back(cluster.name) => ClusterState::Waiting,
             () if is_too_old(view, cluster, now) => ClusterState::Failed,
             () if cluster.is_unconfirmed() => ClusterState::Waiting,
-            () if view.goes.cordoned.contains(cluster.name) && !is_reading(view) => ClusterState::Waiting,
+            () if view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) => ClusterState::Waiting,
             () => ClusterState::Progressing,
         };
     };
@@ -266,7 +266,7 @@ pub(super) fn is_too_old(view: &View<'_>, cluster: &ClusterView<'_>, now: Instan
 
 /// Whether a cordoned cluster has not what the rule wants now.
 fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
-    view.goes.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
+    view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster to which something is not said has not what the rule wants now.
@@ -295,7 +295,7 @@ pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &Accou
 pub struct Sent<'a> {
     plan: &'a RulePlan,
     cluster_plans: &'a ClusterPlans,
-    goes: &'a Goes,
+    target_clusters: &'a TargetClusters,
     /// The brake holds something of it.
     held: bool,
 }
@@ -305,7 +305,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
         Self {
             plan: &entry.plan,
             cluster_plans: &entry.cluster_plans,
-            goes: &entry.goes,
+            target_clusters: &entry.target_clusters,
             held: entry.brake.is_holding(),
         }
     }
@@ -314,17 +314,22 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
 impl<'a> Sent<'a> {
     /// The same of what is looked at.
     pub(super) fn of(view: &View<'a>) -> Self {
-        Self { plan: view.plan, cluster_plans: view.cluster_plans, goes: view.goes, held: view.held.is_some() }
+        Self {
+            plan: view.plan,
+            cluster_plans: view.cluster_plans,
+            target_clusters: view.target_clusters,
+            held: view.held.is_some(),
+        }
     }
 
     /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
     pub fn differing(&self, ledger: &Ledger) -> usize {
-        self.goes.clusters.keys().filter(|cluster| self.differs_in(ledger, cluster)).count()
+        self.target_clusters.clusters.keys().filter(|cluster| self.differs_in(ledger, cluster)).count()
     }
 
     /// Whether that is so in this cluster, by the agent's last word in its newest session.
     pub fn differs_in(&self, ledger: &Ledger, cluster: &ClusterName) -> bool {
-        let (account, terms) = (ledger.account(cluster, &self.plan.uid), self.goes.clusters.get(cluster));
+        let (account, terms) = (ledger.account(cluster, &self.plan.uid), self.target_clusters.clusters.get(cluster));
         let plan = self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made);
         account
             .zip(terms)

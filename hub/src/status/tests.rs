@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, ClusterPlans, Goes, Place, Rule, RulePlan, SourceContent};
+use crate::plan::{Body, ClusterPlans, Place, Rule, RulePlan, SourceContent, TargetClusters};
 
 mod pages;
 mod proof;
@@ -23,7 +23,7 @@ struct World {
     rule: Rule,
     plan: RulePlan,
     cluster_plans: ClusterPlans,
-    goes: Goes,
+    target_clusters: TargetClusters,
     ledger: Ledger,
     status: RuleStatus,
     started: Instant,
@@ -71,9 +71,9 @@ impl World {
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(b"{}".to_vec()));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
         let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
-        let goes = Goes { clusters, ..Goes::default() };
+        let target_clusters = TargetClusters { clusters, ..TargetClusters::default() };
         let mut ledger = Ledger::proving(ProofKey::new([1; 32]));
-        for cluster in goes.clusters.keys() {
+        for cluster in target_clusters.clusters.keys() {
             ledger.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
@@ -81,7 +81,7 @@ impl World {
             rule,
             plan,
             cluster_plans: ClusterPlans::default(),
-            goes,
+            target_clusters,
             ledger,
             status,
             started: Instant::now(),
@@ -100,7 +100,7 @@ impl World {
 
     /// The rule is edited.
     fn becomes(&mut self, rule: Rule) {
-        self.goes.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
+        self.target_clusters.clusters.values_mut().for_each(|terms| *terms = rule.terms.clone());
         self.rule = rule;
     }
 
@@ -114,7 +114,7 @@ impl World {
             rule: &self.rule,
             plan: &self.plan,
             cluster_plans: &self.cluster_plans,
-            goes: &self.goes,
+            target_clusters: &self.target_clusters,
             unreadable: BTreeMap::new(),
             removal: self.held.as_ref().map(|held| held.memory.clone()),
             held: self.held.clone(),
@@ -135,7 +135,7 @@ impl World {
 
     /// What an agent says that was told the newest plan.
     fn state(&self, cluster: &str, counts: Counts) -> RuleState {
-        let terms = self.goes.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
+        let terms = self.target_clusters.clusters.get(&cluster.into()).unwrap_or(&self.rule.terms);
         RuleState {
             rule: self.rule.terms.rule.clone(),
             intents_digest: self.cluster_plans.plan_of(&cluster.into()).map_or(self.plan.digest, |sent| sent.digest),

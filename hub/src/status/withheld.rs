@@ -38,7 +38,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     let mut sources: BTreeSet<&SourceRef> = BTreeSet::new();
     // Clusters to which the same is sent share it: each of these is looked into once.
     let mut seen: BTreeMap<*const RulePlan, bool> = BTreeMap::new();
-    for cluster in view.goes.clusters.keys() {
+    for cluster in view.target_clusters.clusters.keys() {
         let sent = view.sent(cluster);
         let lacks = *seen.entry(std::ptr::from_ref(sent)).or_insert_with(|| {
             sources.extend(sent.withheld.keys());
@@ -49,7 +49,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     }
     let (cluster, withheld) = first?;
     let place = match clusters {
-        all if all == view.goes.clusters.len() && !view.cluster_plans.differs_by_cluster() => String::new(),
+        all if all == view.target_clusters.clusters.len() && !view.cluster_plans.differs_by_cluster() => String::new(),
         1 => format!(" to {cluster}"),
         all => format!(" to {all} clusters, among them {cluster}"),
     };

@@ -54,9 +54,9 @@ impl Scene {
         let waves = self.waves(entry);
         let concerned = |name: &ClusterName, cluster: &Cluster| {
             let holds = || holdings(&self.uid, name).is_some_and(|held| held.copies > 0);
-            let goes = &entry.goes;
+            let target_clusters = &entry.target_clusters;
             entry.rule.chooses(name, &cluster.labels)
-                || goes.clusters.contains_key(name)
+                || target_clusters.clusters.contains_key(name)
                 || self.former.contains_key(name)
                 || holds()
         };
@@ -79,10 +79,12 @@ impl Scene {
         match self.claim(name) {
             Claim::Unknown => (Standing::Unknown, "the hub cannot read the grants now: nothing is sent or removed"),
             Claim::Held(_) => (Standing::Rests, "spec.suspend is true: what is there stays"),
-            Claim::Unwanted(_) | Claim::Braked if entry.goes.not_granted.contains(name) && !self.has(name) => {
+            Claim::Unwanted(_) | Claim::Braked
+                if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
+            {
                 (Standing::NotGranted, "no DistributionGrant lets the rule send there")
             }
-            Claim::Unwanted(_) | Claim::Braked if entry.goes.not_granted.contains(name) => {
+            Claim::Unwanted(_) | Claim::Braked if entry.target_clusters.not_granted.contains(name) => {
                 (Standing::Asked, "no DistributionGrant lets the rule send there any more")
             }
             Claim::Unwanted(_) | Claim::Braked => (Standing::Asked, "spec.clusters does not choose it any more"),
@@ -98,7 +100,7 @@ impl Scene {
         let entry = self.index.rule(&self.uid);
         match self.index.claim(&self.uid, name) {
             Claim::Awaits(share) | Claim::Reverts(share)
-                if entry.is_some_and(|entry| entry.goes.cordoned.contains(name)) =>
+                if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
             {
                 Claim::Cordoned(share)
             }

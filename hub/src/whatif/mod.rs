@@ -49,9 +49,9 @@ impl Scene {
         let saved = index.rule(&uid);
         let exists = saved.is_some();
         let shares = |cluster: &ClusterName| Some((cluster.clone(), saved?.share(cluster)?));
-        let former = saved.iter().flat_map(|entry| entry.goes.clusters.keys()).filter_map(shares).collect();
+        let former = saved.iter().flat_map(|entry| entry.target_clusters.clusters.keys()).filter_map(shares).collect();
         let behind = |entry: &RuleEntry| {
-            let clusters = entry.goes.clusters.keys();
+            let clusters = entry.target_clusters.clusters.keys();
             clusters.filter(|cluster| entry.awaits(cluster)).cloned().collect()
         };
         let behind = saved.map(behind).unwrap_or_default();

@@ -126,7 +126,7 @@ impl Scene {
     pub fn notes(&self) -> Vec<String> {
         let Some(entry) = self.index().rule(self.uid()) else { return vec![] };
         let mut notes: Vec<String> = self.index().unreadable_places(&entry.rule).into_values().collect();
-        if entry.goes.clusters.is_empty() && entry.goes.not_granted.is_empty() {
+        if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty() {
             notes.push("spec.clusters chooses no accepted cluster".to_owned());
         }
         if entry.plan.selected().next().is_none() {

@@ -36,7 +36,7 @@ pub(crate) fn view<'a>(
         rule: &entry.rule,
         plan: &entry.plan,
         cluster_plans: &entry.cluster_plans,
-        goes: &entry.goes,
+        target_clusters: &entry.target_clusters,
         unreadable: index.unreadable_places(&entry.rule),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,

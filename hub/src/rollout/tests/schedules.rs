@@ -15,7 +15,7 @@ enum Happens {
     Fails(usize),
     /// What failed is cured.
     Recovers(usize),
-    Goes(usize),
+    TargetClusters(usize),
     /// It comes back, with what it had when it went.
     Comes(usize),
     /// It is new, or is chosen again and has what it had, in some place of the order.
@@ -41,7 +41,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         8 => cluster().prop_map(Happens::Applies),
         2 => cluster().prop_map(Happens::Fails),
         1 => cluster().prop_map(Happens::Recovers),
-        2 => cluster().prop_map(Happens::Goes),
+        2 => cluster().prop_map(Happens::TargetClusters),
         2 => cluster().prop_map(Happens::Comes),
         1 => (cluster(), any::<bool>()).prop_map(|(number, anew)| Happens::Joins(number, anew)),
         1 => cluster().prop_map(Happens::Leaves),
@@ -284,7 +284,7 @@ impl Simulated {
                     *how = Some(applies);
                 }
             }
-            Happens::Goes(number) => self.clusters[*number].connected = false,
+            Happens::TargetClusters(number) => self.clusters[*number].connected = false,
             Happens::Comes(number) => self.clusters[*number].connected = true,
             Happens::Joins(number, anew) => {
                 let cluster = &mut self.clusters[*number];

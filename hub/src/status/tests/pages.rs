@@ -97,8 +97,8 @@ fn what_is_not_granted_in_one_cluster_and_not_at_all_in_the_other() {
     let namespaces = NamespaceChoice { names: vec![Pattern::new("team-*")], ..NamespaceChoice::default() };
     let grant = Grant { resources: vec!["configmaps".into()], namespaces: Some(namespaces), ..Grant::default() };
     let terms = NamedTerms::new(Terms { grants: Some(vec![grant]), ..Terms::clone(&world.rule.terms) });
-    world.goes.clusters.insert("eu-1".into(), terms);
-    world.goes.not_granted.insert("eu-2".into());
+    world.target_clusters.clusters.insert("eu-1".into(), terms);
+    world.target_clusters.not_granted.insert("eu-2".into());
     world.applied("eu-1");
     insta::assert_snapshot!(page(&mut world));
 }
@@ -116,7 +116,7 @@ fn rule_with_more_sources_than_granted_copies() {
     for (limit, said) in [(Some(2), true), (Some(3), false), (None, false)] {
         let grants = Some(vec![Grant { max_copies: limit, ..grant.clone() }]);
         let terms = NamedTerms::new(Terms { grants, ..Terms::clone(&world.rule.terms) });
-        world.goes.clusters.insert("eu-1".into(), terms);
+        world.target_clusters.clusters.insert("eu-1".into(), terms);
         world.applied("eu-1");
         let page = page(&mut world);
         let text = "more than 2 copies (maxCopies) in eu-1: the rule selects 3 sources";
@@ -129,7 +129,7 @@ fn rule_with_more_sources_than_granted_copies() {
 #[test]
 fn grants_that_cannot_be_read() {
     let mut world = World::new(&["eu-1"]);
-    world.goes.unknown = true;
+    world.target_clusters.unknown = true;
     world.applied("eu-1");
     insta::assert_snapshot!(page(&mut world));
 }
@@ -137,7 +137,7 @@ fn grants_that_cannot_be_read() {
 #[test]
 fn a_cluster_that_is_cordoned() {
     let mut world = World::new(&["eu-1", "eu-2"]);
-    world.goes.cordoned.insert("eu-2".into());
+    world.target_clusters.cordoned.insert("eu-2".into());
     world.applied("eu-1");
     insta::assert_snapshot!(page(&mut world));
 }

@@ -211,7 +211,7 @@ fn what_is_left_is_the_sum_of_what_clusters_say_that_went_back_from_just_this() 
     // A leader that has just begun says no less than the one before while one is still to connect.
     progress(&mut world).left = 9;
     assert_eq!(left(&world, all.clone()), 5);
-    world.goes.clusters.insert("eu-3".into(), world.rule.terms.clone());
+    world.target_clusters.clusters.insert("eu-3".into(), world.rule.terms.clone());
     world.seconds = 10;
     assert_eq!(left(&world, [all, vec![turn("2", "eu-3")]].concat()), 9);
 }
