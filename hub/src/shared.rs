@@ -25,7 +25,7 @@ use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{Minter, Place, Share};
+use crate::plan::{ClusterAssignment, Minter, Place};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 pub use holds::Holds;
@@ -326,8 +326,9 @@ impl Shared {
         let Some(entry) = index.rule(uid) else { return };
         let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
         let connected = entry.target_clusters.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
-        for (cluster, share) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?))) {
-            if !ledger.holds_exactly(cluster, uid, share.digest()) {
+        for (cluster, assignment) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?)))
+        {
+            if !ledger.holds_exactly(cluster, uid, assignment.digest()) {
                 deliveries.begin(cluster, uid, since, entry.awaits(cluster));
             }
         }
@@ -377,13 +378,13 @@ impl Shared {
 /// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
 /// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
 /// says, or an administrator has to confirm first.
-fn followed(entry: &RuleEntry, ledger: &Ledger, cluster: &ClusterName) -> Option<Share> {
+fn followed(entry: &RuleEntry, ledger: &Ledger, cluster: &ClusterName) -> Option<ClusterAssignment> {
     let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.target_clusters.cordoned.contains(cluster);
     if rests {
         return None;
     }
-    let share = entry.share(cluster)?;
-    ledger.is_told(cluster, share.protocol()).then_some(share)
+    let assignment = entry.assignment(cluster)?;
+    ledger.is_told(cluster, assignment.protocol()).then_some(assignment)
 }
 
 /// Completes at a moment; never, if there is none.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Claim, Cluster, Effect, Holding, Index, PlaceState};
-use crate::plan::{Body, Place, Refused, Rule, RuleGrant, Share, SourceContent};
+use crate::plan::{Body, ClusterAssignment, Place, Refused, Rule, RuleGrant, SourceContent};
 
 const SOURCES: u64 = 24;
 const CLUSTERS: u64 = 5;
@@ -312,15 +312,15 @@ impl World {
         let held = self.held.entry(uid.clone()).or_default();
         let own: Vec<_> = held.iter().filter(|(name, _)| name == cluster).cloned().collect();
         let effect = match self.index.claim(uid, cluster) {
-            Claim::Wanted(share) => {
-                let permit = share.permit();
-                held.extend(share.intents().map(|(source, _)| (cluster.clone(), source.clone())));
-                let surplus: Vec<_> = own.iter().filter(|(_, source)| share.content(source).is_none()).collect();
-                for copy in surplus.iter().filter(|(_, source)| !share.must_stay(source)) {
+            Claim::Wanted(assignment) => {
+                let permit = assignment.permit();
+                held.extend(assignment.intents().map(|(source, _)| (cluster.clone(), source.clone())));
+                let surplus: Vec<_> = own.iter().filter(|(_, source)| assignment.content(source).is_none()).collect();
+                for copy in surplus.iter().filter(|(_, source)| !assignment.must_stay(source)) {
                     held.remove(*copy);
                 }
                 let strays: BTreeSet<_> =
-                    surplus.iter().filter(|(_, s)| share.is_unjudged(s)).map(|(_, s)| s.clone()).collect();
+                    surplus.iter().filter(|(_, s)| assignment.is_unjudged(s)).map(|(_, s)| s.clone()).collect();
                 self.overwrite(uid, cluster, permit);
                 match strays.is_empty() {
                     true => Effect::default(),
@@ -394,12 +394,17 @@ impl World {
     /// What a rule wants.
     fn wanted(&self, uid: &RuleUid) -> Copies {
         let entry = self.index.rule(uid).unwrap();
-        let shares = entry.target_clusters.clusters.keys().filter_map(|cluster| entry.share(cluster));
-        let copies = |share: Share| {
-            let sent = |source: &&SourceRef| share.terms.grants_kind(&source.resource);
-            share.plan.wanted().filter(sent).map(|source| (share.cluster.clone(), source.clone())).collect::<Vec<_>>()
+        let assignments = entry.target_clusters.clusters.keys().filter_map(|cluster| entry.assignment(cluster));
+        let copies = |assignment: ClusterAssignment| {
+            let sent = |source: &&SourceRef| assignment.terms.grants_kind(&source.resource);
+            assignment
+                .plan
+                .wanted()
+                .filter(sent)
+                .map(|source| (assignment.cluster.clone(), source.clone()))
+                .collect::<Vec<_>>()
         };
-        shares.flat_map(copies).collect()
+        assignments.flat_map(copies).collect()
     }
 
     /// From now on what is held and not wanted may go.

@@ -37,9 +37,9 @@ impl RuleEntry {
 
     /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
     pub(super) fn stray(&self, cluster: &ClusterName, intent: &SourceRef) -> Option<Item> {
-        let share = self.share(cluster)?;
-        let (source, sent) = (intent.plain(), share.terms.grants_kind(&intent.resource));
-        if share.is_unknown(intent) || (sent && share.plan.wants(intent)) {
+        let assignment = self.assignment(cluster)?;
+        let (source, sent) = (intent.plain(), assignment.terms.grants_kind(&intent.resource));
+        if assignment.is_unknown(intent) || (sent && assignment.plan.wants(intent)) {
             return None;
         }
         Some(match () {

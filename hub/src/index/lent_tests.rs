@@ -60,17 +60,17 @@ fn index() -> Index {
 /// The data of the copies of `login` in a cluster, or why there are none; `None` while that is being read.
 fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, String>> {
     let claim = index.claim(&RuleUid::from("r"), &ClusterName::from(cluster));
-    let Claim::Wanted(share) = claim else { panic!("it is not wanted") };
+    let Claim::Wanted(assignment) = claim else { panic!("it is not wanted") };
     let login = secret(namespace, "login");
-    if let Some(withheld) = share.plan.withheld.get(&login) {
-        assert!(withheld.why == RenderErrorKind::Value && share.is_unknown(&login), "what stands of it stays");
+    if let Some(withheld) = assignment.plan.withheld.get(&login) {
+        assert!(withheld.why == RenderErrorKind::Value && assignment.is_unknown(&login), "what stands of it stays");
         return Some(Err(withheld.message.to_string()));
     }
-    let Some(content) = share.content(&login) else {
-        assert!(share.is_unknown(&login) && share.is_growing(), "it is neither sent nor awaited");
+    let Some(content) = assignment.content(&login) else {
+        assert!(assignment.is_unknown(&login) && assignment.is_growing(), "it is neither sent nor awaited");
         return None;
     };
-    assert!(share.intents().all(|(source, _)| *source.name == *"login"), "what is lent is not sent");
+    assert!(assignment.intents().all(|(source, _)| *source.name == *"login"), "what is lent is not sent");
     Some(Ok(content.payload.decode().unwrap().fields["data"].clone()))
 }
 
@@ -146,6 +146,8 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     assert_eq!(sent(&index, "other", "eu-1"), Some(Ok(json!({"password": NEW}))));
     // While the hub cannot see whether it is there, it does not say that it is not.
     index.set_place(Place::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
-    let Claim::Wanted(share) = index.claim(&RuleUid::from("r"), &ClusterName::from("eu-1")) else { panic!("wanted") };
-    assert!(share.is_unknown(&login) && share.plan.withheld.is_empty());
+    let Claim::Wanted(assignment) = index.claim(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
+        panic!("wanted")
+    };
+    assert!(assignment.is_unknown(&login) && assignment.plan.withheld.is_empty());
 }

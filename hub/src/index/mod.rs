@@ -38,7 +38,7 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{
-    ClusterPlans, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Share, Source, TargetClusters,
+    ClusterAssignment, ClusterPlans, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Source, TargetClusters,
 };
 use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
@@ -59,22 +59,22 @@ const FORGOTTEN_LIMIT: usize = 1024;
 #[derive(Clone)]
 pub enum Claim {
     /// The cluster should have this.
-    Wanted(Share),
+    Wanted(ClusterAssignment),
     /// The cluster should have this, but is cordoned: it gets nothing new. What it has and should not have goes.
-    Cordoned(Share),
+    Cordoned(ClusterAssignment),
     /// The rule exists, or is being deleted, and wants nothing in this cluster, or is granted nothing: what is there goes.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
-    Held(Share),
+    Held(ClusterAssignment),
     /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
     /// what is there stays as it is.
     Braked,
     /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
     /// is said.
-    Awaits(Share),
+    Awaits(ClusterAssignment),
     /// The change that the cluster was sent went wrong: nothing is sent but whether the rule rests, and it goes back to what it had
     /// before.
-    Reverts(Share),
+    Reverts(ClusterAssignment),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -137,10 +137,10 @@ pub struct RuleEntry {
 }
 
 impl RuleEntry {
-    fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> Share {
+    fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> ClusterAssignment {
         let judged = self.brake.judged().clone();
         let travel = self.travel(cluster);
-        Share { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, travel }
+        ClusterAssignment { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, travel }
     }
 
     /// Names what the rule wants.
@@ -156,7 +156,7 @@ impl RuleEntry {
     }
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
-    pub fn share(&self, cluster: &ClusterName) -> Option<Share> {
+    pub fn assignment(&self, cluster: &ClusterName) -> Option<ClusterAssignment> {
         let plan = self.cluster_plans.plan(cluster, &self.plan)?;
         Some(self.share_of(cluster, plan, self.target_clusters.clusters.get(cluster)?))
     }
@@ -267,15 +267,15 @@ impl Index {
         {
             return Claim::Unknown;
         }
-        if let Some(share) = entry.share(cluster) {
+        if let Some(assignment) = entry.assignment(cluster) {
             return match () {
                 () if entry.target_clusters.unknown => Claim::Unknown,
-                () if entry.awaits(cluster) => Claim::Awaits(share),
-                () if entry.target_clusters.cordoned.contains(cluster) => Claim::Cordoned(share),
+                () if entry.awaits(cluster) => Claim::Awaits(assignment),
+                () if entry.target_clusters.cordoned.contains(cluster) => Claim::Cordoned(assignment),
                 // That a rule rests is said to all, and nothing else of it.
-                () if entry.is_shut_to(cluster) => Claim::Awaits(share),
-                () if share.reverts() => Claim::Reverts(share),
-                () => Claim::Wanted(share),
+                () if entry.is_shut_to(cluster) => Claim::Awaits(assignment),
+                () if assignment.reverts() => Claim::Reverts(assignment),
+                () => Claim::Wanted(assignment),
             };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);

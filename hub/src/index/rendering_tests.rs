@@ -291,7 +291,7 @@ fn many(index: Index, clusters: u32) -> Index {
 
 fn sent(index: &Index, cluster: &str) -> usize {
     let entry = index.rule(&"r".into()).unwrap();
-    entry.share(&ClusterName::from(cluster)).map_or(0, |share| share.plan.intents.len())
+    entry.assignment(&ClusterName::from(cluster)).map_or(0, |assignment| assignment.plan.intents.len())
 }
 
 /// Text that does not shrink, and differs by cluster.
@@ -320,12 +320,14 @@ fn rule_over_its_render_budget_sends_nothing() {
     }
     let entry = index.rule(&"r".into()).unwrap();
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
-    let share = entry.share(&"c7".into()).unwrap();
-    let (_, why) = share.plan.withheld.first_key_value().unwrap();
-    assert_eq!((why.why, share.plan.withheld.len()), (RenderErrorKind::Budget, 3));
+    let assignment = entry.assignment(&"c7".into()).unwrap();
+    let (_, why) = assignment.plan.withheld.first_key_value().unwrap();
+    assert_eq!((why.why, assignment.plan.withheld.len()), (RenderErrorKind::Budget, 3));
     assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
     // What stands of it stays.
-    assert!(share.is_unknown(&source(false, 0)) && matches!(index.claim(&"r".into(), &"c7".into()), Claim::Wanted(_)));
+    assert!(
+        assignment.is_unknown(&source(false, 0)) && matches!(index.claim(&"r".into(), &"c7".into()), Claim::Wanted(_))
+    );
     // Back within it, all is sent again.
     for name in 1..3 {
         read(&mut index, name, 9, "the same everywhere");
@@ -451,7 +453,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     index.begin_to_judge();
     assert!(matches!(claim(&index), Claim::Unknown), "agents may have the newer content of another leader");
     assert!(take(&mut index).clusters.contains(&"c0".into()));
-    assert!(matches!(claim(&index), Claim::Wanted(share) if share.plan.intents.len() == 1));
+    assert!(matches!(claim(&index), Claim::Wanted(assignment) if assignment.plan.intents.len() == 1));
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
     index.saw(&source(false, 0), 2, labels(0));
     index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));

@@ -77,7 +77,7 @@ fn source(namespace: &str, name: &str) -> SourceRef {
 
 fn wanted(index: &Index, uid: &str, cluster: &str) -> Option<usize> {
     match index.claim(&RuleUid::from(uid), &ClusterName::from(cluster)) {
-        Claim::Wanted(share) => Some(share.intents().count()),
+        Claim::Wanted(assignment) => Some(assignment.intents().count()),
         _ => None,
     }
 }
@@ -136,8 +136,8 @@ fn a_rule_made_after_its_sources_asks_for_their_content_and_waits_for_it() {
     index.set_source(source("a", "s"), labelled("x"), None);
     let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
-    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(share.is_unknown(&source("a", "s")));
+    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(assignment.is_unknown(&source("a", "s")));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }
@@ -168,8 +168,8 @@ fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     let effect = index.set_place(Place::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
     assert_eq!(effect.rules.len(), 1);
-    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(share.is_unknown(&source("a", "anything")));
+    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(assignment.is_unknown(&source("a", "anything")));
 }
 
 fn limited_index() -> Index {
@@ -184,7 +184,7 @@ fn limited_index() -> Index {
 
 fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
     match index.claim(&RuleUid::from(uid), &"one".into()) {
-        Claim::Wanted(share) => share.plan,
+        Claim::Wanted(assignment) => assignment.plan,
         _ => panic!("{uid} is not wanted"),
     }
 }
@@ -290,8 +290,8 @@ fn what_one_cluster_is_permitted_wakes_no_other() {
     assert!(index.judge(&"r1".into(), &holds, now).clusters.is_empty());
     let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
-    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert_eq!(share.let_go(), Some(asked.digest));
+    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert_eq!(assignment.let_go(), Some(asked.digest));
     // What the hub itself removes is for all.
     index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
     let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
@@ -467,9 +467,9 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
     assert!(index.saw(&source("a", "same"), 7, labelled("x")).read.is_empty());
     assert_eq!(index.saw(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
     assert_eq!(index.saw(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
-    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(share.is_unknown(&source("a", "edited")) && share.is_unknown(&source("a", "restored")));
-    assert!(share.plan.intents.contains_key(&source("a", "same")) && share.plan.intents.len() == 1);
+    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(assignment.is_unknown(&source("a", "edited")) && assignment.is_unknown(&source("a", "restored")));
+    assert!(assignment.plan.intents.contains_key(&source("a", "same")) && assignment.plan.intents.len() == 1);
     // A watch that goes on as usual keeps the old content until the new one is there.
     index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
     index.saw(&source("a", "edited"), 13, labelled("x"));
@@ -495,8 +495,8 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
     // Another one led meanwhile, and the agents may hold newer content.
     index.doubt(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
-    let Claim::Wanted(share) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
-    assert!(share.plan.intents.is_empty() && share.is_unknown(&known) && !share.is_growing());
+    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    assert!(assignment.plan.intents.is_empty() && assignment.is_unknown(&known) && !assignment.is_growing());
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
     index.set_place(place.clone(), PlaceState::Known);
@@ -535,13 +535,13 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
     let effect = index.let_in(&"r1".into(), gate(&index, Travel::Keep("1".to_owned())));
     assert!(effect.clusters.contains(&"one".into()));
-    let Claim::Wanted(share) = claim(&index, "one") else { panic!("not let in") };
-    assert_eq!(share.travel, Some(Travel::Keep("1".to_owned())));
-    assert!(matches!(claim(&index, "two"), Claim::Awaits(share) if share.travel.is_none()));
+    let Claim::Wanted(assignment) = claim(&index, "one") else { panic!("not let in") };
+    assert_eq!(assignment.travel, Some(Travel::Keep("1".to_owned())));
+    assert!(matches!(claim(&index, "two"), Claim::Awaits(assignment) if assignment.travel.is_none()));
     let back = Travel::Revert { target: target(&index), base: "1".to_owned() };
     let effect = index.let_in(&"r1".into(), gate(&index, back.clone()));
     assert!(effect.clusters.contains(&"one".into()), "it hears of it");
-    assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.travel == Some(back.clone())));
+    assert!(matches!(claim(&index, "one"), Claim::Reverts(assignment) if assignment.travel == Some(back.clone())));
     assert!(matches!(claim(&index, "two"), Claim::Awaits(_)));
     // That it rests is said to who goes back, too, and then that it goes on.
     let mut suspended = in_waves.clone();
@@ -550,8 +550,10 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
         ..in_waves.terms.shared().as_ref().clone()
     });
     index.set_rule(suspended.clone());
-    assert!(matches!(claim(&index, "one"), Claim::Reverts(share) if share.terms.suspend && share.reverts()));
-    assert!(matches!(claim(&index, "two"), Claim::Awaits(share) if share.terms.suspend));
+    assert!(
+        matches!(claim(&index, "one"), Claim::Reverts(assignment) if assignment.terms.suspend && assignment.reverts())
+    );
+    assert!(matches!(claim(&index, "two"), Claim::Awaits(assignment) if assignment.terms.suspend));
     assert!(!index.rule(&"r1".into()).unwrap().awaits(&"two".into()), "nothing comes while it rests");
     index.set_rule(in_waves.clone());
     assert!(matches!(claim(&index, "one"), Claim::Reverts(_)));
@@ -565,7 +567,7 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     assert!(index.rule(&"r1".into()).unwrap().gate.is_none() && matches!(claim(&index, "one"), Claim::Awaits(_)));
     // Without waves nothing is kept.
     index.set_rule(plain);
-    assert!(matches!(claim(&index, "one"), Claim::Wanted(share) if share.travel == Some(Travel::Plain)));
+    assert!(matches!(claim(&index, "one"), Claim::Wanted(assignment) if assignment.travel == Some(Travel::Plain)));
 }
 
 #[test]

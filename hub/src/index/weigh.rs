@@ -121,7 +121,7 @@ impl Index {
                 || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
                 && (terms.grants.is_none() || former.is_some_and(|former| former.grants == terms.grants));
-            let sends = || other.share(cluster).is_some_and(|share| share.content(intent).is_some());
+            let sends = || other.assignment(cluster).is_some_and(|assignment| assignment.content(intent).is_some());
             !rests && reaches && sends()
         })
     }

@@ -1,7 +1,7 @@
 //! What a rule wants: pure, total, deterministic.
 //!
 //! [`plan`] takes a rule and the sources and gives the rule's [`RulePlan`]. A rule has **one** plan, shared by all its
-//! clusters, because nothing in it depends on a cluster. What does are the terms: a cluster's [`Share`] is the plan and
+//! clusters, because nothing in it depends on a cluster. What does are the terms: a cluster's [`ClusterAssignment`] is the plan and
 //! the terms in that cluster, and its desired set is a list of such shares. Namespaces are not expanded here: that is
 //! done in the member cluster, where they live.
 //!
@@ -9,6 +9,7 @@
 //! rule makes the one of the other, and clusters for which the outcome is equal share it.
 //!
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
+mod cluster_assignment;
 mod cluster_plans;
 mod content;
 mod cow_sorted_map;
@@ -21,7 +22,6 @@ mod render;
 mod rendered_plan;
 mod rule;
 mod shape;
-mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ use std::sync::Arc;
 use runnel_proto::model::{Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef};
 use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
+pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
 pub(crate) use content::PREVIOUS_SECRETS;
 pub use content::{Refused, content_of, denied_of, is_never_a_source};
@@ -42,7 +43,6 @@ pub use render::{Minter, RENDER_BUDGET};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use shape::Shape;
-pub use share::{NamedTerms, Share, digest_on, proof_on};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -111,7 +111,7 @@ pub struct Source {
 }
 
 /// What one rule selects, or what of it is sent to clusters for which that is the same. On which terms a cluster gets it
-/// is said in its [`Share`].
+/// is said in its [`ClusterAssignment`].
 #[derive(Clone)]
 pub struct RulePlan {
     /// The rule.

@@ -63,7 +63,7 @@ fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef
     let Some(entry) = index.rule(uid) else { return vec![] };
     let wish = |source: SourceRef| {
         let obstacle = obstacle(index, entry, cluster, &source, copy);
-        let content = entry.share(cluster).and_then(|share| share.content(&source).cloned());
+        let content = entry.assignment(cluster).and_then(|assignment| assignment.content(&source).cloned());
         let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
         Wish {
             uid: uid.clone(),
@@ -80,7 +80,7 @@ fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef
 /// The sources of a rule whose copies have this name; those of other namespaces only where the rule says which namespaces
 /// get copies.
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
-    let sent = entry.share(cluster).map(|share| share.plan);
+    let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
     let made = sent.iter().flat_map(|plan| plan.intents.keys()).filter(|intent| intent.copy_name() == &copy.name);
     let withheld = sent.iter().flat_map(|plan| plan.withheld.keys());
     let plain = entry.plan.selected().chain(withheld).filter(|source| source.name == copy.name);
@@ -112,7 +112,7 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
     if !terms.grants_kind(&copy.resource) {
         return said("NotGranted", "no DistributionGrant lets the rule send this kind to this cluster");
     }
-    let plans = [Some(entry.plan.clone()), entry.share(cluster).map(|share| share.plan)];
+    let plans = [Some(entry.plan.clone()), entry.assignment(cluster).map(|assignment| assignment.plan)];
     let plain = source.plain();
     for plan in plans.iter().flatten() {
         if let Some(withheld) = plan.withheld.get(&plain) {

@@ -75,13 +75,13 @@ impl Running {
         let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
-        let shares = {
+        let assignments = {
             let mut ledger = self.shared.ledger.lock();
-            let shares = ledger.displaces(&cluster, &facts, Instant::now());
+            let assignments = ledger.displaces(&cluster, &facts, Instant::now());
             ledger.connected(&cluster, self.live.number, facts, held);
-            shares
+            assignments
         };
-        if shares {
+        if assignments {
             tracing::error!(%cluster, %key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
         }
         self.note_hold();
@@ -313,8 +313,8 @@ impl Running {
     fn measure(&self, state: &RuleState) -> bool {
         let index = self.shared.index.read();
         let entry = index.rule(&state.uid);
-        let share = || entry.and_then(|entry| entry.share(&self.identity.cluster));
-        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, share, Instant::now());
+        let assignment = || entry.and_then(|entry| entry.assignment(&self.identity.cluster));
+        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, assignment, Instant::now());
         if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);
         }

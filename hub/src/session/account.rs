@@ -6,7 +6,7 @@ use runnel_proto::model::{HeldIntent, RuleState, RuleUid};
 use super::held::{Held, Items};
 use super::{RULES_LIMIT, Session};
 use crate::index::Claim;
-use crate::plan::Share;
+use crate::plan::ClusterAssignment;
 
 /// Pairs that are asked for at a time.
 const PAIRS_AT_A_TIME: usize = 100_000;
@@ -14,18 +14,18 @@ const PAIRS_AT_A_TIME: usize = 100_000;
 impl Session {
     /// Whether the hub knows, source by source, what the agent holds of a rule. If not, an account that equals the share
     /// settles it, and otherwise the agent is asked.
-    pub(super) fn knows_items(&mut self, uid: &RuleUid, share: &Share) -> bool {
+    pub(super) fn knows_items(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let Some(held) = self.rules.get_mut(uid) else { return false };
         match &held.items {
-            Items::Pairs(_) | Items::Share { .. } => return true,
+            Items::Pairs(_) | Items::ClusterAssignment { .. } => return true,
             Items::Asked(_) => {}
-            Items::Digest { digest, .. } if *digest == share.digest() => {
-                held.items = Items::exactly(share.clone());
+            Items::Digest { digest, .. } if *digest == assignment.digest() => {
+                held.items = Items::exactly(assignment.clone());
                 held.former = false;
                 self.serve_wants(uid);
             }
             // An account that matches nothing yet, and may still.
-            Items::Digest { .. } if share.is_growing() => {}
+            Items::Digest { .. } if assignment.is_growing() => {}
             Items::Digest { .. } | Items::Uncertain => {
                 held.items = Items::Asked(BTreeMap::new());
                 self.ask.insert(uid.clone());
@@ -68,7 +68,7 @@ impl Session {
         let mut pairs: usize = asked.values().sum();
         let mut questions = Vec::new();
         while let Some(uid) = self.ask.first().cloned() {
-            let expected = self.share_of(&uid).map_or(0, |share| share.plan.intents.len());
+            let expected = self.share_of(&uid).map_or(0, |assignment| assignment.plan.intents.len());
             if pairs > 0 && pairs + expected > PAIRS_AT_A_TIME {
                 break;
             }
@@ -81,9 +81,12 @@ impl Session {
     }
 
     /// What the hub wants of a rule, as far as pairs are compared with it.
-    fn share_of(&self, uid: &RuleUid) -> Option<&Share> {
+    fn share_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
         match self.rules.get(uid)?.claim.as_ref()? {
-            Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share) => Some(share),
+            Claim::Wanted(assignment)
+            | Claim::Cordoned(assignment)
+            | Claim::Awaits(assignment)
+            | Claim::Reverts(assignment) => Some(assignment),
             _ => None,
         }
     }
@@ -95,9 +98,9 @@ impl Session {
         if !matches!(self.rules.get(uid), Some(Held { items: Items::Asked(_), .. })) {
             return;
         }
-        let share = self.share_of(uid).cloned();
+        let assignment = self.share_of(uid).cloned();
         for HeldIntent { source, revision } in intents {
-            let known = share.as_ref().and_then(|share| share.known_name(&source)).cloned();
+            let known = assignment.as_ref().and_then(|assignment| assignment.known_name(&source)).cloned();
             if known.is_none() && (self.left_out.contains_key(uid) || self.afford([&source].into_iter()).is_err()) {
                 self.left_out.insert(uid.clone(), false);
                 continue;

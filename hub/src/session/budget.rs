@@ -29,9 +29,12 @@ impl Session {
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|held| &held.claim) {
             Some(Some(
-                Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share),
+                Claim::Wanted(assignment)
+                | Claim::Cordoned(assignment)
+                | Claim::Awaits(assignment)
+                | Claim::Reverts(assignment),
             )) => {
-                sources.retain(|source| share.content(source).is_some() || share.is_unknown(source));
+                sources.retain(|source| assignment.content(source).is_some() || assignment.is_unknown(source));
             }
             // The hub has not said yet whether it wants the rule.
             Some(None) => {}
@@ -60,9 +63,12 @@ impl Session {
     /// Wants wait until it is known what the agent holds of the rule.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
         let Some(Held { items, claim, .. }) = self.rules.get(uid) else { return };
-        let share = match (items, claim) {
-            (Items::Share { share, .. }, _) => share,
-            (Items::Pairs(_), Some(Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share))) => share,
+        let assignment = match (items, claim) {
+            (Items::ClusterAssignment { assignment, .. }, _) => assignment,
+            (
+                Items::Pairs(_),
+                Some(Claim::Cordoned(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment)),
+            ) => assignment,
             _ => return,
         };
         // To a cluster that gets nothing new only what it holds is sent again.
@@ -71,7 +77,7 @@ impl Session {
             _ => false,
         };
         for source in self.wants.remove(uid).unwrap_or_default() {
-            if let Some(content) = share.content(&source).filter(|content| !new(&source, content)) {
+            if let Some(content) = assignment.content(&source).filter(|content| !new(&source, content)) {
                 self.unsent.put(uid, source, content.clone());
             }
         }
@@ -93,14 +99,18 @@ impl Session {
     /// What is kept now, besides what the hub has itself.
     pub(super) fn kept(&self) -> usize {
         let said = self.rules.values().map(|held| match &held.items {
-            Items::Asked(pairs) | Items::Pairs(pairs) | Items::Share { beyond: pairs, .. } => {
-                let share = match &held.claim {
+            Items::Asked(pairs) | Items::Pairs(pairs) | Items::ClusterAssignment { beyond: pairs, .. } => {
+                let assignment = match &held.claim {
                     Some(
-                        Claim::Wanted(share) | Claim::Cordoned(share) | Claim::Awaits(share) | Claim::Reverts(share),
-                    ) => Some(share),
+                        Claim::Wanted(assignment)
+                        | Claim::Cordoned(assignment)
+                        | Claim::Awaits(assignment)
+                        | Claim::Reverts(assignment),
+                    ) => Some(assignment),
                     _ => None,
                 };
-                let is_known = |source: &SourceRef| share.is_some_and(|share| share.known_name(source).is_some());
+                let is_known =
+                    |source: &SourceRef| assignment.is_some_and(|assignment| assignment.known_name(source).is_some());
                 pairs.keys().filter(|source| !is_known(source)).map(weight).sum()
             }
             Items::Uncertain | Items::Digest { .. } => 0,

@@ -7,7 +7,7 @@ use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
 use super::held::Items;
 use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
 use crate::index::Claim;
-use crate::plan::{NamedTerms, Share};
+use crate::plan::{ClusterAssignment, NamedTerms};
 
 impl Session {
     /// Returns whether headings are left for another batch.
@@ -62,8 +62,8 @@ impl Session {
     fn goes_on_later(&self, uid: &RuleUid, travel: &Travel) -> bool {
         let Some(held) = self.rules.get(uid) else { return false };
         let has_all = match (&held.claim, &held.items) {
-            (Some(Claim::Wanted(wanted)), Items::Share { share, .. }) => {
-                share.is(wanted) && !wanted.terms.suspend && !wanted.is_growing() && !self.unsent.has(uid)
+            (Some(Claim::Wanted(wanted)), Items::ClusterAssignment { assignment, .. }) => {
+                assignment.is(wanted) && !wanted.terms.suspend && !wanted.is_growing() && !self.unsent.has(uid)
             }
             _ => false,
         };
@@ -71,10 +71,10 @@ impl Session {
     }
 
     /// Nothing is sent about a rule but whether it rests, and that the agent is to go back to what it had before.
-    pub(super) fn goes_back(&mut self, uid: &RuleUid, share: &Share) {
+    pub(super) fn goes_back(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         self.rest(uid);
-        self.say_whether_it_rests(uid, share);
-        self.say_travel(uid, share.travel.as_ref());
+        self.say_whether_it_rests(uid, assignment);
+        self.say_travel(uid, assignment.travel.as_ref());
     }
 
     /// What becomes of what copies held before is said when it changes. An agent that holds nothing of the rule has nothing
@@ -89,35 +89,35 @@ impl Session {
 
     /// Whether a rule rests is said to all at once, also where nothing else is sent of it: there the terms stay what they are,
     /// whatever was edited besides.
-    pub(super) fn say_whether_it_rests(&mut self, uid: &RuleUid, share: &Share) {
+    pub(super) fn say_whether_it_rests(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let suspend = share.terms.suspend;
+        let suspend = assignment.terms.suspend;
         let hears_nothing = keeps || held.removing.is_some() || held.told_unclaimed;
         // An older agent does not say it, nor does it know the word: it takes it with the terms.
         let is_older = self.protocol.0 < KEEPS_SINCE;
-        let resting = || NamedTerms::new(Terms { suspend: true, ..Terms::clone(&share.terms) }).digest;
+        let resting = || NamedTerms::new(Terms { suspend: true, ..Terms::clone(&assignment.terms) }).digest;
         let rests = held.rests.or_else(|| is_older.then(|| held.told == Some(resting())));
         if hears_nothing || rests.is_none_or(|rests| rests == suspend) {
             return;
         }
         if is_older {
-            return self.say_terms(uid, share);
+            return self.say_terms(uid, assignment);
         }
         held.rests = Some(suspend);
         self.headings.entry(uid.clone()).or_default().suspend = Some(suspend);
     }
 
-    pub(super) fn say_terms(&mut self, uid: &RuleUid, share: &Share) {
+    pub(super) fn say_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let held = self.rules.entry(uid.clone()).or_default();
         let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
         self.removals.remove(uid);
-        let rests = Some(share.terms.suspend);
+        let rests = Some(assignment.terms.suspend);
         let rests_otherwise = held.rests.is_some() && held.rests != rests;
-        if revived || rests_otherwise || held.terms != Some(share.terms.digest) {
-            (held.terms, held.rests) = (Some(share.terms.digest), rests);
+        if revived || rests_otherwise || held.terms != Some(assignment.terms.digest) {
+            (held.terms, held.rests) = (Some(assignment.terms.digest), rests);
             let heading = self.headings.entry(uid.clone()).or_default();
-            heading.terms = Some((share.terms.shared(), share.terms.digest));
+            heading.terms = Some((assignment.terms.shared(), assignment.terms.digest));
             (heading.unclaimed, heading.suspend) = (false, None);
         }
     }

@@ -7,7 +7,7 @@ use runnel_proto::model::{
 };
 
 use crate::index::Claim;
-use crate::plan::{Share, SourceContent};
+use crate::plan::{ClusterAssignment, SourceContent};
 
 /// What an agent holds of one rule.
 #[derive(Default)]
@@ -58,8 +58,7 @@ impl Held {
 
     /// Whether something must come in before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
-        let suspended =
-            matches!(&self.claim, Some(Claim::Wanted(share) | Claim::Cordoned(share)) if share.terms.suspend);
+        let suspended = matches!(&self.claim, Some(Claim::Wanted(assignment) | Claim::Cordoned(assignment)) if assignment.terms.suspend);
         match (&self.claim, &self.items) {
             (_, Items::Asked(_)) => true,
             (Some(Claim::Wanted(_) | Claim::Cordoned(_)), Items::Digest { .. } | Items::Uncertain) => !suspended,
@@ -89,7 +88,7 @@ pub(super) enum Items {
     /// These.
     Pairs(BTreeMap<SourceRef, Revision>),
     /// Those of the share, and `beyond`: what must stay though the share does not want it.
-    Share { share: Share, beyond: BTreeMap<SourceRef, Revision> },
+    ClusterAssignment { assignment: ClusterAssignment, beyond: BTreeMap<SourceRef, Revision> },
 }
 
 impl Default for Items {
@@ -106,8 +105,8 @@ pub(super) struct Step {
 }
 
 impl Items {
-    pub(super) fn exactly(share: Share) -> Self {
-        Items::Share { share, beyond: BTreeMap::new() }
+    pub(super) fn exactly(assignment: ClusterAssignment) -> Self {
+        Items::ClusterAssignment { assignment, beyond: BTreeMap::new() }
     }
 
     /// Whether these are known to be none.
@@ -115,13 +114,13 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => false,
             Items::Pairs(pairs) => pairs.is_empty(),
-            Items::Share { share, beyond } => share.plan.intents.is_empty() && beyond.is_empty(),
+            Items::ClusterAssignment { assignment, beyond } => assignment.plan.intents.is_empty() && beyond.is_empty(),
         }
     }
 
     /// Whether these are what a share wants, and nothing else.
     pub(super) fn are_exact(&self) -> bool {
-        matches!(self, Items::Share { beyond, .. } if beyond.is_empty())
+        matches!(self, Items::ClusterAssignment { beyond, .. } if beyond.is_empty())
     }
 
     /// The number of pairs and their digest.
@@ -130,10 +129,10 @@ impl Items {
             Items::Uncertain => (0, SetDigest::default()),
             Items::Digest { digest, intents } => (*intents, *digest),
             Items::Asked(pairs) | Items::Pairs(pairs) => (pairs.len() as u64, pairs.iter().collect()),
-            Items::Share { share, beyond } => {
-                let mut digest = share.digest();
+            Items::ClusterAssignment { assignment, beyond } => {
+                let mut digest = assignment.digest();
                 digest.merge(beyond.iter().collect());
-                ((share.intents().count() + beyond.len()) as u64, digest)
+                ((assignment.intents().count() + beyond.len()) as u64, digest)
             }
         }
     }
@@ -142,8 +141,8 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => None,
             Items::Asked(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
-            Items::Share { share, beyond } => {
-                share.content(source).map(|content| content.revision).or_else(|| beyond.get(source).copied())
+            Items::ClusterAssignment { assignment, beyond } => {
+                assignment.content(source).map(|content| content.revision).or_else(|| beyond.get(source).copied())
             }
         }
     }
@@ -152,17 +151,22 @@ impl Items {
         match self {
             Items::Uncertain | Items::Digest { .. } => Box::new(std::iter::empty()),
             Items::Asked(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
-            Items::Share { share, beyond } => Box::new(share.intents().map(|(source, _)| source).chain(beyond.keys())),
+            Items::ClusterAssignment { assignment, beyond } => {
+                Box::new(assignment.intents().map(|(source, _)| source).chain(beyond.keys()))
+            }
         }
     }
 
     /// These pairs without those that a share positively does not want and that may go; and the sources of those.
-    pub(super) fn without_surplus(&self, share: &Share) -> (BTreeMap<SourceRef, Revision>, Vec<SourceRef>) {
+    pub(super) fn without_surplus(
+        &self,
+        assignment: &ClusterAssignment,
+    ) -> (BTreeMap<SourceRef, Revision>, Vec<SourceRef>) {
         let (mut kept, mut gone) = (BTreeMap::new(), vec![]);
         for source in self.sources() {
             let Some(revision) = self.revision(source) else { continue };
             // What has another name now stays until the copy with that name can be made.
-            if share.content(source).is_some() || share.has_source(source) || share.must_stay(source) {
+            if assignment.content(source).is_some() || assignment.has_source(source) || assignment.must_stay(source) {
                 kept.insert(source.clone(), revision);
             } else {
                 gone.push(source.clone());
@@ -172,54 +176,62 @@ impl Items {
     }
 
     /// What stays though a share does not want it, only because nobody has judged its removal.
-    pub(super) fn unjudged(&self, share: &Share) -> BTreeSet<SourceRef> {
+    pub(super) fn unjudged(&self, assignment: &ClusterAssignment) -> BTreeSet<SourceRef> {
         let beyond: Box<dyn Iterator<Item = &SourceRef>> = match self {
             Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => Box::new(std::iter::empty()),
-            Items::Pairs(pairs) => Box::new(pairs.keys().filter(|source| !share.has_source(source))),
-            Items::Share { beyond, .. } => Box::new(beyond.keys()),
+            Items::Pairs(pairs) => Box::new(pairs.keys().filter(|source| !assignment.has_source(source))),
+            Items::ClusterAssignment { beyond, .. } => Box::new(beyond.keys()),
         };
-        beyond.filter(|source| share.is_unjudged(source)).cloned().collect()
+        beyond.filter(|source| assignment.is_unjudged(source)).cloned().collect()
     }
 
     /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
     /// besides what was left alone before.
-    pub(super) fn step_to(&self, share: &Share) -> Step {
+    pub(super) fn step_to(&self, assignment: &ClusterAssignment) -> Step {
         let mut step = Step { items: Items::default(), upserts: vec![], tombstones: vec![] };
         let mut beyond = BTreeMap::new();
         let change = match self {
-            Items::Share { share: former, beyond: known } if former.is(share) => {
+            Items::ClusterAssignment { assignment: former, beyond: known } if former.is(assignment) => {
                 beyond.clone_from(known);
-                step.items = Items::Share { share: share.clone(), beyond };
+                step.items = Items::ClusterAssignment { assignment: assignment.clone(), beyond };
                 return step;
             }
-            Items::Share { share: former, beyond: known } => share.change_since(former).map(|touched| (touched, known)),
+            Items::ClusterAssignment { assignment: former, beyond: known } => {
+                assignment.change_since(former).map(|touched| (touched, known))
+            }
             _ => None,
         };
         match change {
             Some((touched, known)) => {
                 for source in known.keys().filter(|known| !touched.contains(*known)).chain(touched.iter()) {
-                    self.compare(source, share, &mut step, &mut beyond);
+                    self.compare(source, assignment, &mut step, &mut beyond);
                 }
             }
             None => {
-                let gone = self.sources().filter(|source| share.content(source).is_none());
-                for source in gone.chain(share.intents().map(|(source, _)| source)) {
-                    self.compare(source, share, &mut step, &mut beyond);
+                let gone = self.sources().filter(|source| assignment.content(source).is_none());
+                for source in gone.chain(assignment.intents().map(|(source, _)| source)) {
+                    self.compare(source, assignment, &mut step, &mut beyond);
                 }
             }
         }
-        step.items = Items::Share { share: share.clone(), beyond };
+        step.items = Items::ClusterAssignment { assignment: assignment.clone(), beyond };
         step
     }
 
-    fn compare(&self, source: &SourceRef, share: &Share, step: &mut Step, beyond: &mut BTreeMap<SourceRef, Revision>) {
+    fn compare(
+        &self,
+        source: &SourceRef,
+        assignment: &ClusterAssignment,
+        step: &mut Step,
+        beyond: &mut BTreeMap<SourceRef, Revision>,
+    ) {
         let held = self.revision(source);
-        match (held, share.content(source)) {
+        match (held, assignment.content(source)) {
             (Some(held), Some(content)) if held == content.revision => {}
             (_, Some(content)) => step.upserts.push((source.clone(), content.clone())),
             // While content is being read for the first time, it may be what takes the place of this one: what is wanted
             // instead comes first.
-            (Some(held), None) if share.must_stay(source) || share.is_growing() => {
+            (Some(held), None) if assignment.must_stay(source) || assignment.is_growing() => {
                 beyond.insert(source.clone(), held);
             }
             (Some(_), None) => step.tombstones.push(source.clone()),

@@ -4,7 +4,7 @@ use runnel_proto::model::{AskedDigest, RuleUid};
 use super::Session;
 use super::held::{Items, Step};
 use crate::index::Claim;
-use crate::plan::Share;
+use crate::plan::ClusterAssignment;
 
 /// What is not said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,9 @@ impl Session {
                 Claim::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
-            (Hold::Removals, Claim::Wanted(share)) if self.keeps(uid) && self.has_other_terms(uid, &share) => {
+            (Hold::Removals, Claim::Wanted(assignment))
+                if self.keeps(uid) && self.has_other_terms(uid, &assignment) =>
+            {
                 self.kept_back = true;
                 Claim::Unknown
             }
@@ -63,9 +65,9 @@ impl Session {
         }
     }
 
-    fn has_other_terms(&self, uid: &RuleUid, share: &Share) -> bool {
+    fn has_other_terms(&self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let told = self.rules.get(uid).and_then(|held| held.told);
-        told.is_some_and(|told| told != share.terms.digest)
+        told.is_some_and(|told| told != assignment.terms.digest)
     }
 
     /// What may go of what is in namespaces given up.
@@ -79,7 +81,7 @@ impl Items {
     pub(super) fn keep(&self, step: &mut Step) -> bool {
         let stay: Vec<_> = std::mem::take(&mut step.tombstones);
         let any = !stay.is_empty();
-        if let Items::Share { beyond, .. } = &mut step.items {
+        if let Items::ClusterAssignment { beyond, .. } = &mut step.items {
             beyond.extend(stay.into_iter().filter_map(|source| Some((source.clone(), self.revision(&source)?))));
         }
         any

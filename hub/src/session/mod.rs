@@ -38,7 +38,7 @@ use runnel_proto::model::{
 use runnel_proto::{KEEPS_SINCE, PROTOCOL_MAX};
 
 use crate::index::Claim;
-use crate::plan::{Share, SourceContent};
+use crate::plan::{ClusterAssignment, SourceContent};
 use beyond::Beyond;
 use budget::Budget;
 use held::{Held, Items};
@@ -315,12 +315,12 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
         let claim = match claim {
             // An agent that could not keep to the terms is not told of them.
-            Claim::Wanted(share)
-            | Claim::Cordoned(share)
-            | Claim::Held(share)
-            | Claim::Awaits(share)
-            | Claim::Reverts(share)
-                if share.protocol() > self.protocol.0 =>
+            Claim::Wanted(assignment)
+            | Claim::Cordoned(assignment)
+            | Claim::Held(assignment)
+            | Claim::Awaits(assignment)
+            | Claim::Reverts(assignment)
+                if assignment.protocol() > self.protocol.0 =>
             {
                 Claim::Unknown
             }
@@ -331,9 +331,9 @@ impl Session {
             self.forget_beyond(uid);
         }
         match &claim {
-            Claim::Wanted(share) => self.wanted(uid, share),
-            Claim::Held(share) if self.rules.contains_key(uid) => {
-                self.say_terms(uid, share);
+            Claim::Wanted(assignment) => self.wanted(uid, assignment),
+            Claim::Held(assignment) if self.rules.contains_key(uid) => {
+                self.say_terms(uid, assignment);
                 self.take_back(uid);
                 self.strays.entry(uid.clone()).or_default();
             }
@@ -343,13 +343,13 @@ impl Session {
             }
             Claim::Held(_) | Claim::Braked => {}
             Claim::Unwanted(policy) => self.unwanted(uid, *policy),
-            Claim::Cordoned(share) => self.cordoned(uid, share),
+            Claim::Cordoned(assignment) => self.cordoned(uid, assignment),
             Claim::Unknown => self.rest(uid),
-            Claim::Awaits(share) => {
+            Claim::Awaits(assignment) => {
                 self.rest(uid);
-                self.say_whether_it_rests(uid, share);
+                self.say_whether_it_rests(uid, assignment);
             }
-            Claim::Reverts(share) => self.goes_back(uid, share),
+            Claim::Reverts(assignment) => self.goes_back(uid, assignment),
             Claim::Unclaimed => self.unclaimed(uid),
         }
         let awaits = matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
@@ -364,46 +364,46 @@ impl Session {
         }
     }
 
-    fn wanted(&mut self, uid: &RuleUid, share: &Share) {
+    fn wanted(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if !self.has_room_for(uid) {
             return;
         }
-        self.say_terms(uid, share);
-        self.say_travel(uid, share.travel.as_ref());
-        if share.terms.suspend {
+        self.say_terms(uid, assignment);
+        self.say_travel(uid, assignment.travel.as_ref());
+        if assignment.terms.suspend {
             // Nothing is created, corrected or removed, what was on its way included.
             self.take_back(uid);
             return;
         }
-        if self.knows_items(uid, share) {
-            self.follow(uid, share);
+        if self.knows_items(uid, assignment) {
+            self.follow(uid, assignment);
         }
-        self.permit(uid, share);
+        self.permit(uid, assignment);
     }
 
     /// Brings what the agent holds of a rule to its share.
-    fn follow(&mut self, uid: &RuleUid, share: &Share) {
-        if self.would_remove_unknown(uid, share) {
+    fn follow(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+        if self.would_remove_unknown(uid, assignment) {
             return self.take_back(uid);
         }
         let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
-        if held.items.are_none() && share.sends_all() && !self.unsent.has(uid) {
-            held.items = Items::exactly(share.clone());
-            self.unsent.put_all(uid, &share.plan.intents);
+        if held.items.are_none() && assignment.sends_all() && !self.unsent.has(uid) {
+            held.items = Items::exactly(assignment.clone());
+            self.unsent.put_all(uid, &assignment.plan.intents);
             return self.serve_wants(uid);
         }
-        let mut step = held.items.step_to(share);
+        let mut step = held.items.step_to(assignment);
         if keeps {
             self.kept_back |= held.items.keep(&mut step);
         }
         held.items = step.items;
         held.former &= !held.items.are_exact();
-        let strays = held.items.unjudged(share);
+        let strays = held.items.unjudged(assignment);
         if !strays.is_empty() {
             self.strays.entry(uid.clone()).or_default().extend(strays);
         }
-        let policy = share.terms.deletion_policy;
+        let policy = assignment.terms.deletion_policy;
         for (source, content) in step.upserts {
             self.unsent.put(uid, source, content);
         }

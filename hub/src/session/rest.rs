@@ -7,7 +7,7 @@ use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 use super::held::Items;
 use super::{Heading, Session};
 use crate::index::Claim;
-use crate::plan::Share;
+use crate::plan::ClusterAssignment;
 
 impl Session {
     /// Nothing is sent about a rule, and what was not sent yet is not any more: the agent keeps what it has.
@@ -28,33 +28,33 @@ impl Session {
     }
 
     /// The agent gets nothing new of a rule: only what it should not have any more goes.
-    pub(super) fn cordoned(&mut self, uid: &RuleUid, share: &Share) {
+    pub(super) fn cordoned(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.unsent.has(uid) {
             self.rest(uid);
         }
-        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || share.terms.suspend {
+        if self.rules.get(uid).is_none_or(|held| held.removing.is_some()) || assignment.terms.suspend {
             return;
         }
         // What may go was judged by terms that the agent may never have heard of: it would go by those that it has.
-        let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(share.terms.digest));
-        self.say_permits(uid, None, self.may_let_go(uid, share.let_go().filter(|_| has_terms)));
-        if !self.knows_items(uid, share) {
+        let has_terms = self.rules.get(uid).is_some_and(|held| held.told == Some(assignment.terms.digest));
+        self.say_permits(uid, None, self.may_let_go(uid, assignment.let_go().filter(|_| has_terms)));
+        if !self.knows_items(uid, assignment) {
             return;
         }
         let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
-        let (kept, gone) = held.items.without_surplus(share);
+        let (kept, gone) = held.items.without_surplus(assignment);
         if keeps && !gone.is_empty() {
             self.kept_back = true;
             return;
         }
         held.items = Items::Pairs(kept);
-        let strays = held.items.unjudged(share);
+        let strays = held.items.unjudged(assignment);
         if !strays.is_empty() {
             self.strays.entry(uid.clone()).or_default().extend(strays);
         }
         for source in gone {
-            self.unsent.remove(uid, source, share.terms.deletion_policy);
+            self.unsent.remove(uid, source, assignment.terms.deletion_policy);
         }
     }
 
@@ -117,26 +117,26 @@ impl Session {
     }
 
     /// Whether a tombstone that was not sent is for a source about which the hub cannot tell any more.
-    pub(super) fn would_remove_unknown(&self, uid: &RuleUid, share: &Share) -> bool {
-        self.unsent.tombstones(uid).any(|source| share.must_stay(source))
+    pub(super) fn would_remove_unknown(&self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
+        self.unsent.tombstones(uid).any(|source| assignment.must_stay(source))
     }
 
     /// What was judged may go. What may be overwritten only once the agent has all content that is wanted: what it asks for
     /// before that is a part, and a part may be within a limit that the whole is not.
-    pub(super) fn permit(&mut self, uid: &RuleUid, share: &Share) {
+    pub(super) fn permit(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let said = self.rules.get(uid).and_then(|held| held.permit);
-        let is_part = share.is_growing() || self.unsent.has_contents(uid);
-        let overwrite = if is_part { said } else { share.permit() };
-        self.say_permits(uid, overwrite, self.may_let_go(uid, share.let_go()));
+        let is_part = assignment.is_growing() || self.unsent.has_contents(uid);
+        let overwrite = if is_part { said } else { assignment.permit() };
+        self.say_permits(uid, overwrite, self.may_let_go(uid, assignment.let_go()));
     }
 
     /// The last content that waited for the agent has been taken out.
     pub(super) fn permit_at_last(&mut self, uid: &RuleUid) {
         let Some(held) = self.rules.get(uid) else { return };
-        if let Some(Claim::Wanted(share)) = &held.claim
-            && !share.is_growing()
+        if let Some(Claim::Wanted(assignment)) = &held.claim
+            && !assignment.is_growing()
         {
-            self.say_permits(uid, share.permit(), held.let_go);
+            self.say_permits(uid, assignment.permit(), held.let_go);
         }
     }
 

@@ -12,7 +12,7 @@ use super::{Hold, RULES_LIMIT, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Claim;
-use crate::plan::{Body, NamedTerms, Rule, RulePlan, Share, SourceContent};
+use crate::plan::{Body, ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent};
 
 /// What an agent does with batches, in a few lines.
 #[derive(Clone, Default)]
@@ -131,7 +131,7 @@ fn rule(uid: &str, suspend: bool) -> Rule {
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
-fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
+fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> ClusterAssignment {
     let rule = rule(uid, suspend);
     let mut plan = RulePlan::empty(&rule);
     for (name, body) in items {
@@ -140,7 +140,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> Share {
     plan.edits = Default::default();
     // What the brake holds is another matter.
     let judged = Judged::passing((0..=99).map(|name| Item::Source(source(name))));
-    Share { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, travel: None }
+    ClusterAssignment { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, travel: None }
 }
 
 fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
@@ -529,9 +529,9 @@ impl LongAccounts {
         numbers.map(move |number| SourceRef::new("configmaps", &long, &format!("{long}{number:010}")))
     }
 
-    fn share(rule: &str) -> Share {
+    fn assignment(rule: &str) -> ClusterAssignment {
         let judged = Judged::passing(Self::foreign(rule).map(Item::Source));
-        Share { judged, ..share_of(rule, false, &[(1, content(1))]) }
+        ClusterAssignment { judged, ..share_of(rule, false, &[(1, content(1))]) }
     }
 
     /// Until nobody has anything more to say. Returns whether the snapshot has ended.
@@ -574,7 +574,7 @@ impl LongAccounts {
 fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
     let mut accounts = LongAccounts::new();
     for rule in ["r", "s"] {
-        accounts.session.update([(rule.into(), Claim::Wanted(LongAccounts::share(rule)))]);
+        accounts.session.update([(rule.into(), Claim::Wanted(LongAccounts::assignment(rule)))]);
     }
     assert!(accounts.settle());
     assert_eq!(accounts.left(), [1, 1]);
@@ -586,10 +586,10 @@ fn account_that_another_one_left_no_room_for_is_taken_when_there_is_room() {
     // Whether those of the first rule may go is not judged yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
     accounts.session.update([("r".into(), Claim::Wanted(unjudged))]);
-    accounts.session.update([("s".into(), Claim::Wanted(LongAccounts::share("s")))]);
+    accounts.session.update([("s".into(), Claim::Wanted(LongAccounts::assignment("s")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [100_001, 101]);
-    accounts.session.update([("r".into(), Claim::Wanted(LongAccounts::share("r")))]);
+    accounts.session.update([("r".into(), Claim::Wanted(LongAccounts::assignment("r")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [1, 1]);
 }
@@ -659,10 +659,11 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
 #[test]
 fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_and_again_when_it_lapsed() {
     let digest = |name| AskedDigest([name; 16]);
-    let share = |suspend, name: Option<u8>| {
-        let share = share_of("r", suspend, &[(1, content(1))]);
-        let judged = name.map_or_else(|| share.judged.clone(), |name| Judged::letting_go(&"one".into(), digest(name)));
-        Share { judged, ..share }
+    let assignment = |suspend, name: Option<u8>| {
+        let assignment = share_of("r", suspend, &[(1, content(1))]);
+        let judged =
+            name.map_or_else(|| assignment.judged.clone(), |name| Judged::letting_go(&"one".into(), digest(name)));
+        ClusterAssignment { judged, ..assignment }
     };
     let said = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
@@ -671,11 +672,13 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     let uid = RuleUid::from("r");
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([(uid.clone(), Claim::Wanted(share(false, None)))]);
+    session.update([(uid.clone(), Claim::Wanted(assignment(false, None)))]);
     agent.drain(&mut session);
-    session.update([(uid.clone(), Claim::Wanted(share(true, Some(1))))]);
+    session.update([(uid.clone(), Claim::Wanted(assignment(true, Some(1))))]);
     assert!(said(&mut session).is_empty(), "it is suspended");
-    for (name, claim) in [(1, Claim::Wanted(share(false, Some(1)))), (2, Claim::Cordoned(share(false, Some(2))))] {
+    for (name, claim) in
+        [(1, Claim::Wanted(assignment(false, Some(1)))), (2, Claim::Cordoned(assignment(false, Some(2))))]
+    {
         assert!(!session.waits_to_go(&uid, Some(digest(name))));
         session.update([(uid.clone(), claim.clone())]);
         assert_eq!(said(&mut session).len(), 1);
@@ -686,25 +689,26 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     assert!(!session.waits_to_go(&uid, Some(digest(2))));
     assert!(!session.waits_to_go(&uid, Some(digest(3))));
     assert!(session.waits_to_go(&uid, Some(digest(2))));
-    session.update([(uid.clone(), Claim::Cordoned(share(false, Some(2))))]);
+    session.update([(uid.clone(), Claim::Cordoned(assignment(false, Some(2))))]);
     assert_eq!(said(&mut session), [digest(2)]);
     assert!(!session.waits_to_go(&uid, None) && !session.waits_to_go(&uid, Some(digest(4))));
     // Taken back before it was said.
-    session.update([(uid.clone(), Claim::Wanted(share(false, Some(4))))]);
-    session.update([(uid.clone(), Claim::Wanted(share(false, None)))]);
+    session.update([(uid.clone(), Claim::Wanted(assignment(false, Some(4))))]);
+    session.update([(uid.clone(), Claim::Wanted(assignment(false, None)))]);
     assert!(said(&mut session).is_empty());
     // It was judged by terms that the cordoned cluster has not been told.
-    session.update([(uid.clone(), Claim::Wanted(share(true, None)))]);
+    session.update([(uid.clone(), Claim::Wanted(assignment(true, None)))]);
     assert!(said(&mut session).is_empty());
-    session.update([(uid, Claim::Cordoned(share(false, Some(5))))]);
+    session.update([(uid, Claim::Cordoned(assignment(false, Some(5))))]);
     assert!(said(&mut session).is_empty());
 }
 
 #[test]
 fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the_snapshot_ends_too() {
     let digest = |name| AskedDigest([name; 16]);
-    let share = share_of("r", false, &[(1, content(1))]);
-    let letting = |name| Share { judged: Judged::letting_go(&"one".into(), digest(name)), ..share.clone() };
+    let assignment = share_of("r", false, &[(1, content(1))]);
+    let letting =
+        |name| ClusterAssignment { judged: Judged::letting_go(&"one".into(), digest(name)), ..assignment.clone() };
     let said = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
         batches.flat_map(|batch| batch.rules).filter_map(|delta| delta.let_go).collect::<Vec<_>>()
@@ -728,11 +732,13 @@ fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the
 #[test]
 fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_cluster() {
     let digest = |name| AskedDigest([name; 16]);
-    let share = |permit: Option<u8>| {
-        let share = share_of("r", false, &[(1, content(1))]);
-        let judged =
-            permit.map_or_else(|| share.judged.clone(), |name| share.judged.permitting(&"one".into(), digest(name)));
-        Share { judged, ..share }
+    let assignment = |permit: Option<u8>| {
+        let assignment = share_of("r", false, &[(1, content(1))]);
+        let judged = permit.map_or_else(
+            || assignment.judged.clone(),
+            |name| assignment.judged.permitting(&"one".into(), digest(name)),
+        );
+        ClusterAssignment { judged, ..assignment }
     };
     let said = |session: &mut Session| {
         let batches = std::iter::from_fn(|| session.next_batch());
@@ -740,27 +746,27 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
     };
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(share(None)))]);
+    session.update([("r".into(), Claim::Wanted(assignment(None)))]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Wanted(share(Some(1))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(Some(1))))]);
     let batch = session.next_batch().unwrap();
     assert_eq!((batch.rules[0].overwrite, batch.rules[0].terms.is_some()), (Some(digest(1)), false));
     agent.take(&batch);
     session.ack(batch.nonce);
-    session.update([("r".into(), Claim::Wanted(share(Some(1))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(Some(1))))]);
     assert!(session.next_batch().is_none(), "it is said once");
     // Another set; taken back before it was said; the terms are known as before.
-    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
-    session.update([("r".into(), Claim::Wanted(share(None)))]);
+    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(None)))]);
     assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
-    session.update([("r".into(), Claim::Cordoned(share(Some(2))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
+    session.update([("r".into(), Claim::Cordoned(assignment(Some(2))))]);
     assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
     assert_eq!(said(&mut session), [digest(2)]);
     // Another stream.
     let mut again = agent.connect();
-    again.update([("r".into(), Claim::Wanted(share(Some(2))))]);
+    again.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
     assert_eq!(said(&mut again), [digest(2)]);
 }
 
@@ -772,9 +778,9 @@ fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits(
     session.update([("r".into(), Claim::Wanted(share_of("r", false, &[(1, content(1))])))]);
     agent.drain(&mut session);
     // A source goes, another one comes, and what the agent asks for is permitted.
-    let share = share_of("r", false, &[(2, content(1))]);
-    let judged = share.judged.permitting(&"one".into(), digest);
-    session.update([("r".into(), Claim::Wanted(Share { judged, ..share }))]);
+    let assignment = share_of("r", false, &[(2, content(1))]);
+    let judged = assignment.judged.permitting(&"one".into(), digest);
+    session.update([("r".into(), Claim::Wanted(ClusterAssignment { judged, ..assignment }))]);
     let mut said = Vec::new();
     while let Some(batch) = session.next_batch() {
         agent.take(&batch);
@@ -788,11 +794,14 @@ fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits(
 #[test]
 fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
     let digest = |name| AskedDigest([name; 16]);
-    let share = share_of("r", false, &[(1, content(1))]);
-    let permitting = |name| Share { judged: share.judged.permitting(&"one".into(), digest(name)), ..share.clone() };
+    let assignment = share_of("r", false, &[(1, content(1))]);
+    let permitting = |name| ClusterAssignment {
+        judged: assignment.judged.permitting(&"one".into(), digest(name)),
+        ..assignment.clone()
+    };
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(share.clone()))]);
+    session.update([("r".into(), Claim::Wanted(assignment.clone()))]);
     agent.drain(&mut session);
     session.update([("r".into(), Claim::Wanted(permitting(1)))]);
     assert!(!session.has_used_up(&"r".into(), digest(1)), "it was not said yet");
@@ -813,8 +822,9 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
 #[test]
 fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_the_end_of_the_snapshot() {
     let digest = |name| AskedDigest([name; 16]);
-    let share = share_of("r", false, &[(1, content(1))]);
-    let letting = |name| Share { judged: Judged::letting_go(&"one".into(), digest(name)), ..share.clone() };
+    let assignment = share_of("r", false, &[(1, content(1))]);
+    let letting =
+        |name| ClusterAssignment { judged: Judged::letting_go(&"one".into(), digest(name)), ..assignment.clone() };
     let uid = RuleUid::from("r");
     let mut session = Agent::default().connect();
     // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
@@ -846,11 +856,11 @@ fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
         let mut session = Agent::default().connect();
         for number in 0..rules {
             let uid = format!("r{number}");
-            let share = share_of(&uid, false, &[]);
+            let assignment = share_of(&uid, false, &[]);
             let names = (0..names).map(|n| Pattern::new(format!("{n:0250}"))).collect();
             let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
-            let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&share.terms) });
-            session.update([(uid.as_str().into(), Claim::Wanted(Share { terms, ..share }))]);
+            let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&assignment.terms) });
+            session.update([(uid.as_str().into(), Claim::Wanted(ClusterAssignment { terms, ..assignment }))]);
         }
         let (mut seen, mut batches) = (0, 0);
         while let Some(batch) = session.next_batch() {
@@ -912,7 +922,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn claim(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Claim {
     let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
-    Claim::Wanted(Share { travel: Some(Travel::Plain), ..share_of(&format!("r{rule}"), suspend, &items) })
+    Claim::Wanted(ClusterAssignment { travel: Some(Travel::Plain), ..share_of(&format!("r{rule}"), suspend, &items) })
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
@@ -927,20 +937,20 @@ fn answer(agent: &Agent, session: &mut Session) {
 /// source, and must be able to tell.
 fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
     batch.rules.iter().all(|delta| match claims.get(&delta.uid) {
-        Some(Claim::Wanted(share)) => {
-            let fits = |source: &SourceRef| share.content(source).is_none() && !share.is_unknown(source);
+        Some(Claim::Wanted(assignment)) => {
+            let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
             delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
         Some(Claim::Unwanted(_)) => true,
-        Some(Claim::Cordoned(share)) => {
-            let fits = |source: &SourceRef| share.content(source).is_none() && !share.is_unknown(source);
+        Some(Claim::Cordoned(assignment)) => {
+            let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
         // Whether it rests is said.
-        Some(Claim::Awaits(share) | Claim::Reverts(share)) => {
+        Some(Claim::Awaits(assignment) | Claim::Reverts(assignment)) => {
             let no_items = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
-            no_items && delta.terms.is_none() && delta.suspend.is_none_or(|suspend| suspend == share.terms.suspend)
+            no_items && delta.terms.is_none() && delta.suspend.is_none_or(|suspend| suspend == assignment.terms.suspend)
         }
         Some(Claim::Unknown | Claim::Braked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
@@ -954,16 +964,16 @@ fn goes_on_in_time(before: &Agent, after: &Agent, claims: &BTreeMap<RuleUid, Cla
     let reverts = |agent: &Agent, uid: &RuleUid| agent.travel.get(uid).is_some_and(Travel::reverts);
     let went_on = before.travel.keys().filter(|uid| after.rules.contains_key(*uid));
     went_on.filter(|uid| reverts(before, uid) && !reverts(after, uid)).all(|uid| match claims.get(uid) {
-        Some(Claim::Wanted(share)) => {
+        Some(Claim::Wanted(assignment)) => {
             let held = &after.rules[uid];
-            share.intents().all(|(source, content)| held.get(source) == Some(&content.revision))
+            assignment.intents().all(|(source, content)| held.get(source) == Some(&content.revision))
         }
         _ => false,
     })
 }
 
-fn going(items: &[(u8, Body)], suspend: bool, travel: Option<Travel>) -> Share {
-    Share { travel, ..share_of("r", suspend, items) }
+fn going(items: &[(u8, Body)], suspend: bool, travel: Option<Travel>) -> ClusterAssignment {
+    ClusterAssignment { travel, ..share_of("r", suspend, items) }
 }
 
 fn back_from(target: &str) -> Option<Travel> {
@@ -1014,13 +1024,14 @@ fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
 fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edited_and_nothing_else() {
     let items = [(1, content(1))];
     let edited = |suspend: bool| {
-        let share = going(&[(1, content(2))], suspend, None);
-        let terms = Terms { deletion_policy: DeletionPolicy::Retain, ..Terms::clone(&share.terms) };
-        Share { terms: NamedTerms::new(terms), ..share }
+        let assignment = going(&[(1, content(2))], suspend, None);
+        let terms = Terms { deletion_policy: DeletionPolicy::Retain, ..Terms::clone(&assignment.terms) };
+        ClusterAssignment { terms: NamedTerms::new(terms), ..assignment }
     };
     let uid = RuleUid::from("r");
-    let back = |share: Share| Claim::Reverts(Share { travel: back_from("t"), ..share });
-    for claim in [Claim::Awaits as fn(Share) -> Claim, back] {
+    let back =
+        |assignment: ClusterAssignment| Claim::Reverts(ClusterAssignment { travel: back_from("t"), ..assignment });
+    for claim in [Claim::Awaits as fn(ClusterAssignment) -> Claim, back] {
         for by_terms in [false, true] {
             let mut agent = Agent::default();
             let mut session = agent.connect();
@@ -1086,7 +1097,10 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
 fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_goes_back_is_sent_nothing_else() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let share = |items: &[(u8, Body)], travel: Travel| Share { travel: Some(travel), ..share_of("r", false, items) };
+    let assignment = |items: &[(u8, Body)], travel: Travel| ClusterAssignment {
+        travel: Some(travel),
+        ..share_of("r", false, items)
+    };
     let said = |session: &mut Session| -> Vec<(Option<Travel>, usize)> {
         let mut said = vec![];
         while let Some(batch) = session.next_batch() {
@@ -1096,20 +1110,20 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
         said
     };
     let failed = || Travel::Revert { target: "t".to_owned(), base: "1".to_owned() };
-    session.update([("r".into(), Claim::Wanted(share(&[(1, content(1))], Travel::Plain)))]);
+    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(1))], Travel::Plain)))]);
     assert_eq!(said(&mut session), [(None, 1)], "plain is what an agent begins with");
-    session.update([("r".into(), Claim::Wanted(share(&[(1, content(2))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(2))], Travel::Keep("1".to_owned()))))]);
     assert_eq!(said(&mut session), [(Some(Travel::Keep("1".to_owned())), 1)]);
-    session.update([("r".into(), Claim::Wanted(share(&[(1, content(3))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(3))], Travel::Keep("1".to_owned()))))]);
     assert_eq!(said(&mut session), [(None, 1)]);
-    session.update([("r".into(), Claim::Reverts(share(&[(1, content(4))], failed())))]);
+    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(4))], failed())))]);
     assert_eq!(said(&mut session), [(Some(failed()), 0)]);
-    session.update([("r".into(), Claim::Reverts(share(&[(1, content(4))], failed())))]);
-    session.update([("r".into(), Claim::Awaits(share(&[(1, content(5))], failed())))]);
+    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(4))], failed())))]);
+    session.update([("r".into(), Claim::Awaits(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut session), []);
     // What was not said yet and is taken back was not said.
-    session.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Keep("1".to_owned()))))]);
-    session.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
+    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(5))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut session), []);
     // Another session goes by what the agent says.
     agent.rules.insert("r".into(), BTreeMap::from([(source(1), Revision([3; 16]))]));
@@ -1117,9 +1131,9 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
     let mut again = Session::default();
     again.hello(vec![state]);
     again.hello_done();
-    again.update([("r".into(), Claim::Reverts(share(&[(1, content(5))], failed())))]);
+    again.update([("r".into(), Claim::Reverts(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut again), []);
-    again.update([("r".into(), Claim::Wanted(share(&[(1, content(5))], Travel::Plain)))]);
+    again.update([("r".into(), Claim::Wanted(assignment(&[(1, content(5))], Travel::Plain)))]);
     assert_eq!(said(&mut again), [(None, 0)], "its terms: nobody knows yet what else it must be sent");
     answer(&agent, &mut again);
     assert_eq!(said(&mut again), [(None, 1), (Some(Travel::Plain), 0)]);
@@ -1189,9 +1203,9 @@ fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_not
 
     let mut old = agent.connect();
     old.speak(2);
-    let share = share_of("r", false, &[]);
-    let terms = NamedTerms::new(Terms { grants: Some(vec![]), ..Terms::clone(&share.terms) });
-    old.update([("r".into(), Claim::Wanted(Share { terms, ..share }))]);
+    let assignment = share_of("r", false, &[]);
+    let terms = NamedTerms::new(Terms { grants: Some(vec![]), ..Terms::clone(&assignment.terms) });
+    old.update([("r".into(), Claim::Wanted(ClusterAssignment { terms, ..assignment }))]);
     assert!(old.take_questions().is_empty() && old.next_batch().is_none() && old.take_snapshot_end().is_some());
 }
 
@@ -1240,20 +1254,20 @@ proptest! {
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Cordoned(rule, items) => {
-                    let Claim::Wanted(share) = claim(rule, &items, false) else { unreachable!() };
-                    let claim = Claim::Cordoned(share);
+                    let Claim::Wanted(assignment) = claim(rule, &items, false) else { unreachable!() };
+                    let claim = Claim::Cordoned(assignment);
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Awaits(rule, items, suspend) => {
-                    let Claim::Wanted(share) = claim(rule, &items, suspend) else { unreachable!() };
-                    let claim = Claim::Awaits(share);
+                    let Claim::Wanted(assignment) = claim(rule, &items, suspend) else { unreachable!() };
+                    let claim = Claim::Awaits(assignment);
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
                 Step::Reverts(rule, items, suspend) => {
-                    let Claim::Wanted(share) = claim(rule, &items, suspend) else { unreachable!() };
-                    let claim = Claim::Reverts(Share { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..share });
+                    let Claim::Wanted(assignment) = claim(rule, &items, suspend) else { unreachable!() };
+                    let claim = Claim::Reverts(ClusterAssignment { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..assignment });
                     claims.insert(format!("r{rule}").into(), claim.clone());
                     session.update([(format!("r{rule}").into(), claim)]);
                 }
@@ -1286,23 +1300,23 @@ proptest! {
         agent.drain(&mut session);
         for (uid, claim) in &claims {
             let held = agent.rules.get(uid).cloned().unwrap_or_default();
-            if let Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) = claim {
+            if let Claim::Wanted(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment) = claim {
                 let rests = agent.rests.get(uid).filter(|_| !agent.unclaimed.contains(uid));
-                prop_assert!(rests.is_none_or(|rests| *rests == share.terms.suspend), "{} rests: {:?}", uid, rests);
+                prop_assert!(rests.is_none_or(|rests| *rests == assignment.terms.suspend), "{} rests: {:?}", uid, rests);
             }
             match claim {
-                Claim::Wanted(share) if !share.terms.suspend => {
-                    for (source, content) in share.intents() {
+                Claim::Wanted(assignment) if !assignment.terms.suspend => {
+                    for (source, content) in assignment.intents() {
                         prop_assert_eq!(held.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
-                    let surplus = held.keys().filter(|source| share.content(source).is_none());
-                    prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
-                    prop_assert_eq!(agent.terms.get(uid), Some(&share.terms.digest));
+                    let surplus = held.keys().filter(|source| assignment.content(source).is_none());
+                    prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
+                    prop_assert_eq!(agent.terms.get(uid), Some(&assignment.terms.digest));
                     prop_assert!(!agent.travel.get(uid).is_some_and(Travel::reverts), "{} goes back", uid);
                 }
-                Claim::Cordoned(share) => {
-                    let surplus = held.keys().filter(|source| share.content(source).is_none());
-                    prop_assert!(surplus.clone().all(|source| share.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
+                Claim::Cordoned(assignment) => {
+                    let surplus = held.keys().filter(|source| assignment.content(source).is_none());
+                    prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                 }
                 Claim::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
                 _ => {}

@@ -69,16 +69,16 @@ fn edit(shared: &Shared, revision: u8) {
 /// The cluster says that it has applied everything. Whether it was the last one.
 fn applies(shared: &Shared, cluster: &str) -> bool {
     let (index, cluster) = (shared.index.read(), ClusterName::from(cluster));
-    let share = index.rule(&uid()).and_then(|entry| entry.share(&cluster)).unwrap();
+    let assignment = index.rule(&uid()).and_then(|entry| entry.assignment(&cluster)).unwrap();
     let state = RuleState {
-        rule: share.terms.rule.clone(),
-        intents_digest: share.digest(),
+        rule: assignment.terms.rule.clone(),
+        intents_digest: assignment.digest(),
         intents: 1,
-        terms_digest: Some(share.terms.digest),
+        terms_digest: Some(assignment.terms.digest),
         counts: Counts { copies: 1, applied: 1, ..Counts::default() },
         ..RuleState::new(uid())
     };
-    let took = shared.deliveries.lock().reported(&cluster, &state, || Some(share), Instant::now());
+    let took = shared.deliveries.lock().reported(&cluster, &state, || Some(assignment), Instant::now());
     took.is_some_and(|took| took.rule.is_some())
 }
 

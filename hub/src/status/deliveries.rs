@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{ClusterName, RuleState, RuleUid};
 
-use crate::plan::Share;
+use crate::plan::ClusterAssignment;
 
 /// Edits that are on their way.
 #[derive(Default)]
@@ -68,23 +68,24 @@ impl Deliveries {
         self.rules.entry(rule.clone()).or_insert(Whole { since, clusters: 0, last: None }).clusters += 1;
     }
 
-    /// The agent of a cluster reports on a rule of which it should have `share`, which is asked for only where something is on
+    /// The agent of a cluster reports on a rule of which it should have `assignment`, which is asked for only where something is on
     /// its way. Returns what was delivered by that.
     pub fn reported(
         &mut self,
         cluster: &ClusterName,
         state: &RuleState,
-        share: impl FnOnce() -> Option<Share>,
+        assignment: impl FnOnce() -> Option<ClusterAssignment>,
         now: Instant,
     ) -> Option<Took> {
         let ways = self.under_way.get_mut(cluster)?;
         let way = ways.get_mut(&state.uid)?;
-        let share = share();
+        let assignment = assignment();
         let (before, since) = (way.state, way.since);
-        let over = state.gone || share.is_none();
+        let over = state.gone || assignment.is_none();
         let failed = !over && state.counts.failed > 0;
-        let holds = share.as_ref().is_some_and(|share| {
-            let same = state.intents_digest == share.digest() && state.terms_digest == Some(share.terms.digest);
+        let holds = assignment.as_ref().is_some_and(|assignment| {
+            let same =
+                state.intents_digest == assignment.digest() && state.terms_digest == Some(assignment.terms.digest);
             same && state.counts.is_settled() && !state.travel.reverts()
         });
         match () {
@@ -151,7 +152,7 @@ mod tests {
     use crate::crd::DistributionRule;
     use crate::plan::{Body, Rule, RulePlan, SourceContent};
 
-    fn share(revision: u8) -> Share {
+    fn assignment(revision: u8) -> ClusterAssignment {
         let object: DistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1},
@@ -163,17 +164,17 @@ mod tests {
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
-        Share { cluster, plan, terms: rule.terms, judged, travel: None }
+        ClusterAssignment { cluster, plan, terms: rule.terms, judged, travel: None }
     }
 
-    fn state(share: &Share, applied: u32, failed: u32) -> RuleState {
+    fn state(assignment: &ClusterAssignment, applied: u32, failed: u32) -> RuleState {
         RuleState {
-            rule: share.terms.rule.clone(),
-            intents_digest: share.digest(),
+            rule: assignment.terms.rule.clone(),
+            intents_digest: assignment.digest(),
             intents: 1,
-            terms_digest: Some(share.terms.digest),
+            terms_digest: Some(assignment.terms.digest),
             counts: Counts { copies: 2, applied, failed, ..Counts::default() },
-            ..RuleState::new(share.plan.uid.clone())
+            ..RuleState::new(assignment.plan.uid.clone())
         }
     }
 
@@ -184,12 +185,12 @@ mod tests {
     struct Story {
         start: Instant,
         deliveries: Deliveries,
-        new: Share,
+        new: ClusterAssignment,
     }
 
     impl Story {
         fn new() -> Self {
-            Self { start: Instant::now(), deliveries: Deliveries::default(), new: share(2) }
+            Self { start: Instant::now(), deliveries: Deliveries::default(), new: assignment(2) }
         }
 
         fn begin(&mut self, cluster: &str, after: u64, awaits: bool) {
@@ -217,7 +218,7 @@ mod tests {
         let mut story = Story::new();
         story.begin("one", 0, false);
         story.begin("one", 1, false);
-        let (one, old) = (ClusterName::from("one"), share(1));
+        let (one, old) = (ClusterName::from("one"), assignment(1));
         let now = story.start + Duration::from_secs(2);
         assert_eq!(story.deliveries.reported(&one, &state(&old, 2, 0), || Some(story.new.clone()), now), None);
         assert_eq!(story.says("one", 3, 1, 0), None);

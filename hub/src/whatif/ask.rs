@@ -9,7 +9,7 @@ use runnel_proto::model::{
 
 use super::{Holdings, Scene};
 use crate::index::{Claim, Cluster, RuleEntry};
-use crate::plan::{Share, SourceContent};
+use crate::plan::{ClusterAssignment, SourceContent};
 
 /// The most bytes of payload that travel in one question, which is one message.
 const PAYLOADS: usize = 2 << 20;
@@ -99,10 +99,10 @@ impl Scene {
     fn claim(&self, name: &ClusterName) -> Claim {
         let entry = self.index.rule(&self.uid);
         match self.index.claim(&self.uid, name) {
-            Claim::Awaits(share) | Claim::Reverts(share)
+            Claim::Awaits(assignment) | Claim::Reverts(assignment)
                 if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
             {
-                Claim::Cordoned(share)
+                Claim::Cordoned(assignment)
             }
             claim => claim,
         }
@@ -139,18 +139,18 @@ impl Scene {
         let rehearse = asking.rehearse && !matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
         let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.uid.clone()) };
         let (asked, left_out) = match claim {
-            Claim::Wanted(share) | Claim::Awaits(share) | Claim::Reverts(share) => {
-                let terms = Terms::clone(&share.terms);
+            Claim::Wanted(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment) => {
+                let terms = Terms::clone(&assignment.terms);
                 let mut room = if rehearse { PAYLOADS } else { 0 };
-                let intents = share.intents().take(SUPPOSED_LIMIT);
+                let intents = assignment.intents().take(SUPPOSED_LIMIT);
                 let intents = intents.filter_map(|(source, content)| asking.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
-                let left_out = share.intents().count().saturating_sub(intents.len());
-                let terms = Some((terms, share.terms.digest));
-                let (asked, gone) = self.with_removals(cluster, &share, nothing());
+                let left_out = assignment.intents().count().saturating_sub(intents.len());
+                let terms = Some((terms, assignment.terms.digest));
+                let (asked, gone) = self.with_removals(cluster, &assignment, nothing());
                 (Suppose { terms, intents, ..asked }, left_out + gone)
             }
-            Claim::Cordoned(share) => self.with_removals(cluster, &share, nothing()),
+            Claim::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
             Claim::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
             Claim::Braked => (Suppose { holds_all: true, ..nothing() }, 0),
             Claim::Held(_) | Claim::Unknown | Claim::Unclaimed => return None,
@@ -159,12 +159,17 @@ impl Scene {
     }
 
     /// What the cluster has now and would not have any more, and how many of that are left out.
-    fn with_removals(&self, cluster: &ClusterName, share: &Share, mut asked: Suppose) -> (Suppose, usize) {
+    fn with_removals(
+        &self,
+        cluster: &ClusterName,
+        assignment: &ClusterAssignment,
+        mut asked: Suppose,
+    ) -> (Suppose, usize) {
         let mut left_out = 0;
-        let deletion_policy = share.terms.deletion_policy;
-        let gone = self.former(cluster).into_iter().flat_map(Share::intents).map(|(source, _)| source);
-        for source in gone.filter(|source| share.content(source).is_none() && !share.is_unknown(source)) {
-            match share.must_stay(source) {
+        let deletion_policy = assignment.terms.deletion_policy;
+        let gone = self.former(cluster).into_iter().flat_map(ClusterAssignment::intents).map(|(source, _)| source);
+        for source in gone.filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source)) {
+            match assignment.must_stay(source) {
                 _ if asked.held.len() + asked.tombstones.len() >= SUPPOSED_LIMIT => left_out += 1,
                 true => drop(asked.held.insert(source.clone())),
                 false => asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy }),

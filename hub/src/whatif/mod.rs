@@ -21,7 +21,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::brake::DELAY;
 use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
-use crate::plan::{Body, Place, Rule, Share};
+use crate::plan::{Body, ClusterAssignment, Place, Rule};
 
 pub use ask::{Ask, Asking, Question, Standing};
 pub use outcome::{Row, SourceRow};
@@ -36,7 +36,7 @@ pub struct Scene {
     uid: RuleUid,
     exists: bool,
     /// What each cluster has of the rule as it is saved.
-    former: BTreeMap<ClusterName, Share>,
+    former: BTreeMap<ClusterName, ClusterAssignment>,
     /// Those to which a rollout under way has not come: they have what was before it, and the hub does not know what that is.
     behind: BTreeSet<ClusterName>,
     unread: BTreeSet<SourceRef>,
@@ -48,8 +48,9 @@ impl Scene {
         let (uid, mut index) = (rule.uid.clone(), around.plan());
         let saved = index.rule(&uid);
         let exists = saved.is_some();
-        let shares = |cluster: &ClusterName| Some((cluster.clone(), saved?.share(cluster)?));
-        let former = saved.iter().flat_map(|entry| entry.target_clusters.clusters.keys()).filter_map(shares).collect();
+        let assignments = |cluster: &ClusterName| Some((cluster.clone(), saved?.assignment(cluster)?));
+        let former =
+            saved.iter().flat_map(|entry| entry.target_clusters.clusters.keys()).filter_map(assignments).collect();
         let behind = |entry: &RuleEntry| {
             let clusters = entry.target_clusters.clusters.keys();
             clusters.filter(|cluster| entry.awaits(cluster)).cloned().collect()
@@ -117,9 +118,14 @@ impl Scene {
     /// Judges what the rule would no longer want.
     pub fn judge(&mut self, holdings: Holdings<'_>, now: Instant) {
         for (cluster, former) in &self.former {
-            let Some(share) = self.index.rule(&self.uid).and_then(|entry| entry.share(cluster)) else { continue };
-            let strays: BTreeSet<_> =
-                former.intents().map(|(source, _)| source).filter(|source| share.content(source).is_none()).collect();
+            let Some(assignment) = self.index.rule(&self.uid).and_then(|entry| entry.assignment(cluster)) else {
+                continue;
+            };
+            let strays: BTreeSet<_> = former
+                .intents()
+                .map(|(source, _)| source)
+                .filter(|source| assignment.content(source).is_none())
+                .collect();
             // An agent would say that it holds these.
             if holdings(&self.uid, cluster).is_some() && !strays.is_empty() {
                 self.index.strays(&self.uid, cluster, strays.into_iter().cloned().collect());
@@ -145,7 +151,7 @@ impl Scene {
         &self.uid
     }
 
-    fn former(&self, cluster: &ClusterName) -> Option<&Share> {
+    fn former(&self, cluster: &ClusterName) -> Option<&ClusterAssignment> {
         self.former.get(cluster)
     }
 }

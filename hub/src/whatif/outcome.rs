@@ -75,10 +75,10 @@ impl Scene {
             let objects = u32::try_from(count(&[foreseen])).unwrap_or(u32::MAX);
             (objects > 0).then_some(Asked { objects, digest })
         };
-        let share = self.index().rule(self.uid()).and_then(|entry| entry.share(cluster));
+        let assignment = self.index().rule(self.uid()).and_then(|entry| entry.assignment(cluster));
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
-            intents: share.map_or(0, |share| share.intents().count() as u64),
+            intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
             takeovers: asked(Foreseen::Overwrite, TAKEOVERS),
             given_up: asked(Foreseen::GiveUp, GIVEN_UP),
         }
@@ -139,9 +139,9 @@ impl Scene {
 /// What becomes of each copy, as the brake has judged it.
 fn rows(scene: &Scene, answers: BTreeMap<ClusterName, Said>) -> Vec<Row> {
     let of_cluster = |(cluster, answer): (ClusterName, Said)| -> Vec<Row> {
-        let share = scene.index().rule(scene.uid()).and_then(|entry| entry.share(&cluster));
-        let overwrites = share.as_ref().is_some_and(|share| share.permit() == Some(TAKEOVERS));
-        let lets_go = share.as_ref().is_some_and(|share| share.let_go() == Some(GIVEN_UP));
+        let assignment = scene.index().rule(scene.uid()).and_then(|entry| entry.assignment(&cluster));
+        let overwrites = assignment.as_ref().is_some_and(|assignment| assignment.permit() == Some(TAKEOVERS));
+        let lets_go = assignment.as_ref().is_some_and(|assignment| assignment.let_go() == Some(GIVEN_UP));
         answer.copies.into_iter().map(|copy| row(&cluster, copy, overwrites, lets_go)).collect()
     };
     answers.into_iter().flat_map(of_cluster).collect()

@@ -75,7 +75,7 @@ pub fn proof_on(plan: &RulePlan, terms: &Terms, key: &ProofKey) -> Option<Proof>
 /// What one cluster should have of one rule. Whoever wants to know what a cluster gets asks this, not the plan of the
 /// rule: that is what the rule selects.
 #[derive(Clone)]
-pub struct Share {
+pub struct ClusterAssignment {
     /// The cluster.
     pub cluster: ClusterName,
     /// What is sent of what the rule selects.
@@ -88,7 +88,7 @@ pub struct Share {
     pub travel: Option<Travel>,
 }
 
-impl Share {
+impl ClusterAssignment {
     /// Whether a kind is sent to the cluster at all: what is not granted does not travel.
     fn sends(&self, source: &SourceRef) -> bool {
         self.terms.grants_kind(&source.resource)
@@ -153,7 +153,7 @@ impl Share {
     }
 
     /// The intents in which this can differ from what `former` was, if there are but few.
-    pub fn change_since(&self, former: &Share) -> Option<Cow<'_, BTreeSet<SourceRef>>> {
+    pub fn change_since(&self, former: &ClusterAssignment) -> Option<Cow<'_, BTreeSet<SourceRef>>> {
         match former.terms.grants == self.terms.grants {
             true if former.plan.digest == self.plan.digest => Some(Cow::default()),
             true => self.plan.edits.since(former.plan.digest),
@@ -181,7 +181,7 @@ impl Share {
     }
 
     /// Whether two are one and the same, so that nothing need be compared.
-    pub fn is(&self, other: &Share) -> bool {
+    pub fn is(&self, other: &ClusterAssignment) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan)
             && Arc::ptr_eq(&self.judged, &other.judged)
             && self.terms.grants == other.terms.grants
