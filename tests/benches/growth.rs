@@ -18,7 +18,7 @@ use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{Observed, Records};
 use runnel_hub::crd::{DistributionRule, RuleStatus};
-use runnel_hub::index::{Claim, Index};
+use runnel_hub::index::{Directive, Index};
 use runnel_hub::plan::{Body, ClusterPlans, Rule, RulePlan, SourceContent, TargetClusters};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
@@ -142,7 +142,7 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     let mut say = || {
         let index = index.borrow();
         let share = index.rule(&uid).and_then(|entry| entry.share(&to)).expect("a share");
-        session.update([(uid.clone(), Claim::Wanted(share))]);
+        session.update([(uid.clone(), Directive::Wanted(share))]);
         let mut sent = 0;
         while let Some(batch) = session.next_batch() {
             sent += batch.rules.iter().map(|rule| rule.upserts.len()).sum::<usize>();

@@ -15,7 +15,7 @@ use runnel_agent::policy::{Facts, Policy};
 use runnel_agent::queue::Key;
 use runnel_agent::records::Observed;
 use runnel_hub::crd;
-use runnel_hub::index::{Claim, Cluster, Holding, Index, PlaceState};
+use runnel_hub::index::{Cluster, Directive, Holding, Index, PlaceState};
 use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
 use runnel_hub::session::Session;
 use runnel_proto::model::*;
@@ -110,7 +110,7 @@ struct World {
     known: BTreeMap<RuleUid, Known>,
     index: Index,
     session: Session,
-    claims: Option<(Vec<(RuleUid, Claim)>, u64)>,
+    claims: Option<(Vec<(RuleUid, Directive)>, u64)>,
     down: VecDeque<HubFrame>,
     up: VecDeque<AgentFrame>,
     core: Reconciler,
@@ -251,7 +251,7 @@ impl World {
         let cluster = ClusterName::from(CLUSTER);
         let held: Vec<_> = self.session.held_rules().cloned().collect();
         let unknown = held.into_iter().filter(|uid| self.index.rule(uid).is_none());
-        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), self.index.claim(&uid, &cluster))).collect();
+        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), self.index.directive(&uid, &cluster))).collect();
         self.session.update(claims);
     }
 
@@ -328,7 +328,7 @@ impl World {
 
     fn read(&mut self) {
         if self.claims.is_none() {
-            self.claims = Some(self.index.claims_since(&CLUSTER.into(), self.session.version()));
+            self.claims = Some(self.index.directives_since(&CLUSTER.into(), self.session.version()));
         }
     }
 

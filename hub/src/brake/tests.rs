@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
 use crate::crd::{self, RemovalStatus};
-use crate::index::{Claim, Cluster, Effect, Holding, Index, PlaceState};
+use crate::index::{Cluster, Directive, Effect, Holding, Index, PlaceState};
 use crate::plan::{Body, ClusterAssignment, Place, Refused, Rule, RuleGrant, SourceContent};
 
 const SOURCES: u64 = 24;
@@ -311,8 +311,8 @@ impl World {
         self.ask(uid, cluster);
         let held = self.held.entry(uid.clone()).or_default();
         let own: Vec<_> = held.iter().filter(|(name, _)| name == cluster).cloned().collect();
-        let effect = match self.index.claim(uid, cluster) {
-            Claim::Wanted(assignment) => {
+        let effect = match self.index.directive(uid, cluster) {
+            Directive::Wanted(assignment) => {
                 let permit = assignment.permit();
                 held.extend(assignment.intents().map(|(source, _)| (cluster.clone(), source.clone())));
                 let surplus: Vec<_> = own.iter().filter(|(_, source)| assignment.content(source).is_none()).collect();
@@ -327,15 +327,18 @@ impl World {
                     false => self.index.strays(uid, cluster, strays),
                 }
             }
-            Claim::Unwanted(_) => {
+            Directive::Unwanted(_) => {
                 own.iter().for_each(|copy| _ = held.remove(copy));
                 Effect::default()
             }
-            Claim::Braked if !own.is_empty() => self.index.stray_cluster(uid, cluster),
-            Claim::Held(_) | Claim::Cordoned(_) | Claim::Awaits(_) | Claim::Reverts(_) => {
+            Directive::RemovalBlocked if !own.is_empty() => self.index.stray_cluster(uid, cluster),
+            Directive::Suspended(_)
+            | Directive::Cordoned(_)
+            | Directive::AwaitingWave(_)
+            | Directive::RollingBack(_) => {
                 unreachable!("nothing is suspended, cordoned or rolled out")
             }
-            Claim::Braked | Claim::Unknown | Claim::Unclaimed => Effect::default(),
+            Directive::RemovalBlocked | Directive::Unknown | Directive::Unclaimed => Effect::default(),
         };
         self.judge(effect);
     }

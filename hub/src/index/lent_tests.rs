@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Claim, Cluster, Index, PlaceState};
+use super::{Cluster, Directive, Index, PlaceState};
 use crate::crd;
 use crate::plan::{Body, Place, Refused, RenderErrorKind, Rule, SourceContent};
 
@@ -59,8 +59,8 @@ fn index() -> Index {
 
 /// The data of the copies of `login` in a cluster, or why there are none; `None` while that is being read.
 fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, String>> {
-    let claim = index.claim(&RuleUid::from("r"), &ClusterName::from(cluster));
-    let Claim::Wanted(assignment) = claim else { panic!("it is not wanted") };
+    let directive = index.directive(&RuleUid::from("r"), &ClusterName::from(cluster));
+    let Directive::Wanted(assignment) = directive else { panic!("it is not wanted") };
     let login = secret(namespace, "login");
     if let Some(withheld) = assignment.plan.withheld.get(&login) {
         assert!(withheld.why == RenderErrorKind::Value && assignment.is_unknown(&login), "what stands of it stays");
@@ -146,7 +146,7 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     assert_eq!(sent(&index, "other", "eu-1"), Some(Ok(json!({"password": NEW}))));
     // While the hub cannot see whether it is there, it does not say that it is not.
     index.set_place(Place::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
-    let Claim::Wanted(assignment) = index.claim(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
+    let Directive::Wanted(assignment) = index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
         panic!("wanted")
     };
     assert!(assignment.is_unknown(&login) && assignment.plan.withheld.is_empty());

@@ -4,7 +4,7 @@
 //! names in its [`Effect`] the clusters whose desired set changed and the sources whose content must be read. After any
 //! sequence of events every plan equals [`crate::plan::plan`] of the final state.
 //!
-//! Sessions do not get desired sets pushed: they ask for the [`Claim`]s that changed since the version they last saw.
+//! Sessions do not get desired sets pushed: they ask for the [`Directive`]s that changed since the version they last saw.
 //! So an agent that is slow skips to the newest state, and nothing can overflow.
 mod brake;
 mod changes;
@@ -57,7 +57,7 @@ const FORGOTTEN_LIMIT: usize = 1024;
 
 /// What the hub says about one rule to one cluster.
 #[derive(Clone)]
-pub enum Claim {
+pub enum Directive {
     /// The cluster should have this.
     Wanted(ClusterAssignment),
     /// The cluster should have this, but is cordoned: it gets nothing new. What it has and should not have goes.
@@ -65,16 +65,16 @@ pub enum Claim {
     /// The rule exists, or is being deleted, and wants nothing in this cluster, or is granted nothing: what is there goes.
     Unwanted(DeletionPolicy),
     /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
-    Held(ClusterAssignment),
+    Suspended(ClusterAssignment),
     /// The rule is known and does not go to the cluster any more, but that did not pass the brake: nothing is said, and
     /// what is there stays as it is.
-    Braked,
+    RemovalBlocked,
     /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
     /// is said.
-    Awaits(ClusterAssignment),
+    AwaitingWave(ClusterAssignment),
     /// The change that the cluster was sent went wrong: nothing is sent but whether the rule rests, and it goes back to what it had
     /// before.
-    Reverts(ClusterAssignment),
+    RollingBack(ClusterAssignment),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -253,44 +253,46 @@ impl Index {
 
     /// What the hub says about a rule to a cluster that it talks to ([`Index::talks_to`]). A pure function of rule and
     /// cluster, so it needs no session.
-    pub fn claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
+    pub fn directive(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let Some(entry) = self.rules.get(uid) else {
-            return if self.is_awaited(uid) { Claim::Unknown } else { self.pending_claim(uid, cluster) };
+            return if self.is_awaited(uid) { Directive::Unknown } else { self.pending_claim(uid, cluster) };
         };
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.brake.judged();
         if entry.rule.deleting && judged.passes(&Item::Rule) {
-            return Claim::Unwanted(policy);
+            return Directive::Unwanted(policy);
         }
         if entry.unrendered.is_outdated()
             || (entry.target_clusters.clusters.contains_key(cluster) && entry.lacks(cluster))
         {
-            return Claim::Unknown;
+            return Directive::Unknown;
         }
         if let Some(assignment) = entry.assignment(cluster) {
             return match () {
-                () if entry.target_clusters.unknown => Claim::Unknown,
-                () if entry.awaits(cluster) => Claim::Awaits(assignment),
-                () if entry.target_clusters.cordoned.contains(cluster) => Claim::Cordoned(assignment),
+                () if entry.target_clusters.unknown => Directive::Unknown,
+                () if entry.awaits(cluster) => Directive::AwaitingWave(assignment),
+                () if entry.target_clusters.cordoned.contains(cluster) => Directive::Cordoned(assignment),
                 // That a rule rests is said to all, and nothing else of it.
-                () if entry.is_shut_to(cluster) => Claim::Awaits(assignment),
-                () if assignment.reverts() => Claim::Reverts(assignment),
-                () => Claim::Wanted(assignment),
+                () if entry.is_shut_to(cluster) => Directive::AwaitingWave(assignment),
+                () if assignment.reverts() => Directive::RollingBack(assignment),
+                () => Directive::Wanted(assignment),
             };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
         match () {
-            () if leaving => Claim::Unwanted(policy),
-            () if entry.rule.terms.suspend => Claim::Held(entry.share_of(cluster, &entry.plan, &entry.rule.terms)),
-            () if judged.passes(&Item::Cluster(cluster.clone())) => Claim::Unwanted(policy),
-            () => Claim::Braked,
+            () if leaving => Directive::Unwanted(policy),
+            () if entry.rule.terms.suspend => {
+                Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
+            }
+            () if judged.passes(&Item::Cluster(cluster.clone())) => Directive::Unwanted(policy),
+            () => Directive::RemovalBlocked,
         }
     }
 
     /// A rule that is gone may have left an order for a cluster that was away.
-    fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Claim {
+    fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let pending = self.clusters.get(cluster).and_then(|cluster| cluster.pending.get(uid));
-        pending.map_or(Claim::Unclaimed, |removal| Claim::Unwanted(removal.deletion_policy.into()))
+        pending.map_or(Directive::Unclaimed, |removal| Directive::Unwanted(removal.deletion_policy.into()))
     }
 
     /// The version in which a rule changed last.
@@ -301,11 +303,11 @@ impl Index {
     /// The rules about which something was said to this cluster after `since`, with what is said now; and the version
     /// to ask with next time. Rules that never chose the cluster are among them: only who holds something of such a
     /// rule needs to care. Asking since 0 gives everything.
-    pub fn claims_since(&self, cluster: &ClusterName, since: u64) -> (Vec<(RuleUid, Claim)>, u64) {
+    pub fn directives_since(&self, cluster: &ClusterName, since: u64) -> (Vec<(RuleUid, Directive)>, u64) {
         let newer = (std::ops::Bound::Excluded(since), std::ops::Bound::Unbounded);
         let changed = self.changes.range(newer).chain(self.forgotten.range(newer));
-        let claims = changed.map(|(_, uid)| (uid.clone(), self.claim(uid, cluster))).collect();
-        (claims, self.version)
+        let directives = changed.map(|(_, uid)| (uid.clone(), self.directive(uid, cluster))).collect();
+        (directives, self.version)
     }
 
     /// Marks a rule as changed for every session.

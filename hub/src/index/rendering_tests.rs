@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Claim, Cluster, Effect, Index, PlaceState, RenderJob, Rendered};
+use super::{Cluster, Directive, Effect, Index, PlaceState, RenderJob, Rendered};
 use crate::plan::{Body, Minter, Place, RenderErrorKind, Rule, SourceContent};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -326,7 +326,8 @@ fn rule_over_its_render_budget_sends_nothing() {
     assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
     // What stands of it stays.
     assert!(
-        assignment.is_unknown(&source(false, 0)) && matches!(index.claim(&"r".into(), &"c7".into()), Claim::Wanted(_))
+        assignment.is_unknown(&source(false, 0))
+            && matches!(index.directive(&"r".into(), &"c7".into()), Directive::Wanted(_))
     );
     // Back within it, all is sent again.
     for name in 1..3 {
@@ -439,9 +440,9 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
 #[test]
 fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     let mut index = many(Index::new().working_aside(), 1);
-    let claim = |index: &Index| index.claim(&"r".into(), &"c0".into());
+    let directive = |index: &Index| index.directive(&"r".into(), &"c0".into());
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
-    assert!(matches!(claim(&index), Claim::Unknown), "an agent may hold copies of it");
+    assert!(matches!(directive(&index), Directive::Unknown), "an agent may hold copies of it");
     let take = |index: &mut Index| {
         let mut rendered = index.render_job(&"r".into()).unwrap().run();
         index.take_rendered(&mut rendered)
@@ -449,20 +450,20 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     take(&mut index);
     index.saw(&source(false, 0), 1, labels(0));
     let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
-    assert!(effect.render.contains(&"r".into()) && matches!(claim(&index), Claim::Wanted(_)));
+    assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_)));
     index.begin_to_judge();
-    assert!(matches!(claim(&index), Claim::Unknown), "agents may have the newer content of another leader");
+    assert!(matches!(directive(&index), Directive::Unknown), "agents may have the newer content of another leader");
     assert!(take(&mut index).clusters.contains(&"c0".into()));
-    assert!(matches!(claim(&index), Claim::Wanted(assignment) if assignment.plan.intents.len() == 1));
+    assert!(matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1));
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
     index.saw(&source(false, 0), 2, labels(0));
     index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));
     let job = index.render_job(&"r".into()).unwrap();
     index.begin_to_judge();
     let effect = index.take_rendered(&mut job.run());
-    assert!(effect.render.contains(&"r".into()) && matches!(claim(&index), Claim::Unknown));
+    assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Unknown));
     take(&mut index);
-    assert!(matches!(claim(&index), Claim::Wanted(_)));
+    assert!(matches!(directive(&index), Directive::Wanted(_)));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, Payload, Revision, RuleUid, SourceRef};
 use serde_json::json;
 
-use super::{Claim, Cluster, Holding, Index, PlaceState};
+use super::{Cluster, Directive, Holding, Index, PlaceState};
 use crate::crd;
 use crate::plan::{Body, Place, Rule, RuleGrant, Scope, Source, SourceContent, plan};
 
@@ -76,8 +76,8 @@ fn source(namespace: &str, name: &str) -> SourceRef {
 }
 
 fn wanted(index: &Index, uid: &str, cluster: &str) -> Option<usize> {
-    match index.claim(&RuleUid::from(uid), &ClusterName::from(cluster)) {
-        Claim::Wanted(assignment) => Some(assignment.intents().count()),
+    match index.directive(&RuleUid::from(uid), &ClusterName::from(cluster)) {
+        Directive::Wanted(assignment) => Some(assignment.intents().count()),
         _ => None,
     }
 }
@@ -136,7 +136,7 @@ fn a_rule_made_after_its_sources_asks_for_their_content_and_waits_for_it() {
     index.set_source(source("a", "s"), labelled("x"), None);
     let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
-    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.is_unknown(&source("a", "s")));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
@@ -168,7 +168,7 @@ fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     let effect = index.set_place(Place::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
     assert_eq!(effect.rules.len(), 1);
-    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.is_unknown(&source("a", "anything")));
 }
 
@@ -183,8 +183,8 @@ fn limited_index() -> Index {
 }
 
 fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
-    match index.claim(&RuleUid::from(uid), &"one".into()) {
-        Claim::Wanted(assignment) => assignment.plan,
+    match index.directive(&RuleUid::from(uid), &"one".into()) {
+        Directive::Wanted(assignment) => assignment.plan,
         _ => panic!("{uid} is not wanted"),
     }
 }
@@ -261,16 +261,16 @@ fn a_known_rule_that_does_not_choose_a_cluster_removes_and_an_unknown_one_does_n
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
     let effect = index.set_cluster("one".into(), cluster("test"));
     assert!(effect.clusters.contains(&ClusterName::from("one")));
-    assert!(matches!(index.claim(&"r1".into(), &"one".into()), Claim::Braked), "nobody has judged it");
+    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::RemovalBlocked), "nobody has judged it");
     assert_eq!(effect.judge, BTreeSet::from(["r1".into()]));
     let effect = index.judge(&"r1".into(), &|_, _| None, Instant::now());
     assert!(effect.clusters.contains(&ClusterName::from("one")));
-    assert!(matches!(index.claim(&"r1".into(), &"one".into()), Claim::Unwanted(_)));
-    assert!(matches!(index.claim(&"other".into(), &"one".into()), Claim::Unclaimed));
-    let (_, before) = index.claims_since(&"one".into(), 0);
+    assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::Unwanted(_)));
+    assert!(matches!(index.directive(&"other".into(), &"one".into()), Directive::Unclaimed));
+    let (_, before) = index.directives_since(&"one".into(), 0);
     index.remove_rule(&"r1".into());
-    let (claims, _) = index.claims_since(&"one".into(), before);
-    assert!(matches!(claims.as_slice(), [(uid, Claim::Unclaimed)] if uid.as_str() == "r1"));
+    let (directives, _) = index.directives_since(&"one".into(), before);
+    assert!(matches!(directives.as_slice(), [(uid, Directive::Unclaimed)] if uid.as_str() == "r1"));
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn what_one_cluster_is_permitted_wakes_no_other() {
     assert!(index.judge(&"r1".into(), &holds, now).clusters.is_empty());
     let effect = index.judge(&"r1".into(), &holds, now + crate::brake::DELAY);
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
-    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert_eq!(assignment.let_go(), Some(asked.digest));
     // What the hub itself removes is for all.
     index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
@@ -314,7 +314,7 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     assert!(due > now && !index.may_go(&uid), "that of its namespace may be heard yet");
     index.judge(&uid, &holds, due);
     assert!(index.may_go(&uid));
-    assert!(matches!(index.claim(&"r1".into(), &"two".into()), Claim::Unwanted(_)));
+    assert!(matches!(index.directive(&"r1".into(), &"two".into()), Directive::Unwanted(_)));
 }
 
 #[derive(Clone, Debug)]
@@ -443,10 +443,10 @@ proptest! {
             prop_assert_eq!(entry.target_clusters.clusters.keys().cloned().collect::<Vec<_>>(), chosen);
         }
         // A session that asks since any version hears of every rule that changed after it.
-        let (all, version) = index.claims_since(&"c0".into(), 0);
+        let (all, version) = index.directives_since(&"c0".into(), 0);
         let heard: BTreeSet<_> = all.into_iter().map(|(uid, _)| uid).collect();
         prop_assert!(naive.rules.keys().all(|uid| heard.contains(uid)));
-        prop_assert!(index.claims_since(&"c0".into(), version).0.is_empty());
+        prop_assert!(index.directives_since(&"c0".into(), version).0.is_empty());
     }
 }
 
@@ -467,7 +467,7 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
     assert!(index.saw(&source("a", "same"), 7, labelled("x")).read.is_empty());
     assert_eq!(index.saw(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
     assert_eq!(index.saw(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
-    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.is_unknown(&source("a", "edited")) && assignment.is_unknown(&source("a", "restored")));
     assert!(assignment.plan.intents.contains_key(&source("a", "same")) && assignment.plan.intents.len() == 1);
     // A watch that goes on as usual keeps the old content until the new one is there.
@@ -495,7 +495,7 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
     // Another one led meanwhile, and the agents may hold newer content.
     index.doubt(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
-    let Claim::Wanted(assignment) = index.claim(&"r1".into(), &"one".into()) else { panic!("not wanted") };
+    let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.plan.intents.is_empty() && assignment.is_unknown(&known) && !assignment.is_growing());
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
@@ -526,23 +526,25 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     in_waves.rollout = Some(rollout);
     index.set_rule(in_waves.clone());
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
-    let claim = |index: &Index, cluster: &str| index.claim(&"r1".into(), &cluster.into());
+    let directive = |index: &Index, cluster: &str| index.directive(&"r1".into(), &cluster.into());
     let target = |index: &Index| index.rule(&"r1".into()).unwrap().target().to_owned();
     let gate = |index: &Index, travel| {
         let reach = Reach::Only(BTreeMap::from([("one".into(), Instant::now())]));
         Gate { revision: target(index), reach, rests: false, travel }
     };
-    assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
+    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
     let effect = index.let_in(&"r1".into(), gate(&index, Travel::Keep("1".to_owned())));
     assert!(effect.clusters.contains(&"one".into()));
-    let Claim::Wanted(assignment) = claim(&index, "one") else { panic!("not let in") };
+    let Directive::Wanted(assignment) = directive(&index, "one") else { panic!("not let in") };
     assert_eq!(assignment.travel, Some(Travel::Keep("1".to_owned())));
-    assert!(matches!(claim(&index, "two"), Claim::Awaits(assignment) if assignment.travel.is_none()));
+    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(assignment) if assignment.travel.is_none()));
     let back = Travel::Revert { target: target(&index), base: "1".to_owned() };
     let effect = index.let_in(&"r1".into(), gate(&index, back.clone()));
     assert!(effect.clusters.contains(&"one".into()), "it hears of it");
-    assert!(matches!(claim(&index, "one"), Claim::Reverts(assignment) if assignment.travel == Some(back.clone())));
-    assert!(matches!(claim(&index, "two"), Claim::Awaits(_)));
+    assert!(
+        matches!(directive(&index, "one"), Directive::RollingBack(assignment) if assignment.travel == Some(back.clone()))
+    );
+    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(_)));
     // That it rests is said to who goes back, too, and then that it goes on.
     let mut suspended = in_waves.clone();
     suspended.terms = crate::plan::NamedTerms::new(runnel_proto::model::Terms {
@@ -551,23 +553,28 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     });
     index.set_rule(suspended.clone());
     assert!(
-        matches!(claim(&index, "one"), Claim::Reverts(assignment) if assignment.terms.suspend && assignment.reverts())
+        matches!(directive(&index, "one"), Directive::RollingBack(assignment) if assignment.terms.suspend && assignment.reverts())
     );
-    assert!(matches!(claim(&index, "two"), Claim::Awaits(assignment) if assignment.terms.suspend));
+    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(assignment) if assignment.terms.suspend));
     assert!(!index.rule(&"r1".into()).unwrap().awaits(&"two".into()), "nothing comes while it rests");
     index.set_rule(in_waves.clone());
-    assert!(matches!(claim(&index, "one"), Claim::Reverts(_)));
+    assert!(matches!(directive(&index, "one"), Directive::RollingBack(_)));
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
-    assert!(matches!(claim(&index, "one"), Claim::Awaits(_)));
+    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
     // Whom it let in has had no time while it rested: nobody is let in before that is found out anew.
     index.let_in(&"r1".into(), gate(&index, Travel::Plain));
     index.set_rule(suspended);
     assert!(index.rule(&"r1".into()).unwrap().gate.is_some());
     index.set_rule(in_waves);
-    assert!(index.rule(&"r1".into()).unwrap().gate.is_none() && matches!(claim(&index, "one"), Claim::Awaits(_)));
+    assert!(
+        index.rule(&"r1".into()).unwrap().gate.is_none()
+            && matches!(directive(&index, "one"), Directive::AwaitingWave(_))
+    );
     // Without waves nothing is kept.
     index.set_rule(plain);
-    assert!(matches!(claim(&index, "one"), Claim::Wanted(assignment) if assignment.travel == Some(Travel::Plain)));
+    assert!(
+        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.travel == Some(Travel::Plain))
+    );
 }
 
 #[test]
@@ -579,7 +586,7 @@ fn forgotten_rules_beyond_the_limit_are_noticed() {
     for number in 0..limit + 2 {
         index.set_rule(rule(&uid(number), "a", "x", json!({"all": true}), false));
     }
-    let version = |index: &Index| index.claims_since(&"eu".into(), 0).1;
+    let version = |index: &Index| index.directives_since(&"eu".into(), 0).1;
     let before = version(&index);
     for number in 0..limit {
         index.remove_rule(&uid(number).as_str().into());

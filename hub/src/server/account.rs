@@ -106,9 +106,9 @@ impl Running {
         self.metrics.limited(PeerLimit::Hello, left_out as u64);
         let index = self.shared.index.read();
         if index.talks_to(cluster, self.identity.uid()) {
-            let claims: Vec<_> = uids.iter().map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
+            let directives: Vec<_> = uids.iter().map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
             drop(index);
-            self.live.session.lock().update(claims);
+            self.live.session.lock().update(directives);
         } else {
             drop(index);
         }
@@ -149,8 +149,8 @@ impl Running {
         let mut session = self.live.session.lock();
         let held: Vec<_> = session.held_rules().cloned().collect();
         let unknown = held.iter().filter(|uid| index.rule(uid).is_none());
-        let claims: Vec<_> = unknown.map(|uid| (uid.clone(), index.claim(uid, cluster))).collect();
-        session.update(claims);
+        let directives: Vec<_> = unknown.map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
+        session.update(directives);
         // What was left out may be what an order speaks of.
         let is_whole = session.left_out_rules() == 0;
         let pending = index.cluster(cluster).filter(|_| is_whole).into_iter().flat_map(|known| known.pending.keys());
@@ -227,10 +227,10 @@ impl Running {
     fn say_again(&self, rules: Vec<RuleUid>) {
         let index = self.shared.index.read();
         if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
-            let claims: Vec<_> =
-                rules.into_iter().map(|uid| (uid.clone(), index.claim(&uid, &self.identity.cluster))).collect();
+            let directives: Vec<_> =
+                rules.into_iter().map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster))).collect();
             drop(index);
-            self.live.session.lock().update(claims);
+            self.live.session.lock().update(directives);
         }
     }
 

@@ -279,12 +279,12 @@ impl Running {
         }
         let before = self.live.session.lock().version();
         let has_forgotten = index.has_forgotten_since(before);
-        let (claims, version) = index.claims_since(&self.identity.cluster, before);
+        let (directives, version) = index.directives_since(&self.identity.cluster, before);
         let is_deleted = |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.deleting);
-        let deleted: Vec<_> = claims.iter().map(|(uid, _)| uid).filter(|uid| is_deleted(uid)).cloned().collect();
+        let deleted: Vec<_> = directives.iter().map(|(uid, _)| uid).filter(|uid| is_deleted(uid)).cloned().collect();
         drop(index);
         let mut session = self.live.session.lock();
-        session.catch_up(claims, version);
+        session.catch_up(directives, version);
         // Nobody else says that this cluster has nothing of a rule that waits to be released.
         let free: Vec<_> = deleted.into_iter().filter(|uid| session.is_free_of(uid, version)).collect();
         drop(session);

@@ -5,7 +5,7 @@ use runnel_proto::model::{HeldIntent, RuleState, RuleUid};
 
 use super::held::{Held, Items};
 use super::{RULES_LIMIT, Session};
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
 /// Pairs that are asked for at a time.
@@ -82,11 +82,11 @@ impl Session {
 
     /// What the hub wants of a rule, as far as pairs are compared with it.
     fn share_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
-        match self.rules.get(uid)?.claim.as_ref()? {
-            Claim::Wanted(assignment)
-            | Claim::Cordoned(assignment)
-            | Claim::Awaits(assignment)
-            | Claim::Reverts(assignment) => Some(assignment),
+        match self.rules.get(uid)?.directive.as_ref()? {
+            Directive::Wanted(assignment)
+            | Directive::Cordoned(assignment)
+            | Directive::AwaitingWave(assignment)
+            | Directive::RollingBack(assignment) => Some(assignment),
             _ => None,
         }
     }
@@ -117,8 +117,8 @@ impl Session {
         if let Items::Asked(pairs) = &mut held.items {
             held.items = Items::Pairs(std::mem::take(pairs));
         }
-        if let Some(claim) = held.claim.clone() {
-            self.reconcile(uid, claim);
+        if let Some(directive) = held.directive.clone() {
+            self.reconcile(uid, directive);
         }
     }
 

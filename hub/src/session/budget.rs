@@ -6,7 +6,7 @@ use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::Session;
 use super::held::{Held, Items};
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::SourceContent;
 
 /// The most that is kept, in bytes: the accounts of some 200,000 intents at a time.
@@ -27,12 +27,12 @@ pub(super) struct Budget {
 impl Session {
     /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
-        match self.rules.get(uid).map(|held| &held.claim) {
+        match self.rules.get(uid).map(|held| &held.directive) {
             Some(Some(
-                Claim::Wanted(assignment)
-                | Claim::Cordoned(assignment)
-                | Claim::Awaits(assignment)
-                | Claim::Reverts(assignment),
+                Directive::Wanted(assignment)
+                | Directive::Cordoned(assignment)
+                | Directive::AwaitingWave(assignment)
+                | Directive::RollingBack(assignment),
             )) => {
                 sources.retain(|source| assignment.content(source).is_some() || assignment.is_unknown(source));
             }
@@ -51,8 +51,8 @@ impl Session {
     fn ask_what_it_kept(&mut self, uid: &RuleUid) {
         if let Some(held) = self.rules.get_mut(uid)
             && matches!(
-                (&held.claim, &held.items),
-                (Some(Claim::Awaits(_) | Claim::Reverts(_)), Items::Digest { .. } | Items::Uncertain)
+                (&held.directive, &held.items),
+                (Some(Directive::AwaitingWave(_) | Directive::RollingBack(_)), Items::Digest { .. } | Items::Uncertain)
             )
         {
             held.items = Items::Asked(BTreeMap::new());
@@ -62,12 +62,16 @@ impl Session {
 
     /// Wants wait until it is known what the agent holds of the rule.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(Held { items, claim, .. }) = self.rules.get(uid) else { return };
-        let assignment = match (items, claim) {
+        let Some(Held { items, directive, .. }) = self.rules.get(uid) else { return };
+        let assignment = match (items, directive) {
             (Items::ClusterAssignment { assignment, .. }, _) => assignment,
             (
                 Items::Pairs(_),
-                Some(Claim::Cordoned(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment)),
+                Some(
+                    Directive::Cordoned(assignment)
+                    | Directive::AwaitingWave(assignment)
+                    | Directive::RollingBack(assignment),
+                ),
             ) => assignment,
             _ => return,
         };
@@ -100,12 +104,12 @@ impl Session {
     pub(super) fn kept(&self) -> usize {
         let said = self.rules.values().map(|held| match &held.items {
             Items::Asked(pairs) | Items::Pairs(pairs) | Items::ClusterAssignment { beyond: pairs, .. } => {
-                let assignment = match &held.claim {
+                let assignment = match &held.directive {
                     Some(
-                        Claim::Wanted(assignment)
-                        | Claim::Cordoned(assignment)
-                        | Claim::Awaits(assignment)
-                        | Claim::Reverts(assignment),
+                        Directive::Wanted(assignment)
+                        | Directive::Cordoned(assignment)
+                        | Directive::AwaitingWave(assignment)
+                        | Directive::RollingBack(assignment),
                     ) => Some(assignment),
                     _ => None,
                 };

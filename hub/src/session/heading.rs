@@ -6,7 +6,7 @@ use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
 
 use super::held::Items;
 use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::{ClusterAssignment, NamedTerms};
 
 impl Session {
@@ -61,8 +61,8 @@ impl Session {
     /// nothing of it. Without all of it, it would write once more what went wrong.
     fn goes_on_later(&self, uid: &RuleUid, travel: &Travel) -> bool {
         let Some(held) = self.rules.get(uid) else { return false };
-        let has_all = match (&held.claim, &held.items) {
-            (Some(Claim::Wanted(wanted)), Items::ClusterAssignment { assignment, .. }) => {
+        let has_all = match (&held.directive, &held.items) {
+            (Some(Directive::Wanted(wanted)), Items::ClusterAssignment { assignment, .. }) => {
                 assignment.is(wanted) && !wanted.terms.suspend && !wanted.is_growing() && !self.unsent.has(uid)
             }
             _ => false,

@@ -6,7 +6,7 @@ use runnel_proto::model::{
     AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest, Travel,
 };
 
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
 
 /// What an agent holds of one rule.
@@ -44,7 +44,7 @@ pub(super) struct Held {
     /// The agent came with it, and it has not been just what is wanted here since: who told it is not certain.
     pub(super) former: bool,
     /// What the hub last said.
-    pub(super) claim: Option<Claim>,
+    pub(super) directive: Option<Directive>,
 }
 
 impl Held {
@@ -58,10 +58,12 @@ impl Held {
 
     /// Whether something must come in before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
-        let suspended = matches!(&self.claim, Some(Claim::Wanted(assignment) | Claim::Cordoned(assignment)) if assignment.terms.suspend);
-        match (&self.claim, &self.items) {
+        let suspended = matches!(&self.directive, Some(Directive::Wanted(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
+        match (&self.directive, &self.items) {
             (_, Items::Asked(_)) => true,
-            (Some(Claim::Wanted(_) | Claim::Cordoned(_)), Items::Digest { .. } | Items::Uncertain) => !suspended,
+            (Some(Directive::Wanted(_) | Directive::Cordoned(_)), Items::Digest { .. } | Items::Uncertain) => {
+                !suspended
+            }
             _ => false,
         }
     }
@@ -70,8 +72,14 @@ impl Held {
     pub(super) fn is_claimed(&self) -> bool {
         // An agent that was told that nobody knows the rule has heard nothing else since.
         let rests = matches!(
-            self.claim,
-            Some(Claim::Unknown | Claim::Awaits(_) | Claim::Reverts(_) | Claim::Braked | Claim::Cordoned(_))
+            self.directive,
+            Some(
+                Directive::Unknown
+                    | Directive::AwaitingWave(_)
+                    | Directive::RollingBack(_)
+                    | Directive::RemovalBlocked
+                    | Directive::Cordoned(_)
+            )
         );
         self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }

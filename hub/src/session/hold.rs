@@ -3,7 +3,7 @@ use runnel_proto::model::{AskedDigest, RuleUid};
 
 use super::Session;
 use super::held::{Items, Step};
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
 /// What is not said.
@@ -47,21 +47,21 @@ impl Session {
     }
 
     /// What is made of a claim while something is held.
-    pub(super) fn withheld(&mut self, uid: &RuleUid, claim: Claim) -> Claim {
-        match (self.hold, claim) {
-            (Hold::Everything, _) => Claim::Unknown,
-            (Hold::Removals, Claim::Unwanted(_)) if self.keeps(uid) => {
+    pub(super) fn withheld(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
+        match (self.hold, directive) {
+            (Hold::Everything, _) => Directive::Unknown,
+            (Hold::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {
                 self.kept_back = true;
-                Claim::Unknown
+                Directive::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
-            (Hold::Removals, Claim::Wanted(assignment))
+            (Hold::Removals, Directive::Wanted(assignment))
                 if self.keeps(uid) && self.has_other_terms(uid, &assignment) =>
             {
                 self.kept_back = true;
-                Claim::Unknown
+                Directive::Unknown
             }
-            (_, claim) => claim,
+            (_, directive) => directive,
         }
     }
 

@@ -37,7 +37,7 @@ use runnel_proto::model::{
 
 use runnel_proto::{KEEPS_SINCE, PROTOCOL_MAX};
 
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
 use beyond::Beyond;
 use budget::Budget;
@@ -159,15 +159,15 @@ impl Session {
     }
 
     /// Takes in what the hub says about rules now.
-    pub fn update(&mut self, claims: impl IntoIterator<Item = (RuleUid, Claim)>) {
-        for (uid, claim) in claims {
-            self.reconcile(&uid, claim);
+    pub fn update(&mut self, directives: impl IntoIterator<Item = (RuleUid, Directive)>) {
+        for (uid, directive) in directives {
+            self.reconcile(&uid, directive);
         }
     }
 
     /// Takes in all that the hub says about rules since [`Session::version`], up to this version of the index.
-    pub fn catch_up(&mut self, claims: impl IntoIterator<Item = (RuleUid, Claim)>, version: u64) {
-        self.update(claims);
+    pub fn catch_up(&mut self, directives: impl IntoIterator<Item = (RuleUid, Directive)>, version: u64) {
+        self.update(directives);
         self.version = version;
     }
 
@@ -312,52 +312,52 @@ impl Session {
         }
     }
 
-    fn reconcile(&mut self, uid: &RuleUid, claim: Claim) {
-        let claim = match claim {
+    fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
+        let directive = match directive {
             // An agent that could not keep to the terms is not told of them.
-            Claim::Wanted(assignment)
-            | Claim::Cordoned(assignment)
-            | Claim::Held(assignment)
-            | Claim::Awaits(assignment)
-            | Claim::Reverts(assignment)
+            Directive::Wanted(assignment)
+            | Directive::Cordoned(assignment)
+            | Directive::Suspended(assignment)
+            | Directive::AwaitingWave(assignment)
+            | Directive::RollingBack(assignment)
                 if assignment.protocol() > self.protocol.0 =>
             {
-                Claim::Unknown
+                Directive::Unknown
             }
             other => other,
         };
-        let claim = self.withheld(uid, claim);
-        if !matches!(claim, Claim::Wanted(_)) {
+        let directive = self.withheld(uid, directive);
+        if !matches!(directive, Directive::Wanted(_)) {
             self.forget_beyond(uid);
         }
-        match &claim {
-            Claim::Wanted(assignment) => self.wanted(uid, assignment),
-            Claim::Held(assignment) if self.rules.contains_key(uid) => {
+        match &directive {
+            Directive::Wanted(assignment) => self.wanted(uid, assignment),
+            Directive::Suspended(assignment) if self.rules.contains_key(uid) => {
                 self.say_terms(uid, assignment);
                 self.take_back(uid);
                 self.strays.entry(uid.clone()).or_default();
             }
-            Claim::Braked if self.rules.contains_key(uid) => {
+            Directive::RemovalBlocked if self.rules.contains_key(uid) => {
                 self.rest(uid);
                 self.strays.entry(uid.clone()).or_default();
             }
-            Claim::Held(_) | Claim::Braked => {}
-            Claim::Unwanted(policy) => self.unwanted(uid, *policy),
-            Claim::Cordoned(assignment) => self.cordoned(uid, assignment),
-            Claim::Unknown => self.rest(uid),
-            Claim::Awaits(assignment) => {
+            Directive::Suspended(_) | Directive::RemovalBlocked => {}
+            Directive::Unwanted(policy) => self.unwanted(uid, *policy),
+            Directive::Cordoned(assignment) => self.cordoned(uid, assignment),
+            Directive::Unknown => self.rest(uid),
+            Directive::AwaitingWave(assignment) => {
                 self.rest(uid);
                 self.say_whether_it_rests(uid, assignment);
             }
-            Claim::Reverts(assignment) => self.goes_back(uid, assignment),
-            Claim::Unclaimed => self.unclaimed(uid),
+            Directive::RollingBack(assignment) => self.goes_back(uid, assignment),
+            Directive::Unclaimed => self.unclaimed(uid),
         }
-        let awaits = matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
-        if !awaits && !matches!(claim, Claim::Wanted(_)) {
+        let awaits = matches!(directive, Directive::AwaitingWave(_) | Directive::RollingBack(_));
+        if !awaits && !matches!(directive, Directive::Wanted(_)) {
             self.wants.remove(uid);
         }
         if let Some(held) = self.rules.get_mut(uid) {
-            held.claim = Some(claim);
+            held.directive = Some(directive);
         }
         if awaits {
             self.serve_wants(uid);

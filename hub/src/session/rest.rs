@@ -6,7 +6,7 @@ use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
 use super::held::Items;
 use super::{Heading, Session};
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
 impl Session {
@@ -133,7 +133,7 @@ impl Session {
     /// The last content that waited for the agent has been taken out.
     pub(super) fn permit_at_last(&mut self, uid: &RuleUid) {
         let Some(held) = self.rules.get(uid) else { return };
-        if let Some(Claim::Wanted(assignment)) = &held.claim
+        if let Some(Directive::Wanted(assignment)) = &held.directive
             && !assignment.is_growing()
         {
             self.say_permits(uid, assignment.permit(), held.let_go);

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Hold, RULES_LIMIT, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
-use crate::index::Claim;
+use crate::index::Directive;
 use crate::plan::{Body, ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent};
 
 /// What an agent does with batches, in a few lines.
@@ -143,8 +143,8 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> ClusterAssignment
     ClusterAssignment { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, travel: None }
 }
 
-fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Claim) {
-    (uid.into(), Claim::Wanted(share_of(uid, false, items)))
+fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Directive) {
+    (uid.into(), Directive::Wanted(share_of(uid, false, items)))
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
     let mut amnesiac = agent.connect();
-    amnesiac.update([("r".into(), Claim::Unclaimed)]);
+    amnesiac.update([("r".into(), Directive::Unclaimed)]);
     agent.drain(&mut amnesiac);
     assert!(agent.removed.is_empty() && agent.unclaimed.contains(&"r".into()));
     assert_eq!(amnesiac.take_snapshot_end().unwrap().intents, 0);
@@ -209,7 +209,7 @@ fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
         agent.take(&batch);
         session.ack(batch.nonce);
     };
-    let unwanted = || [("r".into(), Claim::Unwanted(DeletionPolicy::Delete))];
+    let unwanted = || [("r".into(), Directive::Unwanted(DeletionPolicy::Delete))];
     session.update([wanted("r", &[(1, content(1))])]);
     send(&mut session, &mut agent);
     session.update(unwanted());
@@ -221,7 +221,7 @@ fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
     agent.removed.clear();
     assert!(!session.gone(&uid, 3) && !session.is_free_of(&uid, 0), "the agent holds copies again");
     // The hub forgets the rule before the order has left: it does not leave any more.
-    session.update([("r".into(), Claim::Unclaimed)]);
+    session.update([("r".into(), Directive::Unclaimed)]);
     agent.gone.clear();
     agent.drain(&mut session);
     assert!(agent.removed.is_empty() && agent.unclaimed.contains(&uid));
@@ -231,8 +231,10 @@ fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
 fn answer_to_the_first_removal_does_not_answer_the_second() {
     let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
     let mut session = agent.connect();
-    for claim in [wanted("r", &[(1, content(1))]).1, Claim::Unwanted(DeletionPolicy::Delete)].iter().cycle().take(4) {
-        session.update([("r".into(), claim.clone())]);
+    for directive in
+        [wanted("r", &[(1, content(1))]).1, Directive::Unwanted(DeletionPolicy::Delete)].iter().cycle().take(4)
+    {
+        session.update([("r".into(), directive.clone())]);
         let batch = session.next_batch().unwrap();
         agent.take(&batch);
     }
@@ -251,7 +253,7 @@ fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
     session.catch_up([wanted("r", &[(1, content(1))])], 1);
     agent.drain(&mut session);
     assert!(!session.is_free_of(&uid, 2));
-    session.catch_up([("r".into(), Claim::Unwanted(DeletionPolicy::Delete))], 2);
+    session.catch_up([("r".into(), Directive::Unwanted(DeletionPolicy::Delete))], 2);
     assert!(!session.is_free_of(&uid, 2));
     agent.drain(&mut session);
     assert!(session.is_free_of(&uid, 2) && !session.is_free_of(&uid, 3));
@@ -299,11 +301,11 @@ fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
     let policy = DeletionPolicy::Delete;
     session.update([
         wanted("r1", &[(1, content(9))]),
-        ("r2".into(), Claim::Unwanted(policy)),
+        ("r2".into(), Directive::Unwanted(policy)),
         wanted("r3", &[(4, content(4))]),
     ]);
     session.want(&"r1".into(), vec![source(1)]);
-    session.update([("r2".into(), Claim::Unclaimed)]);
+    session.update([("r2".into(), Directive::Unclaimed)]);
     agent.drain(&mut session);
     assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_strays().is_empty());
 }
@@ -314,7 +316,7 @@ fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
     let mut session = agent.connect();
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
     agent.drain(&mut session);
-    let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Claim::Unwanted(DeletionPolicy::Delete))];
+    let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))];
     for (hold, removed) in [(Hold::Removals, 0), (Hold::Nothing, 2)] {
         let mut session = agent.connect();
         session.hold(hold);
@@ -345,14 +347,14 @@ fn only_what_a_member_that_joined_anew_came_with_is_kept() {
     let mut session = agent.connect();
     session.hold(Hold::Removals);
     // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
-    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Claim::Unknown)]);
+    session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Directive::Unknown)]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
     agent.drain(&mut session);
     assert!(!session.has_kept_back() && !session.holds_nothing_else());
     session.update([wanted("r1", &[(1, content(1))]), wanted("r3", &[(4, content(4))])]);
     agent.drain(&mut session);
     assert_eq!((agent.removed.len(), session.has_kept_back()), (2, false));
-    session.update([("r2".into(), Claim::Unwanted(DeletionPolicy::Delete))]);
+    session.update([("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
     assert_eq!((agent.removed.len(), session.has_kept_back()), (2, true));
 }
@@ -407,7 +409,7 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
     session.want(&"r".into(), vec![source(1), source(7)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
-    session.update([("r".into(), Claim::Wanted(share_of("r", true, &[(2, content(2))])))]);
+    session.update([("r".into(), Directive::Wanted(share_of("r", true, &[(2, content(2))])))]);
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
     session.update([wanted("r", &[(2, content(2))])]);
@@ -442,14 +444,14 @@ fn what_nobody_will_serve_is_not_kept_however_much_an_agent_asks_for() {
     agent.drain(&mut session);
     // What is held differs from the plan, so wants wait for the account.
     let mut again = agent.connect();
-    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Claim::Unclaimed)]);
+    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Directive::Unclaimed)]);
     again.want(&"r".into(), invented(0, 100));
     again.want(&"gone".into(), vec![source(1)]);
     again.want(&"never".into(), vec![source(1)]);
     assert_eq!(again.kept(), 0);
     again.want(&"r".into(), vec![source(1)]);
     assert!(again.kept() > 0);
-    again.update([("r".into(), Claim::Unclaimed)]);
+    again.update([("r".into(), Directive::Unclaimed)]);
     assert_eq!(again.kept(), 0);
 }
 
@@ -475,7 +477,7 @@ fn all_that_an_agent_says_together_has_one_bound_which_frees_what_is_settled() {
     }
     assert!(session.kept() > limit / 2 && session.kept() <= limit, "{}", session.kept());
     // The hub speaks: what waits for nothing goes, and there is room again.
-    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Claim::Unclaimed)));
+    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Directive::Unclaimed)));
     let before = session.kept();
     session.detail(&"r51".into(), pairs(5000), false);
     assert!(session.kept() > before);
@@ -574,7 +576,7 @@ impl LongAccounts {
 fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
     let mut accounts = LongAccounts::new();
     for rule in ["r", "s"] {
-        accounts.session.update([(rule.into(), Claim::Wanted(LongAccounts::assignment(rule)))]);
+        accounts.session.update([(rule.into(), Directive::Wanted(LongAccounts::assignment(rule)))]);
     }
     assert!(accounts.settle());
     assert_eq!(accounts.left(), [1, 1]);
@@ -585,11 +587,11 @@ fn account_that_another_one_left_no_room_for_is_taken_when_there_is_room() {
     let mut accounts = LongAccounts::new();
     // Whether those of the first rule may go is not judged yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
-    accounts.session.update([("r".into(), Claim::Wanted(unjudged))]);
-    accounts.session.update([("s".into(), Claim::Wanted(LongAccounts::assignment("s")))]);
+    accounts.session.update([("r".into(), Directive::Wanted(unjudged))]);
+    accounts.session.update([("s".into(), Directive::Wanted(LongAccounts::assignment("s")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [100_001, 101]);
-    accounts.session.update([("r".into(), Claim::Wanted(LongAccounts::assignment("r")))]);
+    accounts.session.update([("r".into(), Directive::Wanted(LongAccounts::assignment("r")))]);
     accounts.settle();
     assert_eq!(accounts.left(), [1, 1]);
 }
@@ -598,15 +600,15 @@ fn account_that_another_one_left_no_room_for_is_taken_when_there_is_room() {
 fn rules_beyond_the_limit_wait_until_others_are_gone() {
     let mut session = Session::default();
     session.hello_done();
-    let claims: Vec<_> = (0..RULES_LIMIT + 3).map(|number| wanted(&format!("r{number:05}"), &[])).collect();
-    session.update(claims.clone());
+    let directives: Vec<_> = (0..RULES_LIMIT + 3).map(|number| wanted(&format!("r{number:05}"), &[])).collect();
+    session.update(directives.clone());
     let last = |uids: &[usize]| -> BTreeSet<RuleUid> { uids.iter().map(|n| format!("r{n:05}").into()).collect() };
     assert_eq!(session.held_rules().count(), RULES_LIMIT);
     assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2])));
     assert_eq!(session.take_beyond_change(), None);
     assert!(session.beyond_with_room().is_empty());
     // One that waits is deleted, and one that was sent: until the agent has removed it, it takes room.
-    let deleted = [(claims[RULES_LIMIT].0.clone(), Claim::Unclaimed), unwanted("r00007")];
+    let deleted = [(directives[RULES_LIMIT].0.clone(), Directive::Unclaimed), unwanted("r00007")];
     session.update(deleted);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
@@ -614,7 +616,7 @@ fn rules_beyond_the_limit_wait_until_others_are_gone() {
     assert!(session.beyond_with_room().is_empty() && session.held_rules().count() == RULES_LIMIT);
     assert!(is_gone(&mut session, "r00007"));
     assert_eq!(session.beyond_with_room(), [format!("r{:05}", RULES_LIMIT + 1).into()]);
-    session.update([claims[RULES_LIMIT + 1].clone()]);
+    session.update([directives[RULES_LIMIT + 1].clone()]);
     assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT + 2])));
     assert_eq!(session.held_rules().count(), RULES_LIMIT);
 }
@@ -628,8 +630,8 @@ fn rules_that_were_left_out_make_nothing_free() {
     assert!(!session.is_free_of(&"r".into(), 0));
 }
 
-fn unwanted(uid: &str) -> (RuleUid, Claim) {
-    (uid.into(), Claim::Unwanted(DeletionPolicy::Delete))
+fn unwanted(uid: &str) -> (RuleUid, Directive) {
+    (uid.into(), Directive::Unwanted(DeletionPolicy::Delete))
 }
 
 fn is_gone(session: &mut Session, uid: &str) -> bool {
@@ -672,34 +674,34 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     let uid = RuleUid::from("r");
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([(uid.clone(), Claim::Wanted(assignment(false, None)))]);
+    session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
     agent.drain(&mut session);
-    session.update([(uid.clone(), Claim::Wanted(assignment(true, Some(1))))]);
+    session.update([(uid.clone(), Directive::Wanted(assignment(true, Some(1))))]);
     assert!(said(&mut session).is_empty(), "it is suspended");
-    for (name, claim) in
-        [(1, Claim::Wanted(assignment(false, Some(1)))), (2, Claim::Cordoned(assignment(false, Some(2))))]
+    for (name, directive) in
+        [(1, Directive::Wanted(assignment(false, Some(1)))), (2, Directive::Cordoned(assignment(false, Some(2))))]
     {
         assert!(!session.waits_to_go(&uid, Some(digest(name))));
-        session.update([(uid.clone(), claim.clone())]);
+        session.update([(uid.clone(), directive.clone())]);
         assert_eq!(said(&mut session).len(), 1);
-        session.update([(uid.clone(), claim)]);
+        session.update([(uid.clone(), directive)]);
         assert!(said(&mut session).is_empty(), "it is said once");
     }
     // The agent asks for that still; for something else; and for that again, which nobody has taken back.
     assert!(!session.waits_to_go(&uid, Some(digest(2))));
     assert!(!session.waits_to_go(&uid, Some(digest(3))));
     assert!(session.waits_to_go(&uid, Some(digest(2))));
-    session.update([(uid.clone(), Claim::Cordoned(assignment(false, Some(2))))]);
+    session.update([(uid.clone(), Directive::Cordoned(assignment(false, Some(2))))]);
     assert_eq!(said(&mut session), [digest(2)]);
     assert!(!session.waits_to_go(&uid, None) && !session.waits_to_go(&uid, Some(digest(4))));
     // Taken back before it was said.
-    session.update([(uid.clone(), Claim::Wanted(assignment(false, Some(4))))]);
-    session.update([(uid.clone(), Claim::Wanted(assignment(false, None)))]);
+    session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
+    session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
     assert!(said(&mut session).is_empty());
     // It was judged by terms that the cordoned cluster has not been told.
-    session.update([(uid.clone(), Claim::Wanted(assignment(true, None)))]);
+    session.update([(uid.clone(), Directive::Wanted(assignment(true, None)))]);
     assert!(said(&mut session).is_empty());
-    session.update([(uid, Claim::Cordoned(assignment(false, Some(5))))]);
+    session.update([(uid, Directive::Cordoned(assignment(false, Some(5))))]);
     assert!(said(&mut session).is_empty());
 }
 
@@ -720,10 +722,10 @@ fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the
         let state = RuleState { given_up: first.map(asks), ..Agent::default().state(&uid) };
         session.hello(vec![state]);
         session.hello_done();
-        session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+        session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(said(&mut session), [digest(1)]);
         assert_eq!(session.waits_to_go(&uid, Some(digest(1))), again, "{first:?}");
-        session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+        session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(said(&mut session).len(), usize::from(again));
         assert!(!session.waits_to_go(&uid, Some(digest(1))), "{first:?}");
     }
@@ -746,27 +748,27 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
     };
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(assignment(None)))]);
+    session.update([("r".into(), Directive::Wanted(assignment(None)))]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Wanted(assignment(Some(1))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(Some(1))))]);
     let batch = session.next_batch().unwrap();
     assert_eq!((batch.rules[0].overwrite, batch.rules[0].terms.is_some()), (Some(digest(1)), false));
     agent.take(&batch);
     session.ack(batch.nonce);
-    session.update([("r".into(), Claim::Wanted(assignment(Some(1))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(Some(1))))]);
     assert!(session.next_batch().is_none(), "it is said once");
     // Another set; taken back before it was said; the terms are known as before.
-    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
-    session.update([("r".into(), Claim::Wanted(assignment(None)))]);
+    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(None)))]);
     assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
-    session.update([("r".into(), Claim::Cordoned(assignment(Some(2))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
+    session.update([("r".into(), Directive::Cordoned(assignment(Some(2))))]);
     assert!(said(&mut session).is_empty());
-    session.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
     assert_eq!(said(&mut session), [digest(2)]);
     // Another stream.
     let mut again = agent.connect();
-    again.update([("r".into(), Claim::Wanted(assignment(Some(2))))]);
+    again.update([("r".into(), Directive::Wanted(assignment(Some(2))))]);
     assert_eq!(said(&mut again), [digest(2)]);
 }
 
@@ -775,12 +777,12 @@ fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits(
     let digest = AskedDigest([1; 16]);
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(share_of("r", false, &[(1, content(1))])))]);
+    session.update([("r".into(), Directive::Wanted(share_of("r", false, &[(1, content(1))])))]);
     agent.drain(&mut session);
     // A source goes, another one comes, and what the agent asks for is permitted.
     let assignment = share_of("r", false, &[(2, content(1))]);
     let judged = assignment.judged.permitting(&"one".into(), digest);
-    session.update([("r".into(), Claim::Wanted(ClusterAssignment { judged, ..assignment }))]);
+    session.update([("r".into(), Directive::Wanted(ClusterAssignment { judged, ..assignment }))]);
     let mut said = Vec::new();
     while let Some(batch) = session.next_batch() {
         agent.take(&batch);
@@ -801,9 +803,9 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
     };
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(assignment.clone()))]);
+    session.update([("r".into(), Directive::Wanted(assignment.clone()))]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Wanted(permitting(1)))]);
+    session.update([("r".into(), Directive::Wanted(permitting(1)))]);
     assert!(!session.has_used_up(&"r".into(), digest(1)), "it was not said yet");
     let batch = session.next_batch().unwrap();
     assert!(!session.has_used_up(&"r".into(), digest(1)), "what the agent says now it said before it heard");
@@ -813,7 +815,7 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
     assert!(session.has_used_up(&"r".into(), digest(1)));
     assert!(!session.has_used_up(&"r".into(), digest(1)), "once");
     // It was judged, and passed again.
-    session.update([("r".into(), Claim::Wanted(permitting(1)))]);
+    session.update([("r".into(), Directive::Wanted(permitting(1)))]);
     let batch = session.next_batch().unwrap();
     assert_eq!(batch.rules[0].overwrite, Some(digest(1)));
     assert!(!session.has_used_up(&"r".into(), digest(1)));
@@ -828,14 +830,14 @@ fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_th
     let uid = RuleUid::from("r");
     let mut session = Agent::default().connect();
     // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
-    session.update([(uid.clone(), Claim::Wanted(letting(1)))]);
+    session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
     assert!(!session.has_used_up_let_go(&uid, digest(1)));
     assert!(session.take_snapshot_end().is_some());
     assert!(!session.has_used_up_let_go(&uid, digest(1)), "that end may be under way");
-    session.update([(uid.clone(), Claim::Wanted(letting(2)))]);
+    session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
     let batch = session.next_batch().unwrap();
     assert!(!session.has_used_up_let_go(&uid, digest(2)), "what the agent says now it said before it heard");
     session.ack(batch.nonce);
@@ -844,7 +846,7 @@ fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_th
     assert!(session.has_used_up_let_go(&uid, digest(2)));
     assert!(!session.has_used_up_let_go(&uid, digest(2)), "once");
     // It was judged, and passed again.
-    session.update([(uid.clone(), Claim::Wanted(letting(2)))]);
+    session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
     assert_eq!(session.next_batch().unwrap().rules[0].let_go, Some(digest(2)));
     assert!(!session.has_used_up_let_go(&uid, digest(2)));
 }
@@ -860,7 +862,7 @@ fn headings_of_many_rules_travel_in_batches_of_bounded_size() {
             let names = (0..names).map(|n| Pattern::new(format!("{n:0250}"))).collect();
             let choice = NamespaceChoice { names, ..NamespaceChoice::default() };
             let terms = NamedTerms::new(Terms { namespaces: Some(choice), ..Terms::clone(&assignment.terms) });
-            session.update([(uid.as_str().into(), Claim::Wanted(ClusterAssignment { terms, ..assignment }))]);
+            session.update([(uid.as_str().into(), Directive::Wanted(ClusterAssignment { terms, ..assignment }))]);
         }
         let (mut seen, mut batches) = (0, 0);
         while let Some(batch) = session.next_batch() {
@@ -920,9 +922,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn claim(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Claim {
+fn directive(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Directive {
     let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
-    Claim::Wanted(ClusterAssignment { travel: Some(Travel::Plain), ..share_of(&format!("r{rule}"), suspend, &items) })
+    Directive::Wanted(ClusterAssignment {
+        travel: Some(Travel::Plain),
+        ..share_of(&format!("r{rule}"), suspend, &items)
+    })
 }
 
 fn answer(agent: &Agent, session: &mut Session) {
@@ -935,36 +940,38 @@ fn answer(agent: &Agent, session: &mut Session) {
 
 /// No removal may be unwarranted: at the moment of sending, the hub's last word about the rule must not want the
 /// source, and must be able to tell.
-fn warranted(batch: &Batch, claims: &BTreeMap<RuleUid, Claim>) -> bool {
-    batch.rules.iter().all(|delta| match claims.get(&delta.uid) {
-        Some(Claim::Wanted(assignment)) => {
+fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
+    batch.rules.iter().all(|delta| match directives.get(&delta.uid) {
+        Some(Directive::Wanted(assignment)) => {
             let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
             delta.removal.is_none() && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
-        Some(Claim::Unwanted(_)) => true,
-        Some(Claim::Cordoned(assignment)) => {
+        Some(Directive::Unwanted(_)) => true,
+        Some(Directive::Cordoned(assignment)) => {
             let fits = |source: &SourceRef| assignment.content(source).is_none() && !assignment.is_unknown(source);
             let nothing_new = delta.terms.is_none() && delta.upserts.is_empty() && delta.removal.is_none();
             nothing_new && delta.tombstones.iter().all(|tombstone| fits(&tombstone.source))
         }
         // Whether it rests is said.
-        Some(Claim::Awaits(assignment) | Claim::Reverts(assignment)) => {
+        Some(Directive::AwaitingWave(assignment) | Directive::RollingBack(assignment)) => {
             let no_items = delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none();
             no_items && delta.terms.is_none() && delta.suspend.is_none_or(|suspend| suspend == assignment.terms.suspend)
         }
-        Some(Claim::Unknown | Claim::Braked) => {
+        Some(Directive::Unknown | Directive::RemovalBlocked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
-        Some(Claim::Held(_) | Claim::Unclaimed) | None => delta.removal.is_none() && delta.tombstones.is_empty(),
+        Some(Directive::Suspended(_) | Directive::Unclaimed) | None => {
+            delta.removal.is_none() && delta.tombstones.is_empty()
+        }
     })
 }
 
 /// An agent that goes back hears that it goes on when it holds what is wanted, or with that.
-fn goes_on_in_time(before: &Agent, after: &Agent, claims: &BTreeMap<RuleUid, Claim>) -> bool {
+fn goes_on_in_time(before: &Agent, after: &Agent, directives: &BTreeMap<RuleUid, Directive>) -> bool {
     let reverts = |agent: &Agent, uid: &RuleUid| agent.travel.get(uid).is_some_and(Travel::reverts);
     let went_on = before.travel.keys().filter(|uid| after.rules.contains_key(*uid));
-    went_on.filter(|uid| reverts(before, uid) && !reverts(after, uid)).all(|uid| match claims.get(uid) {
-        Some(Claim::Wanted(assignment)) => {
+    went_on.filter(|uid| reverts(before, uid) && !reverts(after, uid)).all(|uid| match directives.get(uid) {
+        Some(Directive::Wanted(assignment)) => {
             let held = &after.rules[uid];
             assignment.intents().all(|(source, content)| held.get(source) == Some(&content.revision))
         }
@@ -995,24 +1002,24 @@ fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
     let items = |text: u8| [(1, large(text)), (2, large(text)), (3, large(text))];
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    session.update([("r".into(), Claim::Wanted(going(&items(2), false, keep())))]);
+    session.update([("r".into(), Directive::Wanted(going(&items(2), false, keep())))]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Reverts(going(&items(2), false, back_from("t"))))]);
+    session.update([("r".into(), Directive::RollingBack(going(&items(2), false, back_from("t"))))]);
     agent.drain(&mut session);
     assert!(agent.travel[&"r".into()].reverts());
     for reconnect in [false, true] {
         let mut agent = agent.clone();
         let mut session = if reconnect { agent.connect() } else { std::mem::take(&mut session) };
-        let next = Claim::Wanted(going(&items(3), false, keep()));
-        let claims = BTreeMap::from([("r".into(), next.clone())]);
-        session.update(claims.clone());
+        let next = Directive::Wanted(going(&items(3), false, keep()));
+        let directives = BTreeMap::from([("r".into(), next.clone())]);
+        session.update(directives.clone());
         answer(&agent, &mut session);
         let mut batches = 0;
         while let Some(batch) = session.next_batch() {
             let before = agent.clone();
             agent.take(&batch);
             session.ack(batch.nonce);
-            assert!(goes_on_in_time(&before, &agent, &claims));
+            assert!(goes_on_in_time(&before, &agent, &directives));
             batches += 1;
         }
         assert!(batches > 2 && agent.travel.get(&"r".into()) == keep().as_ref());
@@ -1029,40 +1036,41 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
         ClusterAssignment { terms: NamedTerms::new(terms), ..assignment }
     };
     let uid = RuleUid::from("r");
-    let back =
-        |assignment: ClusterAssignment| Claim::Reverts(ClusterAssignment { travel: back_from("t"), ..assignment });
-    for claim in [Claim::Awaits as fn(ClusterAssignment) -> Claim, back] {
+    let back = |assignment: ClusterAssignment| {
+        Directive::RollingBack(ClusterAssignment { travel: back_from("t"), ..assignment })
+    };
+    for directive in [Directive::AwaitingWave as fn(ClusterAssignment) -> Directive, back] {
         for by_terms in [false, true] {
             let mut agent = Agent::default();
             let mut session = agent.connect();
-            session.update([("r".into(), Claim::Wanted(going(&items, false, Some(Travel::Plain))))]);
+            session.update([("r".into(), Directive::Wanted(going(&items, false, Some(Travel::Plain))))]);
             agent.drain(&mut session);
             let target_clusters = agent.terms[&uid];
             // It is suspended where everybody has the same, or while it is rolled out.
             let rests = going(&items, true, Some(Travel::Plain));
-            session.update([("r".into(), if by_terms { Claim::Wanted(rests) } else { claim(rests) })]);
+            session.update([("r".into(), if by_terms { Directive::Wanted(rests) } else { directive(rests) })]);
             agent.drain(&mut session);
             let told = agent.terms[&uid];
             assert!(agent.rests[&uid] && (told != target_clusters) == by_terms);
             // An edit of a rule that rests goes to nobody before its turn.
-            session.update([("r".into(), claim(edited(true)))]);
+            session.update([("r".into(), directive(edited(true)))]);
             agent.drain(&mut session);
             // So it does where it comes with the end, also while the agent was away.
             for reconnects in [false, true] {
                 let mut agent = agent.clone();
                 let mut session = agent.connect();
                 if !reconnects {
-                    session.update([("r".into(), claim(edited(true)))]);
+                    session.update([("r".into(), directive(edited(true)))]);
                 }
-                session.update([("r".into(), claim(edited(false)))]);
+                session.update([("r".into(), directive(edited(false)))]);
                 agent.drain(&mut session);
                 assert_eq!((agent.rests[&uid], agent.terms[&uid], agent.upserts), (false, told, 1));
                 let mut again = agent.connect();
-                again.update([("r".into(), claim(edited(false)))]);
+                again.update([("r".into(), directive(edited(false)))]);
                 assert!(again.next_batch().is_none(), "once");
                 // The terms of the same name rest, or do not: they are said again.
                 for suspend in [true, false] {
-                    again.update([("r".into(), Claim::Wanted(going(&items, suspend, Some(Travel::Plain))))]);
+                    again.update([("r".into(), Directive::Wanted(going(&items, suspend, Some(Travel::Plain))))]);
                     agent.drain(&mut again);
                     assert_eq!(agent.rests[&uid], suspend);
                 }
@@ -1074,21 +1082,21 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.speak(2);
-    session.update([("r".into(), Claim::Wanted(going(&items, false, None)))]);
+    session.update([("r".into(), Directive::Wanted(going(&items, false, None)))]);
     agent.drain(&mut session);
     for suspend in [true, false] {
-        session.update([("r".into(), Claim::Awaits(edited(suspend)))]);
+        session.update([("r".into(), Directive::AwaitingWave(edited(suspend)))]);
         agent.drain(&mut session);
         assert_eq!((agent.rests[&uid], agent.upserts), (suspend, 1));
     }
     // Nor does it say later that it rests: its terms tell it.
-    session.update([("r".into(), Claim::Awaits(edited(true)))]);
+    session.update([("r".into(), Directive::AwaitingWave(edited(true)))]);
     agent.drain(&mut session);
     let mut again = Session::default();
     again.speak(2);
     again.hello(vec![RuleState { suspended: false, ..agent.state(&uid) }]);
     again.hello_done();
-    again.update([("r".into(), Claim::Awaits(edited(false)))]);
+    again.update([("r".into(), Directive::AwaitingWave(edited(false)))]);
     agent.drain(&mut again);
     assert_eq!((agent.rests[&uid], agent.upserts), (false, 1));
 }
@@ -1110,20 +1118,20 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
         said
     };
     let failed = || Travel::Revert { target: "t".to_owned(), base: "1".to_owned() };
-    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(1))], Travel::Plain)))]);
+    session.update([("r".into(), Directive::Wanted(assignment(&[(1, content(1))], Travel::Plain)))]);
     assert_eq!(said(&mut session), [(None, 1)], "plain is what an agent begins with");
-    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(2))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(&[(1, content(2))], Travel::Keep("1".to_owned()))))]);
     assert_eq!(said(&mut session), [(Some(Travel::Keep("1".to_owned())), 1)]);
-    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(3))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Directive::Wanted(assignment(&[(1, content(3))], Travel::Keep("1".to_owned()))))]);
     assert_eq!(said(&mut session), [(None, 1)]);
-    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(4))], failed())))]);
+    session.update([("r".into(), Directive::RollingBack(assignment(&[(1, content(4))], failed())))]);
     assert_eq!(said(&mut session), [(Some(failed()), 0)]);
-    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(4))], failed())))]);
-    session.update([("r".into(), Claim::Awaits(assignment(&[(1, content(5))], failed())))]);
+    session.update([("r".into(), Directive::RollingBack(assignment(&[(1, content(4))], failed())))]);
+    session.update([("r".into(), Directive::AwaitingWave(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut session), []);
     // What was not said yet and is taken back was not said.
-    session.update([("r".into(), Claim::Wanted(assignment(&[(1, content(5))], Travel::Keep("1".to_owned()))))]);
-    session.update([("r".into(), Claim::Reverts(assignment(&[(1, content(5))], failed())))]);
+    session.update([("r".into(), Directive::Wanted(assignment(&[(1, content(5))], Travel::Keep("1".to_owned()))))]);
+    session.update([("r".into(), Directive::RollingBack(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut session), []);
     // Another session goes by what the agent says.
     agent.rules.insert("r".into(), BTreeMap::from([(source(1), Revision([3; 16]))]));
@@ -1131,9 +1139,9 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
     let mut again = Session::default();
     again.hello(vec![state]);
     again.hello_done();
-    again.update([("r".into(), Claim::Reverts(assignment(&[(1, content(5))], failed())))]);
+    again.update([("r".into(), Directive::RollingBack(assignment(&[(1, content(5))], failed())))]);
     assert_eq!(said(&mut again), []);
-    again.update([("r".into(), Claim::Wanted(assignment(&[(1, content(5))], Travel::Plain)))]);
+    again.update([("r".into(), Directive::Wanted(assignment(&[(1, content(5))], Travel::Plain)))]);
     assert_eq!(said(&mut again), [(None, 0)], "its terms: nobody knows yet what else it must be sent");
     answer(&agent, &mut again);
     assert_eq!(said(&mut again), [(None, 1), (Some(Travel::Plain), 0)]);
@@ -1143,7 +1151,7 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
 fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let awaits = |items: &[(u8, Body)]| [("r".into(), Claim::Awaits(share_of("r", false, items)))];
+    let awaits = |items: &[(u8, Body)]| [("r".into(), Directive::AwaitingWave(share_of("r", false, items)))];
     session.update(awaits(&[(1, content(1))]));
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 0, "what is new waits, too");
@@ -1179,7 +1187,7 @@ fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
 fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_nothing() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let cordoned = |items: &[(u8, Body)]| [("r".into(), Claim::Cordoned(share_of("r", false, items)))];
+    let cordoned = |items: &[(u8, Body)]| [("r".into(), Directive::Cordoned(share_of("r", false, items)))];
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
     session.update(cordoned(&[(1, content(9)), (3, content(3))]));
@@ -1205,7 +1213,7 @@ fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_not
     old.speak(2);
     let assignment = share_of("r", false, &[]);
     let terms = NamedTerms::new(Terms { grants: Some(vec![]), ..Terms::clone(&assignment.terms) });
-    old.update([("r".into(), Claim::Wanted(ClusterAssignment { terms, ..assignment }))]);
+    old.update([("r".into(), Directive::Wanted(ClusterAssignment { terms, ..assignment }))]);
     assert!(old.take_questions().is_empty() && old.next_batch().is_none() && old.take_snapshot_end().is_some());
 }
 
@@ -1215,11 +1223,11 @@ fn what_a_cordoned_cluster_was_to_lose_stays_when_nobody_knows_the_rule_any_more
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Unclaimed)]);
+    session.update([("r".into(), Directive::Unclaimed)]);
     agent.drain(&mut session);
-    session.update([("r".into(), Claim::Cordoned(share_of("r", false, &[])))]);
+    session.update([("r".into(), Directive::Cordoned(share_of("r", false, &[])))]);
     answer(&agent, &mut session);
-    session.update([("r".into(), Claim::Unclaimed)]);
+    session.update([("r".into(), Directive::Unclaimed)]);
     agent.drain(&mut session);
     assert_eq!(agent.rules[&RuleUid::from("r")].len(), 1);
 }
@@ -1231,57 +1239,57 @@ proptest! {
     fn any_history_ends_with_the_agent_holding_what_the_hub_wants(steps in proptest::collection::vec(step(), 1..40)) {
         let mut agent = Agent::default();
         let mut session = agent.connect();
-        let mut claims: BTreeMap<RuleUid, Claim> = BTreeMap::new();
+        let mut directives: BTreeMap<RuleUid, Directive> = BTreeMap::new();
         for step in steps {
             match step {
                 Step::Wanted { rule, items, suspend } => {
-                    let claim = claim(rule, &items, suspend);
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let directive = directive(rule, &items, suspend);
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Unwanted(rule) => {
-                    let claim = Claim::Unwanted(DeletionPolicy::Delete);
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let directive = Directive::Unwanted(DeletionPolicy::Delete);
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Unclaimed(rule) => {
-                    claims.insert(format!("r{rule}").into(), Claim::Unclaimed);
-                    session.update([(format!("r{rule}").into(), Claim::Unclaimed)]);
+                    directives.insert(format!("r{rule}").into(), Directive::Unclaimed);
+                    session.update([(format!("r{rule}").into(), Directive::Unclaimed)]);
                 }
                 Step::Held(rule) => {
-                    let claim = Claim::Held(share_of(&format!("r{rule}"), true, &[]));
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let directive = Directive::Suspended(share_of(&format!("r{rule}"), true, &[]));
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Cordoned(rule, items) => {
-                    let Claim::Wanted(assignment) = claim(rule, &items, false) else { unreachable!() };
-                    let claim = Claim::Cordoned(assignment);
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let Directive::Wanted(assignment) = directive(rule, &items, false) else { unreachable!() };
+                    let directive = Directive::Cordoned(assignment);
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Awaits(rule, items, suspend) => {
-                    let Claim::Wanted(assignment) = claim(rule, &items, suspend) else { unreachable!() };
-                    let claim = Claim::Awaits(assignment);
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let Directive::Wanted(assignment) = directive(rule, &items, suspend) else { unreachable!() };
+                    let directive = Directive::AwaitingWave(assignment);
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Reverts(rule, items, suspend) => {
-                    let Claim::Wanted(assignment) = claim(rule, &items, suspend) else { unreachable!() };
-                    let claim = Claim::Reverts(ClusterAssignment { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..assignment });
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let Directive::Wanted(assignment) = directive(rule, &items, suspend) else { unreachable!() };
+                    let directive = Directive::RollingBack(ClusterAssignment { travel: Some(Travel::Revert { target: "t".to_owned(), base: "1".to_owned() }), ..assignment });
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Unknown(rule) => {
-                    let claim = if rule % 2 == 0 { Claim::Unknown } else { Claim::Braked };
-                    claims.insert(format!("r{rule}").into(), claim.clone());
-                    session.update([(format!("r{rule}").into(), claim)]);
+                    let directive = if rule % 2 == 0 { Directive::Unknown } else { Directive::RemovalBlocked };
+                    directives.insert(format!("r{rule}").into(), directive.clone());
+                    session.update([(format!("r{rule}").into(), directive)]);
                 }
                 Step::Send(count) => for _ in 0..count {
                     let Some(batch) = session.next_batch() else { break };
-                    prop_assert!(warranted(&batch, &claims));
+                    prop_assert!(warranted(&batch, &directives));
                     let before = agent.clone();
                     agent.take(&batch);
-                    prop_assert!(goes_on_in_time(&before, &agent, &claims), "it goes on with what went wrong");
+                    prop_assert!(goes_on_in_time(&before, &agent, &directives), "it goes on with what went wrong");
                     session.ack(batch.nonce);
                 },
                 Step::Answer => {
@@ -1293,19 +1301,19 @@ proptest! {
                 Step::Reconnect => {
                     agent.gone.clear();
                     session = agent.connect();
-                    session.update(claims.clone());
+                    session.update(directives.clone());
                 }
             }
         }
         agent.drain(&mut session);
-        for (uid, claim) in &claims {
+        for (uid, directive) in &directives {
             let held = agent.rules.get(uid).cloned().unwrap_or_default();
-            if let Claim::Wanted(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment) = claim {
+            if let Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) | Directive::RollingBack(assignment) = directive {
                 let rests = agent.rests.get(uid).filter(|_| !agent.unclaimed.contains(uid));
                 prop_assert!(rests.is_none_or(|rests| *rests == assignment.terms.suspend), "{} rests: {:?}", uid, rests);
             }
-            match claim {
-                Claim::Wanted(assignment) if !assignment.terms.suspend => {
+            match directive {
+                Directive::Wanted(assignment) if !assignment.terms.suspend => {
                     for (source, content) in assignment.intents() {
                         prop_assert_eq!(held.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
@@ -1314,17 +1322,17 @@ proptest! {
                     prop_assert_eq!(agent.terms.get(uid), Some(&assignment.terms.digest));
                     prop_assert!(!agent.travel.get(uid).is_some_and(Travel::reverts), "{} goes back", uid);
                 }
-                Claim::Cordoned(assignment) => {
+                Directive::Cordoned(assignment) => {
                     let surplus = held.keys().filter(|source| assignment.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
                 }
-                Claim::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
+                Directive::Unwanted(_) => prop_assert!(held.is_empty(), "{} holds {:?}", uid, held),
                 _ => {}
             }
         }
         // Both sides agree on the account, so the agent can check the end of a snapshot.
         let mut fresh = agent.connect();
-        fresh.update(claims.clone());
+        fresh.update(directives.clone());
         agent.drain(&mut fresh);
         let end = fresh.take_snapshot_end();
         prop_assert!(end.is_some());
@@ -1362,7 +1370,7 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     agent.rules.entry("r".into()).or_default().extend([(source(2), unknown), (source(3), unknown)]);
     agent.rules.entry("q".into()).or_default().insert(source(1), unknown);
     session.resync(["r", "q"].map(|uid| agent.state(&uid.into())).into());
-    session.update([plan(), ("q".into(), Claim::Unclaimed)]);
+    session.update([plan(), ("q".into(), Directive::Unclaimed)]);
     agent.drain(&mut session);
     assert_eq!(agent.removed, [("r".into(), source(3))]);
     assert_eq!((agent.upserts, agent.rules[&"r".into()][&source(2)]), (1, Revision([2; 16])));
@@ -1370,7 +1378,7 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     // Of a rule that is to go, all goes.
     agent.rules.entry("q".into()).or_default().insert(source(4), unknown);
     session.resync(vec![agent.state(&"q".into())]);
-    session.update([("q".into(), Claim::Unwanted(DeletionPolicy::Delete))]);
+    session.update([("q".into(), Directive::Unwanted(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
     assert!(!agent.rules.contains_key(&"q".into()));
 }

@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 
 use super::{Holdings, Scene};
-use crate::index::{Claim, Cluster, RuleEntry};
+use crate::index::{Cluster, Directive, RuleEntry};
 use crate::plan::{ClusterAssignment, SourceContent};
 
 /// The most bytes of payload that travel in one question, which is one message.
@@ -76,35 +76,39 @@ impl Scene {
         if cluster.leaving {
             return (Standing::Leaving, "it leaves: it gets nothing new");
         }
-        match self.claim(name) {
-            Claim::Unknown => (Standing::Unknown, "the hub cannot read the grants now: nothing is sent or removed"),
-            Claim::Held(_) => (Standing::Rests, "spec.suspend is true: what is there stays"),
-            Claim::Unwanted(_) | Claim::Braked
+        match self.directive(name) {
+            Directive::Unknown => (Standing::Unknown, "the hub cannot read the grants now: nothing is sent or removed"),
+            Directive::Suspended(_) => (Standing::Rests, "spec.suspend is true: what is there stays"),
+            Directive::Unwanted(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
                 (Standing::NotGranted, "no DistributionGrant lets the rule send there")
             }
-            Claim::Unwanted(_) | Claim::Braked if entry.target_clusters.not_granted.contains(name) => {
+            Directive::Unwanted(_) | Directive::RemovalBlocked if entry.target_clusters.not_granted.contains(name) => {
                 (Standing::Asked, "no DistributionGrant lets the rule send there any more")
             }
-            Claim::Unwanted(_) | Claim::Braked => (Standing::Asked, "spec.clusters does not choose it any more"),
-            Claim::Cordoned(_) => (Standing::Asked, "it is cordoned: it keeps what it has and gets nothing new"),
-            Claim::Reverts(_) => (Standing::Asked, "its rollout goes back: this is what a new change would do"),
-            Claim::Wanted(_) | Claim::Awaits(_) if self.behind.contains(name) => (Standing::Asked, BEHIND),
-            Claim::Wanted(_) | Claim::Awaits(_) | Claim::Unclaimed => (Standing::Asked, ""),
+            Directive::Unwanted(_) | Directive::RemovalBlocked => {
+                (Standing::Asked, "spec.clusters does not choose it any more")
+            }
+            Directive::Cordoned(_) => (Standing::Asked, "it is cordoned: it keeps what it has and gets nothing new"),
+            Directive::RollingBack(_) => (Standing::Asked, "its rollout goes back: this is what a new change would do"),
+            Directive::Wanted(_) | Directive::AwaitingWave(_) if self.behind.contains(name) => {
+                (Standing::Asked, BEHIND)
+            }
+            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Unclaimed => (Standing::Asked, ""),
         }
     }
 
     /// What would be said to a cluster, when its turn has come.
-    fn claim(&self, name: &ClusterName) -> Claim {
+    fn directive(&self, name: &ClusterName) -> Directive {
         let entry = self.index.rule(&self.uid);
-        match self.index.claim(&self.uid, name) {
-            Claim::Awaits(assignment) | Claim::Reverts(assignment)
+        match self.index.directive(&self.uid, name) {
+            Directive::AwaitingWave(assignment) | Directive::RollingBack(assignment)
                 if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
             {
-                Claim::Cordoned(assignment)
+                Directive::Cordoned(assignment)
             }
-            claim => claim,
+            directive => directive,
         }
     }
 
@@ -134,12 +138,14 @@ impl Scene {
     /// What a cluster's agent is asked; `None`: it would hear nothing. Where a rollout has not come to the cluster, nothing is
     /// tried.
     pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<Question> {
-        let claim = self.claim(cluster);
+        let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
-        let rehearse = asking.rehearse && !matches!(claim, Claim::Awaits(_) | Claim::Reverts(_));
+        let rehearse = asking.rehearse && !matches!(directive, Directive::AwaitingWave(_) | Directive::RollingBack(_));
         let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.uid.clone()) };
-        let (asked, left_out) = match claim {
-            Claim::Wanted(assignment) | Claim::Awaits(assignment) | Claim::Reverts(assignment) => {
+        let (asked, left_out) = match directive {
+            Directive::Wanted(assignment)
+            | Directive::AwaitingWave(assignment)
+            | Directive::RollingBack(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
                 let mut room = if rehearse { PAYLOADS } else { 0 };
                 let intents = assignment.intents().take(SUPPOSED_LIMIT);
@@ -150,10 +156,10 @@ impl Scene {
                 let (asked, gone) = self.with_removals(cluster, &assignment, nothing());
                 (Suppose { terms, intents, ..asked }, left_out + gone)
             }
-            Claim::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
-            Claim::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
-            Claim::Braked => (Suppose { holds_all: true, ..nothing() }, 0),
-            Claim::Held(_) | Claim::Unknown | Claim::Unclaimed => return None,
+            Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
+            Directive::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
+            Directive::RemovalBlocked => (Suppose { holds_all: true, ..nothing() }, 0),
+            Directive::Suspended(_) | Directive::Unknown | Directive::Unclaimed => return None,
         };
         Some(Question { asked: Box::new(asked), left_out })
     }

@@ -82,7 +82,7 @@ fn read_all(scene: &mut Scene) {
 #[test]
 fn a_rule_that_nobody_saved_leaves_no_trace() {
     let index = index(2);
-    let before = index.claims_since(&"one".into(), 0).1;
+    let before = index.directives_since(&"one".into(), 0).1;
     let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
     assert!(!scene.exists() && scene.unlisted().is_empty());
     // What no rule has needed so far is not known.
@@ -97,7 +97,7 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
     let (tried, _) = ask(&scene, "one", true);
     assert!(tried.intents.iter().all(|one| one.intent.payload.decode().is_ok()));
     assert_eq!((scene.sent(), scene.notes().len(), scene.sources(9).len()), (2, 0, 0));
-    assert!(index.rule(&"all".into()).is_none() && index.claims_since(&"one".into(), 0).1 == before);
+    assert!(index.rule(&"all".into()).is_none() && index.directives_since(&"one".into(), 0).1 == before);
     assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
 }
 

@@ -180,7 +180,7 @@ impl Member {
     }
 
     fn take_in(&mut self, index: &Index) {
-        let (claims, version) = index.claims_since(&ClusterName::from(self.cluster.name), self.version);
+        let (claims, version) = index.directives_since(&ClusterName::from(self.cluster.name), self.version);
         self.version = version;
         self.session.update(claims);
         while let Some(batch) = self.session.next_batch() {
