@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Operator, Pattern, Requirement, RuleUid, SourceRef};
 
-use crate::plan::{LENT_KIND, Rule, SourceChoice};
+use crate::plan::{REFERENCED_KIND, Rule, SourceChoice};
 
 /// What an object has that a rule can need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +115,7 @@ impl Readers {
             }
         };
         let lenders: Vec<Sign> = rule.shape.lenders().map(|name| Sign::Name(name.into())).collect();
-        if let Some(kind) = kinds.into_iter().find(|kind| **kind == *LENT_KIND) {
+        if let Some(kind) = kinds.into_iter().find(|kind| **kind == *REFERENCED_KIND) {
             all.extend(product(&[kind], &namespaces, &lenders));
         }
         all

@@ -180,8 +180,8 @@ impl Index {
         let changed = entry.unrendered.sources.iter().map(|source| {
             let known = sources.get(source);
             let selected = known.filter(|known| rule.selects(source, &known.labels));
-            let lent = known.filter(|_| rule.takes_from(source));
-            (source.clone(), selected.map(|known| known.body.clone()), lent.map(|known| known.body.clone()))
+            let secret_refs = known.filter(|_| rule.takes_from(source));
+            (source.clone(), selected.map(|known| known.body.clone()), secret_refs.map(|known| known.body.clone()))
         });
         let changed = changed.collect();
         let chosen = entry.unrendered.clusters.iter().filter_map(|name| Some((name, clusters.get(name)?)));
@@ -237,7 +237,15 @@ impl Index {
         }
         for secret in now.lent_since(&plan) {
             let plan = Arc::make_mut(&mut plan);
-            lend_now(&rule, plan, &mut cluster_plans, &secret, now.lent.get(&secret), &mut unrendered, &self.minter);
+            lend_now(
+                &rule,
+                plan,
+                &mut cluster_plans,
+                &secret,
+                now.secret_refs.get(&secret),
+                &mut unrendered,
+                &self.minter,
+            );
         }
         if plan.unknown != now.unknown {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
@@ -288,7 +296,7 @@ impl Index {
                 false => cluster_plans.update(&entry.rule, known, source, &self.minter),
             }
             if entry.rule.takes_from(source) {
-                let body = entry.plan.lent.get(source);
+                let body = entry.plan.secret_refs.get(source);
                 lend_now(&entry.rule, known, &mut cluster_plans, source, body, &mut entry.unrendered, &self.minter);
             }
         }
@@ -367,7 +375,7 @@ fn lend_now(
         unrendered.sources.insert(secret.clone());
         return;
     }
-    if plan.lend(secret, body) {
+    if plan.set_referenced(secret, body) {
         cluster_plans.set_lent_unread(rule, plan, secret, minter);
     }
 }

@@ -53,7 +53,8 @@ impl Index {
                 && former.rule.deleting == rule.deleting
                 && former.rule.rollout.is_some() == rule.rollout.is_some()
         });
-        let awaited = plan.lent.iter().filter(|(_, body)| matches!(body, Body::Unread)).map(|(secret, _)| secret);
+        let awaited =
+            plan.secret_refs.iter().filter(|(_, body)| matches!(body, Body::Unread)).map(|(secret, _)| secret);
         effect.read.extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
@@ -230,7 +231,7 @@ impl Index {
             Some(_) => {
                 self.selected_by.entry(source.clone()).or_default().insert(uid.clone());
             }
-            None if entry.plan.lent.contains_key(source) => {}
+            None if entry.plan.secret_refs.contains_key(source) => {}
             None => remove_from(&mut self.selected_by, source, uid),
         }
         self.touch(uid, effect);
@@ -249,7 +250,7 @@ impl Index {
             return takes;
         }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
-        if Arc::make_mut(&mut entry.plan).lend(secret, body) {
+        if Arc::make_mut(&mut entry.plan).set_referenced(secret, body) {
             entry.cluster_plans.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
             match body {
                 Some(_) => {
@@ -265,7 +266,12 @@ impl Index {
 
 /// Everything whose content it needs.
 fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
-    plan.intents.keys().chain(&plan.unread).chain(&plan.unreadable).chain(plan.refused.keys()).chain(plan.lent.keys())
+    plan.intents
+        .keys()
+        .chain(&plan.unread)
+        .chain(&plan.unreadable)
+        .chain(plan.refused.keys())
+        .chain(plan.secret_refs.keys())
 }
 
 pub(super) fn remove_from(map: &mut BTreeMap<SourceRef, BTreeSet<RuleUid>>, key: &SourceRef, uid: &RuleUid) {

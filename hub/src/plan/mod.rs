@@ -16,11 +16,11 @@ mod cow_sorted_map;
 mod edits;
 mod expected;
 mod grants;
-mod lent;
 mod place;
 mod render;
 mod rendered_plan;
 mod rule;
+mod secret_refs;
 mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,11 +37,11 @@ pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
-pub use lent::{LENT_KIND, Lent};
 pub use place::{Place, Scope};
 pub use render::{Minter, RENDER_BUDGET};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
+pub use secret_refs::{REFERENCED_KIND, SecretRefs};
 pub use shape::Shape;
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
@@ -134,7 +134,7 @@ pub struct RulePlan {
     /// stays as it is.
     pub withheld: BTreeMap<SourceRef, RenderError>,
     /// Secrets from which values go into copies of others, as far as they are known.
-    pub lent: BTreeMap<SourceRef, Body>,
+    pub secret_refs: BTreeMap<SourceRef, Body>,
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub unknown: BTreeSet<Place>,
     /// Where the hub looks at all.
@@ -163,7 +163,7 @@ impl RulePlan {
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
             withheld: BTreeMap::new(),
-            lent: BTreeMap::new(),
+            secret_refs: BTreeMap::new(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
             edits: Edits::default(),
@@ -252,12 +252,12 @@ impl RulePlan {
 
     /// Whether the plan names a source, for whatever reason.
     pub fn names(&self, source: &SourceRef) -> bool {
-        self.wants(source) || self.refused.contains_key(source) || self.lent.contains_key(source)
+        self.wants(source) || self.refused.contains_key(source) || self.secret_refs.contains_key(source)
     }
 
     /// Whether the content of a source is still being read for the first time.
     pub fn awaits(&self, source: &SourceRef) -> bool {
-        self.unread.contains(source) || matches!(self.lent.get(source), Some(Body::Unread))
+        self.unread.contains(source) || matches!(self.secret_refs.get(source), Some(Body::Unread))
     }
 
     /// The selected sources that are something else than in a former plan, those that are gone included.
@@ -331,7 +331,7 @@ pub fn plan<'a>(
             plan.set(reference, Some(&source.body));
         }
         if rule.takes_from(reference) {
-            plan.lend(reference, Some(&source.body));
+            plan.set_referenced(reference, Some(&source.body));
         }
     }
     plan.edits = Edits::default();

@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef
 
 use super::rendered_plan::RenderOutcome;
 use super::shape::{About, Reads, Unmade};
-use super::{Body, Lent, RenderError, Rule, RulePlan, SourceContent};
+use super::{Body, RenderError, Rule, RulePlan, SecretRefs, SourceContent};
 
 /// The most bytes of rendered content that one rule may have, unless it is configured.
 pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
@@ -134,7 +134,7 @@ pub(super) struct Renderer<'a> {
     rule: &'a Rule,
     source: &'a SourceRef,
     body: Option<&'a Body>,
-    lent: Lent<'a>,
+    secret_refs: SecretRefs<'a>,
     minter: &'a Minter,
     /// The content and what is not copied unless it is allowed, decoded once for all clusters.
     decoded: OnceCell<Option<(Content, Content)>>,
@@ -148,7 +148,7 @@ impl<'a> Renderer<'a> {
         selection: &'a RulePlan,
         minter: &'a Minter,
     ) -> Self {
-        Self { rule, source, body, lent: Lent::of(selection), minter, decoded: OnceCell::new() }
+        Self { rule, source, body, secret_refs: SecretRefs::of(selection), minter, decoded: OnceCell::new() }
     }
 
     /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
@@ -232,7 +232,7 @@ impl<'a> Renderer<'a> {
         about: About<'_>,
     ) -> Result<Arc<SourceContent>, Unmade> {
         let Some((plain, denied)) = self.decoded(content) else { return Err(Unmade::Awaited) };
-        let (rendered, result) = match self.rule.shape.content(plain.clone(), denied, about, &self.lent) {
+        let (rendered, result) = match self.rule.shape.content(plain.clone(), denied, about, &self.secret_refs) {
             Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
             Ok(shaped) => {
                 let canonical = shaped.to_bytes();

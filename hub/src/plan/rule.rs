@@ -9,7 +9,7 @@ use runnel_proto::model::{
     ClusterName, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
-use super::lent::LENT_KIND;
+use super::secret_refs::REFERENCED_KIND;
 use super::{NamedTerms, Place, Scope, Shape};
 use crate::brake::{Brake, Limit, Memory};
 use crate::crd;
@@ -165,10 +165,10 @@ impl Rule {
     /// Whether values of this Secret go into copies of others: it lies where the rule reads Secrets, and the rule names
     /// it.
     pub fn takes_from(&self, secret: &SourceRef) -> bool {
-        *secret.resource == *LENT_KIND
+        *secret.resource == *REFERENCED_KIND
             && self.shape.takes_from(&secret.name)
             && self.sources.iter().any(|entry| {
-                entry.kinds.iter().any(|kind| kind.resource == LENT_KIND)
+                entry.kinds.iter().any(|kind| kind.resource == REFERENCED_KIND)
                     && entry.reads(&secret.namespace, &self.runnel_namespace)
             })
     }

@@ -17,7 +17,7 @@ impl Target {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(&plan.digest.to_bytes());
         context.update(&rule.made_by);
-        for (secret, body) in &plan.lent {
+        for (secret, body) in &plan.secret_refs {
             if let Body::Read(content) | Body::Stale(content) = body {
                 context.update(secret.to_string().as_bytes());
                 context.update(&content.revision.0);

@@ -59,7 +59,7 @@ impl RenderJob {
             }
             Work::Changes { mut plan, mut cluster_plans, sources, clusters, again } => {
                 let mut changed = BTreeSet::new();
-                for (source, selected, lent) in sources {
+                for (source, selected, secret_refs) in sources {
                     let known = Arc::make_mut(&mut plan);
                     if !known.already_says(&source, selected.as_ref()) {
                         known.set(&source, selected.as_ref());
@@ -67,7 +67,10 @@ impl RenderJob {
                             cluster_plans.update(&rule, known, &source, &minter);
                         }
                     }
-                    if rule.takes_from(&source) && known.lend(&source, lent.as_ref()) && !cluster_plans.exceeds() {
+                    if rule.takes_from(&source)
+                        && known.set_referenced(&source, secret_refs.as_ref())
+                        && !cluster_plans.exceeds()
+                    {
                         cluster_plans.update_lent(&rule, known, &source, &minter);
                     }
                     changed.insert(source);

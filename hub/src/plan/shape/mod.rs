@@ -18,7 +18,7 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value};
 
-use super::{Lent, RenderError, RenderErrorKind};
+use super::{RenderError, RenderErrorKind, SecretRefs};
 use crate::crd;
 use overrides::Override;
 pub use template::{About, Reads};
@@ -200,7 +200,7 @@ impl Shape {
     }
 
     /// The content of the copies. `denied` are the labels and annotations of the source that are not copied unless
-    /// they are allowed; `lent` are the Secrets whose values go into copies of others.
+    /// they are allowed; `secret_refs` are the Secrets whose values go into copies of others.
     ///
     /// # Errors
     /// When it cannot be made, or not yet, or an API server would refuse it.
@@ -209,7 +209,7 @@ impl Shape {
         mut content: Content,
         denied: &Content,
         about: About<'_>,
-        lent: &Lent<'_>,
+        secret_refs: &SecretRefs<'_>,
     ) -> Result<Content, Unmade> {
         let Some(kind) = Kind::by_resource(&about.source.resource) else { return Ok(content) };
         self.labels.apply("labels", &mut content.labels, &denied.labels)?;
@@ -220,7 +220,7 @@ impl Shape {
         }
         self.substitute(kind, &mut content, about)?;
         for (number, change) in self.overrides.iter().enumerate() {
-            change.apply(number, kind, &mut content, about, lent)?;
+            change.apply(number, kind, &mut content, about, secret_refs)?;
         }
         match valid::flaw(kind, &content) {
             None => Ok(content),

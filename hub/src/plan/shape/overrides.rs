@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
-use super::super::{ClusterChoice, Lent, RenderErrorKind};
+use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
 use super::{About, Unmade, withheld};
 use crate::crd;
 
@@ -49,7 +49,7 @@ impl Override {
         kind: &Kind,
         content: &mut Content,
         about: About<'_>,
-        lent: &Lent<'_>,
+        secret_refs: &SecretRefs<'_>,
     ) -> Result<(), Unmade> {
         if !self.chooses(about) {
             return Ok(());
@@ -77,7 +77,7 @@ impl Override {
         data.extend(self.data.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))));
         for entry in &self.secret_data {
             let from = &entry.value_from.secret_key_ref;
-            let value = lent.value(&about.source.namespace, &from.name, &from.key);
+            let value = secret_refs.value(&about.source.namespace, &from.name, &from.key);
             let value = value.map_err(|lacks| {
                 let field = format!("{field}.secretData[{}]", entry.key);
                 withheld(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))

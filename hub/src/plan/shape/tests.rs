@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
-use super::super::{Body, ClusterPlans, Lent, Minter, Rule, RulePlan, SourceContent};
+use super::super::{Body, ClusterPlans, Minter, Rule, RulePlan, SecretRefs, SourceContent};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -43,7 +43,7 @@ fn shape(
     };
     let shape = rule(spec).shape.clone();
     let name = shape.name(about)?.to_string();
-    match shape.content(content, &denied, about, &Lent::of(&RulePlan::empty(&rule(json!({}))))) {
+    match shape.content(content, &denied, about, &SecretRefs::of(&RulePlan::empty(&rule(json!({}))))) {
         Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
         Err(Unmade::Withheld(withheld)) => Err(withheld),
         Err(Unmade::Awaited) => panic!("nothing is being read"),

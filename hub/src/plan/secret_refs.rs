@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::{Body, RulePlan};
 
 /// The kind that is lent.
-pub const LENT_KIND: &str = "secrets";
+pub const REFERENCED_KIND: &str = "secrets";
 
 /// What is known of the Secrets from which a rule takes values.
-pub struct Lent<'a> {
+pub struct SecretRefs<'a> {
     selection: &'a RulePlan,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> SecretRefs<'a> {
     /// Those of a rule that selects this.
     pub fn of(selection: &'a RulePlan) -> Self {
         Self { selection }
@@ -26,8 +26,8 @@ impl<'a> Lent<'a> {
     /// # Errors
     /// When there is none, with a sentence for a person that holds no value.
     pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, String> {
-        let secret = SourceRef::new(LENT_KIND, namespace, name);
-        let content = match self.selection.lent.get(&secret) {
+        let secret = SourceRef::new(REFERENCED_KIND, namespace, name);
+        let content = match self.selection.secret_refs.get(&secret) {
             Some(Body::Unread) => return Ok(None),
             Some(Body::Read(content) | Body::Stale(content)) => content,
             Some(Body::Unreadable) => {
@@ -52,25 +52,30 @@ impl<'a> Lent<'a> {
 impl RulePlan {
     /// Takes in what a Secret is from which the rule takes values; `None`: there is none, or it takes none from it.
     /// Returns whether that is news.
-    pub fn lend(&mut self, secret: &SourceRef, body: Option<&Body>) -> bool {
-        let news = !lends_the_same(self.lent.get(secret), body);
+    pub fn set_referenced(&mut self, secret: &SourceRef, body: Option<&Body>) -> bool {
+        let news = !lends_the_same(self.secret_refs.get(secret), body);
         match body {
-            Some(body) => drop(self.lent.insert(secret.clone(), body.clone())),
-            None => drop(self.lent.remove(secret)),
+            Some(body) => drop(self.secret_refs.insert(secret.clone(), body.clone())),
+            None => drop(self.secret_refs.remove(secret)),
         }
         news
     }
 
     /// The Secrets from which values are taken that are something else than in a former plan.
     pub fn lent_since(&self, former: &RulePlan) -> Vec<SourceRef> {
-        let both = self.lent.keys().chain(former.lent.keys().filter(|secret| !self.lent.contains_key(*secret)));
-        both.filter(|secret| !lends_the_same(self.lent.get(secret), former.lent.get(secret))).cloned().collect()
+        let both = self
+            .secret_refs
+            .keys()
+            .chain(former.secret_refs.keys().filter(|secret| !self.secret_refs.contains_key(*secret)));
+        both.filter(|secret| !lends_the_same(self.secret_refs.get(secret), former.secret_refs.get(secret)))
+            .cloned()
+            .collect()
     }
 
     /// Whether two know the same of what is lent.
     pub(super) fn is_lent_the_same(&self, other: &RulePlan) -> bool {
-        let same = |(secret, body)| lends_the_same(other.lent.get(secret), Some(body));
-        self.lent.len() == other.lent.len() && self.lent.iter().all(same)
+        let same = |(secret, body)| lends_the_same(other.secret_refs.get(secret), Some(body));
+        self.secret_refs.len() == other.secret_refs.len() && self.secret_refs.iter().all(same)
     }
 }
 
