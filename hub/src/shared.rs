@@ -25,7 +25,7 @@ use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{ClusterAssignment, Minter, Place};
+use crate::plan::{ClusterAssignment, Place, RevisionHasher};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 pub use holds::Holds;
@@ -114,7 +114,9 @@ impl Shared {
             index: RwLock::new(
                 Index::of(settings.scope.clone())
                     .working_aside()
-                    .minting(Minter::new(settings.revision_key.clone()).with_budget(settings.render_budget))
+                    .hashing_with(
+                        RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget),
+                    )
                     .with_ceiling(settings.removal_ceiling),
             ),
             ledger: Mutex::new(Ledger::proving(settings.revision_key.proof_key())),

@@ -133,15 +133,15 @@ impl Index {
         let former =
             (entry.target_clusters.clusters.get(name).cloned(), entry.cluster_plans.plan(name, &entry.plan).cloned());
         let exceeded = entry.cluster_plans.exceeds();
-        let dealt =
-            waits.is_none() && entry.cluster_plans.set_cluster(&entry.rule, &entry.plan, name, labels, &self.minter);
+        let dealt = waits.is_none()
+            && entry.cluster_plans.set_cluster(&entry.rule, &entry.plan, name, labels, &self.revision_hasher);
         if dealt && labels.is_none() && entry.cluster_plans.exceeds() {
             // Perhaps not any more, without this cluster.
             if self.rendering.is_aside() {
                 entry.unrendered.set_again();
                 effect.render.insert(uid.clone());
             } else {
-                entry.cluster_plans.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.minter);
+                entry.cluster_plans.begin_again(&entry.rule, &entry.plan, Vec::new(), &self.revision_hasher);
             }
         }
         let all = exceeded != entry.cluster_plans.exceeds();

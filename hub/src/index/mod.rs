@@ -38,7 +38,8 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, Minter, NamedTerms, Place, Rule, RulePlan, Scope, Source, TargetClusters,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, Place, RevisionHasher, Rule, RulePlan, Scope, Source,
+    TargetClusters,
 };
 use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
@@ -172,7 +173,7 @@ pub struct Index {
     /// Sources that vanished, and when: they count as being there until the grace is over.
     vanished: BTreeMap<SourceRef, Instant>,
     /// Names contents that are made out of those of sources.
-    minter: Minter,
+    revision_hasher: RevisionHasher,
     /// Where sources are looked for.
     scope: Scope,
     places: BTreeMap<Place, PlaceState>,
@@ -236,8 +237,8 @@ impl Index {
     }
 
     /// Names the contents that it makes out of those of sources with this.
-    pub fn minting(self, minter: Minter) -> Self {
-        Self { minter, ..self }
+    pub fn hashing_with(self, revision_hasher: RevisionHasher) -> Self {
+        Self { revision_hasher, ..self }
     }
 
     /// Where the hub looks for sources.

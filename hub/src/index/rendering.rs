@@ -19,7 +19,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 use super::changes::note_choice;
 use super::rules::remove_from;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, ClusterPlans, Minter, NamedTerms, RemovalTerms, Rule, RulePlan, TermsResolver};
+use crate::plan::{Body, ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, TermsResolver};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
 pub(super) use unrendered::Unrendered;
@@ -163,7 +163,7 @@ impl Index {
     pub fn render_job(&mut self, uid: &RuleUid) -> Option<RenderJob> {
         self.rendering.last += 1;
         let number = self.rendering.last;
-        let minter = self.minter.clone();
+        let revision_hasher = self.revision_hasher.clone();
         if let Some(Awaited { rule, serial }) = self.rendering.awaited.get(uid) {
             let (rule, serial) = (rule.clone(), *serial);
             let known = self.rules.get(uid).filter(|former| is_rendered_alike(&former.rule, &rule));
@@ -171,7 +171,12 @@ impl Index {
             let plan = Arc::new(self.plan_of(&rule));
             let chosen = self.clusters.iter().filter(|(name, cluster)| cluster.is_chosen_by(&rule, name));
             let clusters = chosen.map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone()))).collect();
-            return Some(RenderJob { rule, number, minter, work: Work::Whole { serial, plan, clusters, known } });
+            return Some(RenderJob {
+                rule,
+                number,
+                revision_hasher,
+                work: Work::Whole { serial, plan, clusters, known },
+            });
         }
         let (sources, clusters) = (&self.sources, &self.clusters);
         let lacks = |entry: &&mut RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
@@ -190,7 +195,7 @@ impl Index {
         let (plan, cluster_plans) = (entry.plan.clone(), entry.cluster_plans.clone());
         let work =
             Work::Changes { plan, cluster_plans, sources: changed, clusters: chosen, again: entry.unrendered.again };
-        let job = RenderJob { rule: rule.clone(), number, minter, work };
+        let job = RenderJob { rule: rule.clone(), number, revision_hasher, work };
         (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
         entry.unrendered.again = false;
         entry.unrendered.since = Some((number, BTreeSet::new()));
@@ -231,7 +236,7 @@ impl Index {
                 if cluster_plans.exceeds() {
                     unrendered.again = true;
                 } else {
-                    cluster_plans.update(&rule, plan, &source, &self.minter);
+                    cluster_plans.update(&rule, plan, &source, &self.revision_hasher);
                 }
             }
         }
@@ -244,7 +249,7 @@ impl Index {
                 &secret,
                 now.secret_refs.get(&secret),
                 &mut unrendered,
-                &self.minter,
+                &self.revision_hasher,
             );
         }
         if plan.unknown != now.unknown {
@@ -293,11 +298,19 @@ impl Index {
                 // It was said at once that it has none, and has it again.
                 true => drop(entry.unrendered.sources.insert(source.clone())),
                 false if cluster_plans.exceeds() => entry.unrendered.again = true,
-                false => cluster_plans.update(&entry.rule, known, source, &self.minter),
+                false => cluster_plans.update(&entry.rule, known, source, &self.revision_hasher),
             }
             if entry.rule.takes_from(source) {
                 let body = entry.plan.secret_refs.get(source);
-                lend_now(&entry.rule, known, &mut cluster_plans, source, body, &mut entry.unrendered, &self.minter);
+                lend_now(
+                    &entry.rule,
+                    known,
+                    &mut cluster_plans,
+                    source,
+                    body,
+                    &mut entry.unrendered,
+                    &self.revision_hasher,
+                );
             }
         }
         if plan.unknown != entry.plan.unknown {
@@ -355,7 +368,7 @@ impl Index {
         let chosen = |name: &&ClusterName| self.clusters.get(*name).is_some_and(|known| known.is_chosen_by(rule, name));
         let gone: Vec<_> = cluster_plans.clusters().filter(|name| !chosen(name)).cloned().collect();
         for name in &gone {
-            cluster_plans.set_cluster(rule, plan, name, None, &self.minter);
+            cluster_plans.set_cluster(rule, plan, name, None, &self.revision_hasher);
         }
         !gone.is_empty()
     }
@@ -369,14 +382,14 @@ fn lend_now(
     secret: &SourceRef,
     body: Option<&Body>,
     unrendered: &mut Unrendered,
-    minter: &Minter,
+    revision_hasher: &RevisionHasher,
 ) {
     if !matches!(body, Some(Body::Unread)) {
         unrendered.sources.insert(secret.clone());
         return;
     }
     if plan.set_referenced(secret, body) {
-        cluster_plans.set_lent_unread(rule, plan, secret, minter);
+        cluster_plans.set_lent_unread(rule, plan, secret, revision_hasher);
     }
 }
 

@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, S
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Effect, Index, PlaceState, RenderJob, Rendered};
-use crate::plan::{Body, Minter, Place, RenderErrorKind, Rule, SourceContent};
+use crate::plan::{Body, Place, RenderErrorKind, RevisionHasher, Rule, SourceContent};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -306,8 +306,8 @@ fn noise(seed: u64) -> String {
 
 #[test]
 fn rule_over_its_render_budget_sends_nothing() {
-    let minter = Minter::default().with_budget(20 * 2048);
-    let mut index = many(Index::new().minting(minter), 10);
+    let revision_hasher = RevisionHasher::default().with_budget(20 * 2048);
+    let mut index = many(Index::new().hashing_with(revision_hasher), 10);
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
     let read = |index: &mut Index, name: u8, version: u64, text: &str| {
         index.saw(&source(false, name), version, labels(0));
@@ -346,7 +346,7 @@ fn rule_over_its_render_budget_sends_nothing() {
 
 /// An index that renders aside, of ten clusters, with room for so many noisy contents.
 fn narrow(contents: u64) -> Index {
-    many(Index::new().minting(Minter::default().with_budget(contents * 2048)).working_aside(), 10)
+    many(Index::new().hashing_with(RevisionHasher::default().with_budget(contents * 2048)).working_aside(), 10)
 }
 
 /// Renders aside until nothing waits; how many jobs that takes.

@@ -217,7 +217,7 @@ impl Index {
             entry.unrendered.set_again();
             effect.render.insert(uid.clone());
         } else {
-            entry.cluster_plans.update(&entry.rule, &entry.plan, source, &self.minter);
+            entry.cluster_plans.update(&entry.rule, &entry.plan, source, &self.revision_hasher);
         }
         if wanted != entry.plan.wants(source) {
             entry.brake.wants_something_else();
@@ -251,7 +251,7 @@ impl Index {
         }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
         if Arc::make_mut(&mut entry.plan).set_referenced(secret, body) {
-            entry.cluster_plans.update_lent(&entry.rule, &entry.plan, secret, &self.minter);
+            entry.cluster_plans.update_lent(&entry.rule, &entry.plan, secret, &self.revision_hasher);
             match body {
                 Some(_) => {
                     self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());

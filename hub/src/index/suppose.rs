@@ -42,7 +42,7 @@ impl Index {
     pub fn around(&self, rule: &Rule) -> Around {
         let former = self.rules.get(&rule.uid);
         let mut part = Index {
-            minter: self.minter.clone(),
+            revision_hasher: self.revision_hasher.clone(),
             scope: self.scope.clone(),
             places: self.places.clone(),
             clusters: self.clusters.clone(),

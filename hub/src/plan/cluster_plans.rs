@@ -12,7 +12,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use runnel_proto::model::{ClusterName, SetDigest, SourceRef};
 
-use super::render::{Contents, Minter, Renderer};
+use super::render::{Contents, Renderer, RevisionHasher};
 use super::rendered_plan::{OutcomeKey, RenderOutcome, RenderedPlan};
 use super::{Place, Rule, RulePlan};
 
@@ -58,9 +58,9 @@ impl ClusterPlans {
         rule: &Rule,
         selection: &RulePlan,
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
-        minter: &Minter,
+        revision_hasher: &RevisionHasher,
     ) -> Self {
-        Self::default().again(rule, selection, clusters, minter)
+        Self::default().again(rule, selection, clusters, revision_hasher)
     }
 
     /// What is sent of this selection to these clusters. Contents that this has, and that are rendered by the same rule, are
@@ -70,7 +70,7 @@ impl ClusterPlans {
         rule: &Rule,
         selection: &RulePlan,
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
-        minter: &Minter,
+        revision_hasher: &RevisionHasher,
     ) -> Self {
         let mut cluster_plans = Self { contents: self.contents, ..Self::default() };
         let selected: BTreeSet<_> = selection.selected().collect();
@@ -89,7 +89,7 @@ impl ClusterPlans {
             cluster_plans.to = Variation::Alike(nothing.into());
         }
         for source in selection.selected() {
-            if !cluster_plans.set(rule, selection, source, minter) {
+            if !cluster_plans.set(rule, selection, source, revision_hasher) {
                 return cluster_plans;
             }
         }
@@ -103,23 +103,29 @@ impl ClusterPlans {
     }
 
     /// A source has become something else to the rule.
-    pub fn update(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
+    pub fn update(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) {
         if self.exceeds {
-            return self.begin_again(rule, selection, Vec::new(), minter);
+            return self.begin_again(rule, selection, Vec::new(), revision_hasher);
         }
-        if self.set(rule, selection, source, minter) {
+        if self.set(rule, selection, source, revision_hasher) {
             self.share_equal_plans();
         }
     }
 
     /// A Secret from which values are taken has become something else: so may all Secrets beside it.
-    pub fn update_lent(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
+    pub fn update_lent(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        secret: &SourceRef,
+        revision_hasher: &RevisionHasher,
+    ) {
         if self.exceeds {
-            return self.begin_again(rule, selection, Vec::new(), minter);
+            return self.begin_again(rule, selection, Vec::new(), revision_hasher);
         }
         for source in beside(selection, secret) {
             self.contents.lock().forget(source);
-            if !self.set(rule, selection, source, minter) {
+            if !self.set(rule, selection, source, revision_hasher) {
                 return;
             }
         }
@@ -127,21 +133,27 @@ impl ClusterPlans {
     }
 
     /// The content of a source is not known any more.
-    fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) {
+    fn set_unread(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) {
         let body = selection.body(source);
-        let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+        let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
         self.each(source, body.as_ref(), |cluster, labels, _| renderer.awaited(cluster, labels));
     }
 
     /// The contents of all Secrets beside one from which values are taken are not known any more, and until they are nothing of
     /// them is sent or removed. Takes no time for contents. Where more is wanted than the budget allows, nothing is sent anyway.
-    pub fn set_lent_unread(&mut self, rule: &Rule, selection: &RulePlan, secret: &SourceRef, minter: &Minter) {
+    pub fn set_lent_unread(
+        &mut self,
+        rule: &Rule,
+        selection: &RulePlan,
+        secret: &SourceRef,
+        revision_hasher: &RevisionHasher,
+    ) {
         if self.exceeds {
             return;
         }
         for source in beside(selection, secret) {
             self.contents.lock().forget(source);
-            self.set_unread(rule, selection, source, minter);
+            self.set_unread(rule, selection, source, revision_hasher);
         }
         self.share_equal_plans();
     }
@@ -203,19 +215,19 @@ impl ClusterPlans {
         rule: &Rule,
         selection: &RulePlan,
         more: Vec<(ClusterName, Labels)>,
-        minter: &Minter,
+        revision_hasher: &RevisionHasher,
     ) {
         // What was rendered before is not known by what is lent now.
         self.contents = Arc::default();
         if !self.differs_by_cluster() {
-            *self = std::mem::take(self).again(rule, selection, std::iter::empty(), minter);
+            *self = std::mem::take(self).again(rule, selection, std::iter::empty(), revision_hasher);
             return;
         }
         let Variation::Each(cluster_plans) = std::mem::take(&mut self.to) else { return };
         let mut clusters: BTreeMap<_, _> =
             cluster_plans.into_iter().map(|(name, cluster_plan)| (name, cluster_plan.labels)).collect();
         clusters.extend(more);
-        *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), minter);
+        *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), revision_hasher);
     }
 
     /// A cluster has these labels now, or (`None`) gets nothing any more. Returns whether it gets something else.
@@ -225,7 +237,7 @@ impl ClusterPlans {
         selection: &RulePlan,
         cluster: &ClusterName,
         labels: Option<&BTreeMap<String, String>>,
-        minter: &Minter,
+        revision_hasher: &RevisionHasher,
     ) -> bool {
         let Variation::Each(cluster_plans) = &mut self.to else { return false };
         let Some(labels) = labels else { return cluster_plans.remove(cluster).is_some() };
@@ -236,24 +248,24 @@ impl ClusterPlans {
         let labels: Labels = Arc::new(labels.clone());
         if self.exceeds {
             let before = former.map(|former| former.rendered_plan.clone());
-            self.begin_again(rule, selection, vec![(cluster.clone(), labels)], minter);
+            self.begin_again(rule, selection, vec![(cluster.clone(), labels)], revision_hasher);
             let now = self.cluster_plan(cluster);
             return before.is_none_or(|before| now.is_none_or(|now| !before.says_the_same(&now.rendered_plan)));
         }
         let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         for source in selection.selected() {
             let body = selection.body(source);
-            let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+            let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
             rendered_plan.set(source, body.as_ref(), renderer.outcome(cluster, &labels, &mut self.contents.lock()));
         }
         let changed = former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
         let rendered_plan =
             former.filter(|_| !changed).map_or_else(|| Arc::new(rendered_plan), |former| former.rendered_plan.clone());
         cluster_plans.insert(cluster.clone(), ClusterPlan { labels, rendered_plan });
-        if self.fits(minter) {
+        if self.fits(revision_hasher) {
             self.share_equal_plans();
         } else {
-            self.exceed(rule, selection, minter);
+            self.exceed(rule, selection, revision_hasher);
         }
         changed
     }
@@ -334,9 +346,9 @@ impl ClusterPlans {
     }
 
     /// Returns whether the rule keeps within its budget.
-    fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, minter: &Minter) -> bool {
+    fn set(&mut self, rule: &Rule, selection: &RulePlan, source: &SourceRef, revision_hasher: &RevisionHasher) -> bool {
         let body = selection.body(source);
-        let renderer = Renderer::new(rule, source, body.as_ref(), selection, minter);
+        let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
         if body.is_none() {
             self.contents.lock().forget(source);
         }
@@ -348,24 +360,24 @@ impl ClusterPlans {
                 return renderer.awaited(cluster, labels);
             }
             let outcome = renderer.outcome(cluster, labels, contents);
-            within = !by_cluster || contents.bytes() <= minter.budget();
+            within = !by_cluster || contents.bytes() <= revision_hasher.budget();
             outcome
         });
         if within {
-            if !by_cluster || self.takes() <= minter.budget() || self.fits(minter) {
+            if !by_cluster || self.takes() <= revision_hasher.budget() || self.fits(revision_hasher) {
                 return true;
             }
-            self.exceed(rule, selection, minter);
+            self.exceed(rule, selection, revision_hasher);
             return false;
         }
         // It may count what clusters had that are gone.
-        if self.contents.lock().recount() <= minter.budget() {
+        if self.contents.lock().recount() <= revision_hasher.budget() {
             self.each(source, body.as_ref(), |cluster, labels, contents| renderer.outcome(cluster, labels, contents));
         }
-        if self.fits(minter) {
+        if self.fits(revision_hasher) {
             return true;
         }
-        self.exceed(rule, selection, minter);
+        self.exceed(rule, selection, revision_hasher);
         false
     }
 

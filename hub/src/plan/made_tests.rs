@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{Payload, Revision};
 use serde_json::json;
 
-use super::super::{ClusterPlans, Minter, Place, Rule, Scope, Source, plan};
+use super::super::{ClusterPlans, Place, RevisionHasher, Rule, Scope, Source, plan};
 use super::*;
 use crate::crd;
 
@@ -39,10 +39,10 @@ fn source(namespace: u8, name: u8) -> SourceRef {
 fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() {
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
-    let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &Minter::default());
+    let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &RevisionHasher::default());
     let mut say = |source: &SourceRef, body: Option<Body>| {
         selection.set(source, body.as_ref());
-        cluster_plans.update(&rule, &selection, source, &Minter::default());
+        cluster_plans.update(&rule, &selection, source, &RevisionHasher::default());
         let sent = cluster_plans.plan_of(&"any".into()).unwrap().clone();
         (sent.intents.keys().cloned().collect::<Vec<_>>(), sent)
     };
@@ -67,20 +67,20 @@ proptest! {
     ) {
         let rule = rule();
         let mut selection = RulePlan::empty(&rule);
-        let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &Minter::default());
+        let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &RevisionHasher::default());
         let mut sources = BTreeMap::new();
         for (namespace, name, kind) in edits {
             let source = source(namespace, name);
             let body = kind.map(body);
             selection.set(&source, body.as_ref());
-            cluster_plans.update(&rule, &selection, &source, &Minter::default());
+            cluster_plans.update(&rule, &selection, &source, &RevisionHasher::default());
             match body {
                 Some(body) => drop(sources.insert(source, Source { labels: BTreeMap::new(), body })),
                 None => drop(sources.remove(&source)),
             }
         }
         let fresh = plan(&rule, &sources, &Scope::Everywhere, |_: &Place| true);
-        let expected = ClusterPlans::new(&rule, &fresh, std::iter::empty(), &Minter::default());
+        let expected = ClusterPlans::new(&rule, &fresh, std::iter::empty(), &RevisionHasher::default());
         prop_assert!(cluster_plans.says_the_same(&expected));
         let sent = cluster_plans.plan_of(&"any".into()).unwrap();
         let expected = expected.plan_of(&"any".into()).unwrap();

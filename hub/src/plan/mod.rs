@@ -38,7 +38,7 @@ pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
 pub use place::{Place, Scope};
-pub use render::{Minter, RENDER_BUDGET};
+pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use secret_refs::{REFERENCED_KIND, SecretRefs};

@@ -18,12 +18,12 @@ const OVERHEAD: u64 = 512;
 
 /// Names contents that the hub has rendered, and bounds them.
 #[derive(Clone)]
-pub struct Minter {
+pub struct RevisionHasher {
     key: RevisionKey,
     budget: u64,
 }
 
-impl Minter {
+impl RevisionHasher {
     /// Names them with the hub's key.
     pub fn new(key: RevisionKey) -> Self {
         Self { key, budget: RENDER_BUDGET }
@@ -44,7 +44,7 @@ impl Minter {
     }
 }
 
-impl Default for Minter {
+impl Default for RevisionHasher {
     /// With an empty key: revisions that distinguish contents, and keep nothing secret.
     fn default() -> Self {
         Self::new(RevisionKey::new(&[]))
@@ -135,7 +135,7 @@ pub(super) struct Renderer<'a> {
     source: &'a SourceRef,
     body: Option<&'a Body>,
     secret_refs: SecretRefs<'a>,
-    minter: &'a Minter,
+    revision_hasher: &'a RevisionHasher,
     /// The content and what is not copied unless it is allowed, decoded once for all clusters.
     decoded: OnceCell<Option<(Content, Content)>>,
 }
@@ -146,9 +146,9 @@ impl<'a> Renderer<'a> {
         source: &'a SourceRef,
         body: Option<&'a Body>,
         selection: &'a RulePlan,
-        minter: &'a Minter,
+        revision_hasher: &'a RevisionHasher,
     ) -> Self {
-        Self { rule, source, body, secret_refs: SecretRefs::of(selection), minter, decoded: OnceCell::new() }
+        Self { rule, source, body, secret_refs: SecretRefs::of(selection), revision_hasher, decoded: OnceCell::new() }
     }
 
     /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
@@ -236,7 +236,7 @@ impl<'a> Renderer<'a> {
             Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
             Ok(shaped) => {
                 let canonical = shaped.to_bytes();
-                let revision = self.minter.revision(&self.source.resource, &canonical);
+                let revision = self.revision_hasher.revision(&self.source.resource, &canonical);
                 let known = of.contents.get(&revision.0).and_then(Weak::upgrade);
                 let content = known.unwrap_or_else(|| {
                     let content = Arc::new(SourceContent::of(revision, &shaped, canonical));

@@ -50,7 +50,15 @@ impl Index {
         if matches!(body, Some(Body::Unread)) {
             entry.unrendered.note(secret);
             let plan = Arc::make_mut(&mut entry.plan);
-            lend_now(&entry.rule, plan, &mut entry.cluster_plans, secret, body, &mut entry.unrendered, &self.minter);
+            lend_now(
+                &entry.rule,
+                plan,
+                &mut entry.cluster_plans,
+                secret,
+                body,
+                &mut entry.unrendered,
+                &self.revision_hasher,
+            );
             self.touch(uid, effect);
         } else {
             entry.unrendered.sources.insert(secret.clone());

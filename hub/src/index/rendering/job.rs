@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use crate::plan::{Body, ClusterPlans, Labels, Minter, Rule, RulePlan};
+use crate::plan::{Body, ClusterPlans, Labels, RevisionHasher, Rule, RulePlan};
 
 /// All that it takes to render what has changed of a rule.
 pub struct RenderJob {
     pub(super) rule: Rule,
     pub(super) number: u64,
-    pub(super) minter: Minter,
+    pub(super) revision_hasher: RevisionHasher,
     pub(super) work: Work,
 }
 
@@ -47,13 +47,13 @@ pub(super) enum What {
 impl RenderJob {
     /// Renders. May take long.
     pub fn run(self) -> Rendered {
-        let Self { rule, number, minter, work } = self;
+        let Self { rule, number, revision_hasher, work } = self;
         let (plan, cluster_plans, what) = match work {
             Work::Whole { serial, plan, clusters, known } => {
-                let mut cluster_plans = known.again(&rule, &plan, clusters.into_iter(), &minter);
+                let mut cluster_plans = known.again(&rule, &plan, clusters.into_iter(), &revision_hasher);
                 if cluster_plans.exceeds() {
                     // Perhaps not without what the rule before has, which counts as long as it is sent.
-                    cluster_plans.begin_again(&rule, &plan, Vec::new(), &minter);
+                    cluster_plans.begin_again(&rule, &plan, Vec::new(), &revision_hasher);
                 }
                 (plan, cluster_plans, What::Whole(serial))
             }
@@ -64,26 +64,26 @@ impl RenderJob {
                     if !known.already_says(&source, selected.as_ref()) {
                         known.set(&source, selected.as_ref());
                         if !cluster_plans.exceeds() {
-                            cluster_plans.update(&rule, known, &source, &minter);
+                            cluster_plans.update(&rule, known, &source, &revision_hasher);
                         }
                     }
                     if rule.takes_from(&source)
                         && known.set_referenced(&source, secret_refs.as_ref())
                         && !cluster_plans.exceeds()
                     {
-                        cluster_plans.update_lent(&rule, known, &source, &minter);
+                        cluster_plans.update_lent(&rule, known, &source, &revision_hasher);
                     }
                     changed.insert(source);
                 }
                 for (name, labels) in &clusters {
                     if !cluster_plans.exceeds() {
-                        cluster_plans.set_cluster(&rule, &plan, name, Some(labels), &minter);
+                        cluster_plans.set_cluster(&rule, &plan, name, Some(labels), &revision_hasher);
                     }
                 }
                 let names = clusters.iter().map(|(name, _)| name.clone()).collect();
                 if cluster_plans.exceeds() || again {
                     // Perhaps not with all that has changed.
-                    cluster_plans.begin_again(&rule, &plan, clusters, &minter);
+                    cluster_plans.begin_again(&rule, &plan, clusters, &revision_hasher);
                 }
                 (plan, cluster_plans, What::Changes(changed, names))
             }

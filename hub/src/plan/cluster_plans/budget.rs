@@ -1,7 +1,7 @@
 //! How many bytes a rule may take whose copies differ by cluster.
 use std::sync::Arc;
 
-use super::super::render::{Contents, Minter};
+use super::super::render::{Contents, RevisionHasher};
 use super::super::rendered_plan::{RenderError, RenderErrorKind, RenderOutcome, RenderedPlan};
 use super::super::{Rule, RulePlan};
 use super::{ClusterPlans, Variation};
@@ -11,7 +11,7 @@ const ENTRY: u64 = 256;
 
 impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
-    pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, minter: &Minter) {
+    pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, revision_hasher: &RevisionHasher) {
         let Variation::Each(cuts) = &mut self.to else { return };
         let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         let (sources, clusters) = (selection.selected().count(), cuts.len());
@@ -19,7 +19,7 @@ impl ClusterPlans {
             "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
              {} bytes that one rule may have (--render-budget, `renderBudget` in the chart); choose fewer sources or \
              clusters, use variables with fewer values than there are clusters, or raise the limit",
-            minter.budget()
+            revision_hasher.budget()
         )
         .into();
         for source in selection.selected() {
@@ -40,11 +40,11 @@ impl ClusterPlans {
     }
 
     /// Whether it is within the budget, what clusters had that are gone not counted.
-    pub(super) fn fits(&self, minter: &Minter) -> bool {
-        if self.takes() <= minter.budget() {
+    pub(super) fn fits(&self, revision_hasher: &RevisionHasher) -> bool {
+        if self.takes() <= revision_hasher.budget() {
             return true;
         }
         self.contents.lock().recount();
-        self.takes() <= minter.budget()
+        self.takes() <= revision_hasher.budget()
     }
 }

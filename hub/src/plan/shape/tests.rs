@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
-use super::super::{Body, ClusterPlans, Minter, Rule, RulePlan, SecretRefs, SourceContent};
+use super::super::{Body, ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -202,7 +202,7 @@ fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)>
 
 fn cluster_plans(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTreeMap<String, String>)]) -> ClusterPlans {
     let clusters = fleet.iter().map(|(name, labels)| (name.clone(), Arc::new(labels.clone())));
-    ClusterPlans::new(rule, selection, clusters, &Minter::default())
+    ClusterPlans::new(rule, selection, clusters, &RevisionHasher::default())
 }
 
 #[test]
@@ -227,12 +227,12 @@ fn clusters_with_the_same_outcome_share_a_plan_and_all_share_what_is_equal() {
     // A cluster that gets another label gets what the others with that label have.
     fleet[4].1.insert("tier".to_owned(), "gold".to_owned());
     let labels = Some(&fleet[4].1);
-    assert!(cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    assert!(cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &RevisionHasher::default()));
     assert!(Arc::ptr_eq(&plan(&cluster_plans, 0), &plan(&cluster_plans, 4)) && cluster_plans.outcomes() == 2);
-    assert!(!cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &Minter::default()));
+    assert!(!cluster_plans.set_cluster(&rule, &selection, &"c4".into(), labels, &RevisionHasher::default()));
     // Where nothing varies any more, all share one plan.
     selection.set(&varying, Some(&body("the same")));
-    cluster_plans.update(&rule, &selection, &varying, &Minter::default());
+    cluster_plans.update(&rule, &selection, &varying, &RevisionHasher::default());
     assert_eq!(cluster_plans.outcomes(), 1);
 }
 
@@ -269,14 +269,14 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
     assert!(first.starts_with("app-v-") && first.len() == "app-v-".len() + 10, "{first}");
     let mut becomes = |text: &str| {
         selection.set(&source, Some(&body(text)));
-        cluster_plans.update(&versioned, &selection, &source, &Minter::default());
+        cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
         named(&cluster_plans)
     };
     let second = becomes("two");
     assert!(first != second && becomes("one") == first, "{first} {second}");
     // What cannot be read has no new name, and what stands stays.
     selection.set(&source, Some(&Body::Unreadable));
-    cluster_plans.update(&versioned, &selection, &source, &Minter::default());
+    cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
     let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
 
@@ -307,12 +307,12 @@ proptest! {
                 let source = SourceRef::new("configmaps", "team", &format!("s{at}"));
                 let body = texts.get(what).map(|text| body(text));
                 selection.set(&source, body.as_ref());
-                dealt.update(&rule, &selection, &source, &Minter::default());
+                dealt.update(&rule, &selection, &source, &RevisionHasher::default());
             } else {
                 let labels = tiers[what].map(|tier| ("tier".to_owned(), tier.to_owned()));
                 fleet[at].1 = labels.into_iter().collect();
                 let labels = fleet[at].1.clone();
-                dealt.set_cluster(&rule, &selection, &fleet[at].0, Some(&labels), &Minter::default());
+                dealt.set_cluster(&rule, &selection, &fleet[at].0, Some(&labels), &RevisionHasher::default());
             }
         }
         let expected = cluster_plans(&rule, &selection, &fleet);

@@ -4,7 +4,7 @@ use runnel_proto::model::{Content, Grant, NamespaceChoice, Pattern, Terms};
 use serde_json::Value;
 
 use super::*;
-use crate::plan::{Minter, NamedTerms};
+use crate::plan::{NamedTerms, RevisionHasher};
 use crate::plugin::rules::{rule as page_of, rules as table_of};
 
 pub(super) fn page(world: &mut World) -> String {
@@ -39,7 +39,7 @@ fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
     }
     let gold = BTreeMap::from([("tier".to_owned(), "gold".to_owned())]);
     let clusters = [(ClusterName::from("eu-1"), gold.into()), (ClusterName::from("eu-2"), BTreeMap::new().into())];
-    world.cluster_plans = ClusterPlans::new(&world.rule, &world.plan, clusters.into_iter(), &Minter::default());
+    world.cluster_plans = ClusterPlans::new(&world.rule, &world.plan, clusters.into_iter(), &RevisionHasher::default());
     for cluster in ["eu-1", "eu-2"] {
         world.applied(cluster);
     }
