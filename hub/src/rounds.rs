@@ -14,7 +14,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::plan::Place;
+use crate::plan::WatchScope;
 
 /// A watch of the hub's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,7 +22,7 @@ pub enum Watched {
     /// The objects of one of Runnel's own kinds, by its plural.
     Own(&'static str),
     /// The sources in a place.
-    Sources(Place),
+    Sources(WatchScope),
 }
 
 /// Which round is on, and which lists it has had.

@@ -25,7 +25,7 @@ use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Doubts, Standing};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{ClusterAssignment, Place, RevisionHasher};
+use crate::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use crate::rounds::{Rounds, Watched};
 use crate::session::Session;
 pub use holds::Holds;
@@ -84,7 +84,7 @@ pub struct Shared {
     /// How long the index was kept from others.
     pub index_holds: Holds,
     /// Places in which some rule looks for sources.
-    pub needed: watch::Sender<BTreeSet<Place>>,
+    pub needed: watch::Sender<BTreeSet<WatchScope>>,
     /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
     pub lead: watch::Sender<Option<Lead>>,
     /// What this process has come to, while it leads.
@@ -212,7 +212,7 @@ impl Shared {
         let definitions = [DistributionRule::crd_name(), ClusterDistributionRule::crd_name()];
         let own = own.into_iter().chain(definitions).map(Watched::Own);
         // A place in which this hub does not look has no watch.
-        let looks = |place: &Place| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
+        let looks = |place: &WatchScope| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
         let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
         if !self.rounds.have_all(own.chain(places)) {
             return false;
@@ -294,7 +294,7 @@ impl Shared {
     }
 
     /// Some rule looks for sources in these places from now on.
-    pub fn need(&self, places: BTreeSet<Place>) {
+    pub fn need(&self, places: BTreeSet<WatchScope>) {
         self.needed.send_if_modified(|known| {
             let before = known.len();
             known.extend(places);

@@ -16,7 +16,7 @@ use runnel_agent::queue::Key;
 use runnel_agent::records::Observed;
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Directive, Holding, Index, PlaceState};
-use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+use runnel_hub::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
 use runnel_hub::session::Session;
 use runnel_proto::model::*;
 use serde_json::json;
@@ -156,7 +156,7 @@ fn index() -> Index {
     let grant = RuleGrant::read(&serde_json::from_value(grant).expect("a grant"));
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
     let cluster = Cluster { uid: "m".to_owned(), accepted: true, was_connected: true, ..Cluster::default() };
     index.set_cluster(CLUSTER.into(), cluster);
     for number in 0..SOURCES {

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Cluster, Directive, Effect, Holding, Index, PlaceState};
-use crate::plan::{Body, ClusterAssignment, Place, Refused, Rule, RuleGrant, SourceContent};
+use crate::plan::{Body, ClusterAssignment, Refused, Rule, RuleGrant, SourceContent, WatchScope};
 
 const SOURCES: u64 = 24;
 const CLUSTERS: u64 = 5;
@@ -119,7 +119,7 @@ fn labels(key: &str, value: u64) -> BTreeMap<String, String> {
 impl World {
     fn new() -> Self {
         let mut index = Index::new();
-        index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+        index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
         index.set_hub_namespaces(Some(BTreeMap::from([("a".to_owned(), BTreeMap::new())])));
         index.set_grants(Some(granted(0)));
         let mut world = Self {

@@ -190,7 +190,7 @@ mod tests {
         }))
         .unwrap();
         let (mut index, cluster) = (Index::new(), ClusterName::from("one"));
-        index.set_place(crate::plan::Place::everywhere("configmaps"), super::super::PlaceState::Known);
+        index.set_place(crate::plan::WatchScope::everywhere("configmaps"), super::super::PlaceState::Known);
         index.set_cluster(cluster.clone(), Cluster { uid: "u".to_owned(), accepted: true, ..Cluster::default() });
         index.set_rule(Rule::cluster_scoped(&object, "runnel-system").unwrap());
         let app = SourceRef::new("configmaps", "team", "app");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Cluster, Holding, Index, PlaceState};
 use crate::brake::DELAY;
 use crate::crd::{ClusterDistributionRule, DistributionRule};
-use crate::plan::{Place, Rule};
+use crate::plan::{Rule, WatchScope};
 
 const NAMESPACED: &str = "namespaced";
 const CLUSTER: &str = "cluster";
@@ -37,7 +37,7 @@ fn rule(uid: &str, deleting: bool) -> Rule {
 /// Whether the rule may go at once that is deleted when `happens` has happened; its one cluster holds so many copies.
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let mut index = Index::new();
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
     index.set_cluster("eu-1".into(), Cluster { uid: "c".to_owned(), accepted: true, ..Cluster::default() });
     index.set_source(SourceRef::new("configmaps", "team", "s"), BTreeMap::new(), None);
     index.set_rule(rule(uid, false));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Place, Refused, RenderErrorKind, Rule, SourceContent};
+use crate::plan::{Body, Refused, RenderErrorKind, Rule, SourceContent, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
 /// Values as they stand in Secrets.
@@ -49,7 +49,7 @@ fn body(data: Value) -> Body {
 
 fn index() -> Index {
     let mut index = Index::new();
-    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
     for name in ["eu-1", "us-1"] {
         let cluster = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
         index.set_cluster(name.into(), cluster);
@@ -145,7 +145,7 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     set(&mut index, &secret("other", "login"), Some(body(json!({"password": "eA=="}))));
     assert_eq!(sent(&index, "other", "eu-1"), Some(Ok(json!({"password": NEW}))));
     // While the hub cannot see whether it is there, it does not say that it is not.
-    index.set_place(Place::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
+    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Unreadable("no right".to_owned()));
     let Directive::Wanted(assignment) = index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
         panic!("wanted")
     };

@@ -38,8 +38,8 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, Place, RevisionHasher, Rule, RulePlan, Scope, Source,
-    TargetClusters,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, Rule, RulePlan, Scope, Source, TargetClusters,
+    WatchScope,
 };
 use crate::rollout::{Gate, Target};
 pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
@@ -176,7 +176,7 @@ pub struct Index {
     revision_hasher: RevisionHasher,
     /// Where sources are looked for.
     scope: Scope,
-    places: BTreeMap<Place, PlaceState>,
+    places: BTreeMap<WatchScope, PlaceState>,
     clusters: BTreeMap<ClusterName, Cluster>,
     grants: Grants,
     /// Rules that select a source now.

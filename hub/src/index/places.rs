@@ -5,7 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::RuleUid;
 
 use super::{Effect, Index};
-use crate::plan::{Place, Rule};
+use crate::plan::{Rule, WatchScope};
 
 /// What the hub can tell about a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum PlaceState {
 
 impl Index {
     /// The state of a place. One in which the hub does not look cannot be read.
-    pub fn place(&self, place: &Place) -> PlaceState {
+    pub fn place(&self, place: &WatchScope) -> PlaceState {
         match &place.namespace {
             Some(namespace) if !self.scope.reads(namespace) => PlaceState::Unreadable(outside(namespace)),
             _ => self.places.get(place).cloned().unwrap_or_default(),
@@ -29,7 +29,7 @@ impl Index {
     }
 
     /// A place became known or unknown. Plans that need it follow.
-    pub fn set_place(&mut self, place: Place, state: PlaceState) -> Effect {
+    pub fn set_place(&mut self, place: WatchScope, state: PlaceState) -> Effect {
         if self.place(&place) == state {
             return Effect::default();
         }
@@ -45,7 +45,7 @@ impl Index {
     pub(super) fn follow_places(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         let Some(entry) = self.rules.get(uid) else { return effect };
-        let unknown: BTreeSet<Place> =
+        let unknown: BTreeSet<WatchScope> =
             entry.rule.places(&self.scope).into_iter().filter(|place| !self.is_known(place)).collect();
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.plan.unknown != unknown) else { return effect };
         entry.cluster_plans.set_unknown(&unknown);
@@ -65,13 +65,13 @@ impl Index {
     }
 
     /// Places in which some rule looks for sources.
-    pub fn needed_places(&self) -> BTreeSet<Place> {
+    pub fn needed_places(&self) -> BTreeSet<WatchScope> {
         let rules = self.rules.values().map(|entry| &entry.rule).chain(self.awaited_rules());
         rules.flat_map(|rule| rule.places(&self.scope)).collect()
     }
 
     /// The places that a rule needs and that cannot be read, with the reason given to people.
-    pub fn unreadable_places(&self, rule: &Rule) -> BTreeMap<Place, String> {
+    pub fn unreadable_places(&self, rule: &Rule) -> BTreeMap<WatchScope, String> {
         let places = rule.places(&self.scope).into_iter();
         let unreadable = places.filter_map(|place| match self.place(&place) {
             PlaceState::Unreadable(why) => Some((place, why)),
@@ -80,7 +80,7 @@ impl Index {
         unreadable.collect()
     }
 
-    pub(super) fn is_known(&self, place: &Place) -> bool {
+    pub(super) fn is_known(&self, place: &WatchScope) -> bool {
         self.place(place) == PlaceState::Known
     }
 }

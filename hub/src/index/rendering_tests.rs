@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, S
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Effect, Index, PlaceState, RenderJob, Rendered};
-use crate::plan::{Body, Place, RenderErrorKind, RevisionHasher, Rule, SourceContent};
+use crate::plan::{Body, RenderErrorKind, RevisionHasher, Rule, SourceContent, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -76,8 +76,8 @@ fn text(secret: bool, number: u8) -> &'static str {
 
 fn known(index: Index) -> Index {
     let mut index = index;
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
-    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
     index
 }
 
@@ -156,11 +156,11 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
         Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
         Step::Place(known) => {
             let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".to_owned()) };
-            index.set_place(Place::everywhere("configmaps"), state)
+            index.set_place(WatchScope::everywhere("configmaps"), state)
         }
         Step::Doubt => {
-            index.doubt(&Place::everywhere("secrets"));
-            index.doubt(&Place::everywhere("configmaps"));
+            index.doubt(&WatchScope::everywhere("secrets"));
+            index.doubt(&WatchScope::everywhere("configmaps"));
             Effect::default()
         }
         Step::Begin | Step::Take => Effect::default(),

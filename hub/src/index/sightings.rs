@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::SourceRef;
 
 use super::{Effect, Index};
-use crate::plan::{Body, Place};
+use crate::plan::{Body, WatchScope};
 
 /// What a watch last said about an object that is there.
 pub(super) struct Sighting {
@@ -57,14 +57,14 @@ impl Index {
 
     /// What the watch of this place has said so far is doubtful until its next list: it may have been behind while
     /// another replica led, and the agents may hold newer content.
-    pub fn doubt(&mut self, place: &Place) {
+    pub fn doubt(&mut self, place: &WatchScope) {
         let here = self.sightings.iter_mut().filter(|(source, _)| place.holds(source));
         here.for_each(|(_, sighting)| sighting.doubtful = true);
     }
 
     /// The watch of this place was refused, so nothing takes its doubts away: what is known of a doubtful object may be
     /// older than what the agents hold, and is unknown until the watch is back.
-    pub fn disbelieve(&mut self, place: &Place) -> Effect {
+    pub fn disbelieve(&mut self, place: &WatchScope) -> Effect {
         let here = self.sightings.iter().filter(|(source, sighting)| sighting.doubtful && place.holds(source));
         let doubtful: Vec<_> = here.map(|(source, _)| source.clone()).collect();
         let mut effect = Effect::default();

@@ -6,7 +6,7 @@ use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
 use crate::brake::Cause;
-use crate::plan::{Body, Place, Source};
+use crate::plan::{Body, Source, WatchScope};
 
 impl Index {
     /// Whether any rule selects an object with these labels, or takes values from it: whether its content is needed.
@@ -72,7 +72,7 @@ impl Index {
     }
 
     /// These are all the objects that there are in a place: the others vanish.
-    pub fn retain_sources(&mut self, place: &Place, listed: &BTreeSet<SourceRef>, now: Instant) {
+    pub fn retain_sources(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
         let from = SourceRef::new(place.resource, place.namespace.as_deref().unwrap_or_default(), "");
         let here = self.sources.range(from..).take_while(|(key, _)| place.holds(key));
         let gone: Vec<_> = here.filter(|(key, _)| !listed.contains(*key)).map(|(key, _)| key.clone()).collect();

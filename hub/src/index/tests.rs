@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Cluster, Directive, Holding, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Place, Rule, RuleGrant, Scope, Source, SourceContent, plan};
+use crate::plan::{Body, Rule, RuleGrant, Scope, Source, SourceContent, WatchScope, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -66,8 +66,8 @@ fn grant_everything(index: &mut Index) {
 fn known_index() -> Index {
     let mut index = Index::new();
     grant_everything(&mut index);
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
-    index.set_place(Place::everywhere("secrets"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("secrets"), PlaceState::Known);
     index
 }
 
@@ -166,7 +166,7 @@ fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    let effect = index.set_place(Place::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
+    let effect = index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Unreadable("forbidden".into()));
     assert_eq!(effect.rules.len(), 1);
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.is_unknown(&source("a", "anything")));
@@ -192,7 +192,11 @@ fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
 #[test]
 fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
     let mut index = limited_index();
-    let places = [Place::within("configmaps", "a"), Place::within("configmaps", "b"), Place::within("configmaps", "c")];
+    let places = [
+        WatchScope::within("configmaps", "a"),
+        WatchScope::within("configmaps", "b"),
+        WatchScope::within("configmaps", "c"),
+    ];
     assert_eq!(index.needed_places().into_iter().collect::<Vec<_>>(), places);
     let effect = index.set_place(places[0].clone(), PlaceState::Known);
     assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
@@ -234,7 +238,7 @@ fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_te
     let object: crd::ClusterDistributionRule = serde_json::from_value(object).unwrap();
     let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
     let scope = Scope::new(["team".to_owned(), "other".to_owned()]);
-    assert_eq!(rule.places(&scope), BTreeSet::from([Place::within("configmaps", "team")]));
+    assert_eq!(rule.places(&scope), BTreeSet::from([WatchScope::within("configmaps", "team")]));
     let none: [(&SourceRef, &Source); 0] = [];
     let planned = plan(&rule, none, &scope, |_| true);
     assert!(planned.is_unknown(&source("test", "held")) && !planned.is_unknown(&source("team", "gone")));
@@ -244,11 +248,11 @@ fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_te
 fn what_a_list_of_one_namespace_does_not_show_vanishes_there_and_nowhere_else() {
     let mut index = limited_index();
     for namespace in ["a", "b"] {
-        index.set_place(Place::within("configmaps", namespace), PlaceState::Known);
+        index.set_place(WatchScope::within("configmaps", namespace), PlaceState::Known);
         index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
     }
     let now = Instant::now();
-    index.retain_sources(&Place::within("configmaps", "a"), &BTreeSet::new(), now);
+    index.retain_sources(&WatchScope::within("configmaps", "a"), &BTreeSet::new(), now);
     index.bury(now + GRACE, GRACE);
     assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
 }
@@ -412,7 +416,7 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
         Step::Kind(known) => {
             naive.configmaps_known = *known;
             let state = if *known { PlaceState::Known } else { PlaceState::Unreadable("no".into()) };
-            index.set_place(Place::everywhere("configmaps"), state);
+            index.set_place(WatchScope::everywhere("configmaps"), state);
         }
     }
 }
@@ -434,7 +438,7 @@ proptest! {
             let body = index.source(key).map_or(Body::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
-        let is_known = |place: &Place| naive.configmaps_known && place.resource == "configmaps";
+        let is_known = |place: &WatchScope| naive.configmaps_known && place.resource == "configmaps";
         for (uid, rule) in &naive.rules {
             let entry = index.rule(uid).unwrap();
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
@@ -460,7 +464,7 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
         index.read(&source("a", name), version, labelled("x"), body(name));
     }
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
-    index.doubt(&Place::everywhere("configmaps"));
+    index.doubt(&WatchScope::everywhere("configmaps"));
     // A late answer of a read takes no doubt away.
     index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
@@ -479,7 +483,7 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
 #[test]
 fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown() {
     let mut index = known_index();
-    let (place, known) = (Place::everywhere("configmaps"), source("a", "known"));
+    let (place, known) = (WatchScope::everywhere("configmaps"), source("a", "known"));
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.saw(&known, 7, labelled("x"));

@@ -14,7 +14,7 @@ use runnel_proto::model::{ClusterName, SetDigest, SourceRef};
 
 use super::render::{Contents, Renderer, RevisionHasher};
 use super::rendered_plan::{OutcomeKey, RenderOutcome, RenderedPlan};
-use super::{Place, Rule, RulePlan};
+use super::{Rule, RulePlan, WatchScope};
 
 /// What clusters shared before, and what they share now.
 type Replaced = (Arc<RenderedPlan>, Arc<RenderedPlan>);
@@ -159,7 +159,7 @@ impl ClusterPlans {
     }
 
     /// Where the rule looks for sources and the hub does not know now what is there.
-    pub fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
+    pub fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
         match &mut self.to {
             Variation::AsSelected => {}
             Variation::Alike(rendered_plan) => rendered_plan.set_unknown(unknown),

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{Payload, Revision};
 use serde_json::json;
 
-use super::super::{ClusterPlans, Place, RevisionHasher, Rule, Scope, Source, plan};
+use super::super::{ClusterPlans, RevisionHasher, Rule, Scope, Source, WatchScope, plan};
 use super::*;
 use crate::crd;
 
@@ -79,7 +79,7 @@ proptest! {
                 None => drop(sources.remove(&source)),
             }
         }
-        let fresh = plan(&rule, &sources, &Scope::Everywhere, |_: &Place| true);
+        let fresh = plan(&rule, &sources, &Scope::Everywhere, |_: &WatchScope| true);
         let expected = ClusterPlans::new(&rule, &fresh, std::iter::empty(), &RevisionHasher::default());
         prop_assert!(cluster_plans.says_the_same(&expected));
         let sent = cluster_plans.plan_of(&"any".into()).unwrap();

@@ -16,12 +16,12 @@ mod cow_sorted_map;
 mod edits;
 mod expected;
 mod grants;
-mod place;
 mod render;
 mod rendered_plan;
 mod rule;
 mod secret_refs;
 mod shape;
+mod watch_scope;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,12 +37,12 @@ pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;
 use expected::{Expected, Without};
 pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
-pub use place::{Place, Scope};
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{ClusterChoice, RemovalTerms, Rule, SourceChoice};
 pub use secret_refs::{REFERENCED_KIND, SecretRefs};
 pub use shape::Shape;
+pub use watch_scope::{Scope, WatchScope};
 
 /// The content of a source, ready to travel. One allocation, shared by every plan and every session.
 pub struct SourceContent {
@@ -136,7 +136,7 @@ pub struct RulePlan {
     /// Secrets from which values go into copies of others, as far as they are known.
     pub secret_refs: BTreeMap<SourceRef, Body>,
     /// Where the rule looks for sources and the hub does not know now what is there.
-    pub unknown: BTreeSet<Place>,
+    pub unknown: BTreeSet<WatchScope>,
     /// Where the hub looks at all.
     pub scope: Scope,
     /// What the last changes touched: a session that holds a former plan finds its delta without comparing whole sets.
@@ -321,7 +321,7 @@ pub fn plan<'a>(
     rule: &Rule,
     sources: impl IntoIterator<Item = (&'a SourceRef, &'a Source)>,
     scope: &Scope,
-    is_known: impl Fn(&Place) -> bool,
+    is_known: impl Fn(&WatchScope) -> bool,
 ) -> RulePlan {
     let mut plan = RulePlan::empty(rule);
     plan.unknown = rule.places(scope).into_iter().filter(|place| !is_known(place)).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Body, CowSortedMap, Place, RulePlan, SourceContent};
+use super::{Body, CowSortedMap, RulePlan, SourceContent, WatchScope};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,7 +94,7 @@ impl RenderedPlan {
     }
 
     /// Where the rule looks for sources and the hub does not know now what is there.
-    pub(super) fn set_unknown(&mut self, unknown: &BTreeSet<Place>) {
+    pub(super) fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
         Arc::make_mut(&mut self.plan).unknown.clone_from(unknown);
     }
 

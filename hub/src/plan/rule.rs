@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use super::secret_refs::REFERENCED_KIND;
-use super::{NamedTerms, Place, Scope, Shape};
+use super::{NamedTerms, Scope, Shape, WatchScope};
 use crate::brake::{Brake, Limit, Memory};
 use crate::crd;
 use crate::rollout::Rollout;
@@ -133,8 +133,8 @@ impl Rule {
 
     /// Where it looks for sources. A namespace that it names exactly is among them even where the hub does not look; a
     /// glob means those of the namespaces in which the hub looks.
-    pub fn places(&self, scope: &Scope) -> BTreeSet<Place> {
-        let of_entry = |entry: &SourceChoice| -> BTreeSet<Place> {
+    pub fn places(&self, scope: &Scope) -> BTreeSet<WatchScope> {
+        let of_entry = |entry: &SourceChoice| -> BTreeSet<WatchScope> {
             let names: Vec<&str> = match scope {
                 Scope::Everywhere => vec![""],
                 Scope::Only(read) => {

@@ -13,7 +13,7 @@ use kube::{Api, Client, Config};
 use serde_json::Value;
 use tower::Layer;
 
-use super::cures::{self, Place};
+use super::cures::{self, Endpoint};
 use super::rights::{Right, refusal};
 
 /// What the API server records as the writer.
@@ -35,7 +35,7 @@ pub struct Cluster {
     /// Holds the user's credentials.
     config: Config,
     /// For sentences.
-    pub place: Place,
+    pub place: Endpoint,
     /// `--kubeconfig`, for helm.
     pub kubeconfig: Option<PathBuf>,
     /// The context, for helm.
@@ -73,7 +73,7 @@ impl Cluster {
         let agent = HeaderValue::from_static(concat!("kubectl-runnel/", env!("CARGO_PKG_VERSION")));
         config.headers.push((header::USER_AGENT, agent));
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let place = Place { role, context: context.clone(), server };
+        let place = Endpoint { role, context: context.clone(), server };
         let client = Client::try_from(config.clone()).map_err(|error| unusable(&shown, &error))?;
         Ok(Self {
             client,

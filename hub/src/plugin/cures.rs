@@ -3,7 +3,7 @@ use std::error::Error;
 
 /// A cluster, as a person knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Endpoint {
     /// `the hub` or `the member`.
     pub role: &'static str,
     /// The context in the kubeconfig.
@@ -12,14 +12,14 @@ pub struct Place {
     pub server: String,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Endpoint {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(to, "{} (context {}, {})", self.role, self.context, self.server)
     }
 }
 
 /// Why the API server did not do something.
-pub fn call(place: &Place, action: &str, error: &kube::Error) -> String {
+pub fn call(place: &Endpoint, action: &str, error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else {
         return format!("cannot {action}: {}", unreachable(place, &whole(error)));
     };
@@ -38,7 +38,7 @@ pub fn call(place: &Place, action: &str, error: &kube::Error) -> String {
 }
 
 /// Why no connection came about.
-pub fn unreachable(place: &Place, cause: &str) -> String {
+pub fn unreachable(place: &Endpoint, cause: &str) -> String {
     let lower = cause.to_lowercase();
     let cure = if lower.contains("refused") {
         "nothing listens there: is the cluster up, and is this the right context?"
@@ -69,7 +69,7 @@ pub fn whole(error: &dyn Error) -> String {
 }
 
 /// What helm said when it failed, and the cure.
-pub fn helm(said: &str, chart: &str, place: &Place) -> String {
+pub fn helm(said: &str, chart: &str, place: &Endpoint) -> String {
     let said = said.trim();
     let text = said.strip_prefix("Error: ").unwrap_or(said);
     let command = if chart == "runnel-hub" { "install" } else { "join" };
@@ -118,8 +118,8 @@ mod tests {
     use super::*;
     use kube::core::Status;
 
-    fn place() -> Place {
-        Place { role: "the hub", context: "prod".into(), server: "https://k:6443".into() }
+    fn place() -> Endpoint {
+        Endpoint { role: "the hub", context: "prod".into(), server: "https://k:6443".into() }
     }
 
     fn api(code: u16, message: &str) -> kube::Error {

@@ -105,7 +105,7 @@ pub fn uninstall(namespace: &str) -> Vec<Right> {
 }
 
 /// What is missing, as a sentence; `None` when nothing is.
-pub fn refusal(what: &str, place: &super::cures::Place, missing: &[Right]) -> Option<String> {
+pub fn refusal(what: &str, place: &super::cures::Endpoint, missing: &[Right]) -> Option<String> {
     if missing.is_empty() {
         return None;
     }
@@ -119,11 +119,11 @@ pub fn refusal(what: &str, place: &super::cures::Place, missing: &[Right]) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::cures::Place;
+    use crate::plugin::cures::Endpoint;
 
     #[test]
     fn what_is_missing_is_named_with_verb_resource_and_namespace() {
-        let place = Place { role: "the hub", context: "c".into(), server: "https://s".into() };
+        let place = Endpoint { role: "the hub", context: "c".into(), server: "https://s".into() };
         assert_eq!(refusal("install the hub", &place, &[]), None);
         let missing = [install("runnel-system").remove(2), unjoin().remove(2)];
         let said = refusal("install the hub", &place, &missing).unwrap();

@@ -256,7 +256,7 @@ mod tests {
 
     use super::*;
     use crate::index::{Cluster, PlaceState};
-    use crate::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+    use crate::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
     use crate::rollout::{Gate, Reach};
 
     fn rule(name: &str, more: Value) -> Rule {
@@ -282,7 +282,7 @@ mod tests {
         });
         let grant = RuleGrant::read(&serde_json::from_value(grant).unwrap());
         index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
-        index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+        index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
         let cluster = Cluster { uid: "u".into(), accepted: true, ..Cluster::default() };
         index.set_cluster("one".into(), cluster);
         for rule in rules {

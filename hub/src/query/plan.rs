@@ -19,7 +19,7 @@ use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
 use crate::index::Holding;
-use crate::plan::{Body, Place, Rule, is_never_a_source};
+use crate::plan::{Body, Rule, WatchScope, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{Ask, Asking, Question, Row, Said, Scene, SourceRow, Standing};
@@ -162,7 +162,7 @@ impl Questions {
 
     async fn listed(
         &self,
-        place: &Place,
+        place: &WatchScope,
         rule: &Rule,
     ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, &'static str> {
         let kind = Kind::by_resource(place.resource).ok_or("the hub does not know this kind")?;

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::{Inquiries, LiveSession, Settings, Shared};
 use crate::index::{Cluster, PlaceState};
-use crate::plan::{Body, Place, Rule, SourceContent};
+use crate::plan::{Body, Rule, SourceContent, WatchScope};
 use crate::status::SessionFacts;
 
 fn uid() -> RuleUid {
@@ -30,7 +30,7 @@ fn hub(spec: Value) -> Arc<Shared> {
         "metadata": {"name": "r", "namespace": "a", "uid": uid().as_str(), "generation": 1}, "spec": spec,
     });
     let rule = Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap();
-    shared.change(|index| index.set_place(Place::everywhere("configmaps"), PlaceState::Known));
+    shared.change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
     shared.change(|index| index.set_rule(rule));
     shared
 }

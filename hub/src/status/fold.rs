@@ -17,7 +17,7 @@ use crate::crd::conditions::{
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::index::{Held, HeldNamed};
-use crate::plan::{ClusterPlans, Place, Refused, Rule, RulePlan, TargetClusters};
+use crate::plan::{ClusterPlans, Refused, Rule, RulePlan, TargetClusters, WatchScope};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -30,7 +30,7 @@ pub struct View<'a> {
     /// The clusters that it chooses, by what is granted there.
     pub target_clusters: &'a TargetClusters,
     /// The places that it needs and that cannot be read, and why.
-    pub unreadable: BTreeMap<Place, String>,
+    pub unreadable: BTreeMap<WatchScope, String>,
     /// What the brake has to remember.
     pub removal: Option<Memory>,
     /// What the brake holds.

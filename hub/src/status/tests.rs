@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, ClusterPlans, Place, Rule, RulePlan, SourceContent, TargetClusters};
+use crate::plan::{Body, ClusterPlans, Rule, RulePlan, SourceContent, TargetClusters, WatchScope};
 
 mod pages;
 mod proof;
@@ -215,7 +215,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
 fn a_rule_whose_kinds_are_not_all_listed_is_not_ready_whatever_the_agents_say() {
     let mut world = World::new(&["eu-1"]);
     world.applied("eu-1");
-    world.plan.unknown.insert(Place::everywhere("secrets"));
+    world.plan.unknown.insert(WatchScope::everywhere("secrets"));
     let view = world.view(&world.status);
     assert!(!is_settled(&view, &world.ledger, world.now().instant));
     world.fold();

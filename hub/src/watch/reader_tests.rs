@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::plan::{Place, Rule};
+use crate::plan::{Rule, WatchScope};
 use crate::shared::Settings;
 use crate::watch::renderer::render_rules;
 
@@ -106,7 +106,7 @@ fn is_read(shared: &Shared, name: &str) -> bool {
 
 /// The list of the place is over.
 fn is_listed(shared: &Shared) {
-    shared.rounds.done(Watched::Sources(Place::everywhere("configmaps")), 0);
+    shared.rounds.done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
     shared.to_read.wake();
 }
 

@@ -13,7 +13,7 @@ use super::patience::Patience;
 use super::source_meta::SourceMeta;
 use super::{Anew, events, failure, refusal};
 use crate::index::{PlaceState, version_number};
-use crate::plan::{Place, is_never_a_source};
+use crate::plan::{WatchScope, is_never_a_source};
 use crate::rounds::Watched;
 use crate::shared::{Shared, until};
 
@@ -29,7 +29,7 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
 }
 
 /// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
-pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static Kind, place: Place) {
+pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static Kind, place: WatchScope) {
     let mut needed = shared.needed.subscribe();
     if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
         return;
@@ -78,7 +78,7 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
 }
 
 /// The right that a refused watch needs, and where to give it.
-fn missing_right(place: &Place) -> String {
+fn missing_right(place: &WatchScope) -> String {
     let resource = place.resource;
     match &place.namespace {
         Some(namespace) => {
@@ -99,7 +99,7 @@ enum Heard {
 struct SourceWatch {
     shared: Arc<Shared>,
     kind: &'static Kind,
-    place: Place,
+    place: WatchScope,
     seen: BTreeSet<SourceRef>,
     round: u64,
     patience: Patience,

@@ -21,7 +21,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::brake::DELAY;
 use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
-use crate::plan::{Body, ClusterAssignment, Place, Rule};
+use crate::plan::{Body, ClusterAssignment, Rule, WatchScope};
 
 pub use ask::{Ask, Asking, Question, Standing};
 pub use outcome::{Row, SourceRow};
@@ -71,14 +71,14 @@ impl Scene {
     }
 
     /// Where the rule looks for sources and nobody has looked before.
-    pub fn unlisted(&self) -> Vec<Place> {
+    pub fn unlisted(&self) -> Vec<WatchScope> {
         let Some(entry) = self.index.rule(&self.uid) else { return vec![] };
         let places = entry.rule.places(self.index.scope()).into_iter();
         places.filter(|place| self.index.place(place) == PlaceState::Unwatched).collect()
     }
 
     /// These are the objects of a place.
-    pub fn list(&mut self, place: Place, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
+    pub fn list(&mut self, place: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
         let Some(entry) = self.index.rule(&self.uid) else { return };
         let rule = entry.rule.clone();
         for (source, labels) in objects.into_iter().filter(|(source, labels)| rule.needs(source, labels)) {
@@ -90,7 +90,7 @@ impl Scene {
     }
 
     /// What is in a place cannot be told, which is not to say that nothing is there.
-    pub fn cannot_list(&mut self, place: Place, why: &str) {
+    pub fn cannot_list(&mut self, place: WatchScope, why: &str) {
         let said = format!("{place} could not be listed ({why}): the plan knows nothing of what is there, ask again");
         self.index.set_place(place, PlaceState::Unreadable(said));
     }

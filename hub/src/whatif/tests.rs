@@ -51,7 +51,7 @@ fn index(sources: usize) -> Index {
         let cluster = Cluster { uid: name.into(), accepted: true, was_connected: true, ..Cluster::default() };
         index.set_cluster(name.into(), cluster);
     }
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
     for number in 0..sources {
         let name = format!("s{number}");
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
@@ -104,7 +104,7 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
 #[test]
 fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
     let mut index = index(0);
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Unwatched);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Unwatched);
     let mut scene = scene_of(&index, rule(&["s*"], &json!({})));
     assert!(!scene.is_incomplete());
     for place in scene.unlisted() {

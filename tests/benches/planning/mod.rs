@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
-use runnel_hub::plan::{Body, Place, Rule, RuleGrant, SourceContent};
+use runnel_hub::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
 use runnel_tests::speed::text::noise;
 use serde_json::json;
@@ -109,7 +109,7 @@ pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
 pub fn planned(shown: Shown) -> Index {
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([("everything".to_owned(), everything())])));
-    index.set_place(Place::everywhere("configmaps"), PlaceState::Known);
+    index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known);
     for (name, cluster) in shown.clusters {
         index.set_cluster(name, cluster);
     }

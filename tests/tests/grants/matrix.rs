@@ -11,7 +11,7 @@ use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::{Cluster, Effect, Index, PlaceState};
-use runnel_hub::plan::{Body, Place as Source, RuleGrant, SourceContent};
+use runnel_hub::plan::{Body, RuleGrant, SourceContent, WatchScope as Source};
 use runnel_hub::session::Session;
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::{Value, json};

@@ -10,14 +10,14 @@ use runnel_proto::model::SourceRef;
 
 /// A kind in one namespace of the hub, or in all of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct WatchScope {
     /// The kind, as `plural[.group]`.
     pub resource: &'static str,
     /// The namespace; `None`: the whole cluster.
     pub namespace: Option<Arc<str>>,
 }
 
-impl Place {
+impl WatchScope {
     /// A kind in the whole cluster.
     pub fn everywhere(resource: &'static str) -> Self {
         Self { resource, namespace: None }
@@ -35,7 +35,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for WatchScope {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.namespace {
             Some(namespace) => write!(out, "{} of the namespace {namespace}", self.resource),
@@ -70,18 +70,18 @@ impl Scope {
     }
 
     /// The place that a watch of this kind sees this namespace from.
-    pub fn place(&self, resource: &'static str, namespace: &str) -> Place {
+    pub fn place(&self, resource: &'static str, namespace: &str) -> WatchScope {
         match self {
-            Self::Everywhere => Place::everywhere(resource),
-            Self::Only(_) => Place::within(resource, namespace),
+            Self::Everywhere => WatchScope::everywhere(resource),
+            Self::Only(_) => WatchScope::within(resource, namespace),
         }
     }
 
     /// Every place in which a kind may be watched.
-    pub fn places(&self, resource: &'static str) -> Vec<Place> {
+    pub fn places(&self, resource: &'static str) -> Vec<WatchScope> {
         match self {
-            Self::Everywhere => vec![Place::everywhere(resource)],
-            Self::Only(names) => names.iter().map(|name| Place::within(resource, name)).collect(),
+            Self::Everywhere => vec![WatchScope::everywhere(resource)],
+            Self::Only(names) => names.iter().map(|name| WatchScope::within(resource, name)).collect(),
         }
     }
 }
