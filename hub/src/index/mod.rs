@@ -13,8 +13,6 @@ mod clusters;
 mod going_tests;
 mod grants;
 mod labels;
-#[cfg(test)]
-mod lent_tests;
 mod places;
 mod readers;
 mod rendering;
@@ -22,6 +20,8 @@ mod rendering;
 mod rendering_tests;
 mod rollouts;
 mod rules;
+#[cfg(test)]
+mod secret_refs_tests;
 mod sightings;
 mod sources;
 mod strays;

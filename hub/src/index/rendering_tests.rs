@@ -321,8 +321,8 @@ fn rule_over_its_render_budget_sends_nothing() {
     let entry = index.rule(&"r".into()).unwrap();
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let assignment = entry.assignment(&"c7".into()).unwrap();
-    let (_, why) = assignment.plan.withheld.first_key_value().unwrap();
-    assert_eq!((why.why, assignment.plan.withheld.len()), (RenderErrorKind::Budget, 3));
+    let (_, why) = assignment.plan.render_errors.first_key_value().unwrap();
+    assert_eq!((why.why, assignment.plan.render_errors.len()), (RenderErrorKind::Budget, 3));
     assert!(why.message.contains("40960") && why.message.contains("10 clusters"), "{}", why.message);
     // What stands of it stays.
     assert!(

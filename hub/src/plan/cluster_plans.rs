@@ -432,7 +432,7 @@ impl ClusterPlans {
             let plan = &cluster_plan.rendered_plan.plan;
             let mut rest = DefaultHasher::new();
             (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);
-            plan.withheld.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
+            plan.render_errors.iter().for_each(|(source, why)| (source, &why.message).hash(&mut rest));
             let alike = known.entry((SetDigest::to_bytes(plan.digest), rest.finish())).or_default();
             let twin = alike.iter().find(|rendered_plan| {
                 Arc::ptr_eq(rendered_plan, &cluster_plan.rendered_plan)

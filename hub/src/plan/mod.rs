@@ -132,7 +132,7 @@ pub struct RulePlan {
     pub refused: BTreeMap<SourceRef, Refused>,
     /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
     /// stays as it is.
-    pub withheld: BTreeMap<SourceRef, RenderError>,
+    pub render_errors: BTreeMap<SourceRef, RenderError>,
     /// Secrets from which values go into copies of others, as far as they are known.
     pub secret_refs: BTreeMap<SourceRef, Body>,
     /// Where the rule looks for sources and the hub does not know now what is there.
@@ -162,7 +162,7 @@ impl RulePlan {
             unread: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             refused: BTreeMap::new(),
-            withheld: BTreeMap::new(),
+            render_errors: BTreeMap::new(),
             secret_refs: BTreeMap::new(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
@@ -182,7 +182,7 @@ impl RulePlan {
         let source = &source.plain();
         self.unread.contains(source)
             || self.unreadable.contains(source)
-            || self.withheld.contains_key(source)
+            || self.render_errors.contains_key(source)
             || self.cannot_see(source)
     }
 
@@ -305,7 +305,7 @@ impl RulePlan {
             && self.unread == other.unread
             && self.unreadable == other.unreadable
             && self.refused == other.refused
-            && self.withheld == other.withheld
+            && self.render_errors == other.render_errors
             && self.unknown == other.unknown
             && self.is_lent_the_same(other)
             && self.scope == other.scope

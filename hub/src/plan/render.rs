@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
 
 use super::rendered_plan::RenderOutcome;
-use super::shape::{About, Reads, Unmade};
+use super::shape::{About, NotRendered, Reads};
 use super::{Body, RenderError, Rule, RulePlan, SecretRefs, SourceContent};
 
 /// The most bytes of rendered content that one rule may have, unless it is configured.
@@ -76,7 +76,7 @@ enum Rendered {
     /// Just what the source holds.
     AsSource,
     Content(Weak<SourceContent>),
-    RenderError(RenderError),
+    Failed(RenderError),
 }
 
 impl Contents {
@@ -92,7 +92,7 @@ impl Contents {
             of.contents.retain(|_, content| content.strong_count() > 0);
             of.rendered.retain(|_, rendered| match rendered {
                 Rendered::Content(content) => content.strong_count() > 0,
-                Rendered::AsSource | Rendered::RenderError(_) => true,
+                Rendered::AsSource | Rendered::Failed(_) => true,
             });
             let sizes = of.contents.values().filter_map(Weak::upgrade).map(|content| weight(&content));
             of.bytes = sizes.fold(0, u64::saturating_add);
@@ -158,7 +158,7 @@ impl<'a> Renderer<'a> {
         }
         Some(match self.rule.shape.name(About { source: self.source, cluster, labels }) {
             Ok(name) => RenderOutcome::Copy(name, None),
-            Err(why) => RenderOutcome::RenderError(None, why),
+            Err(why) => RenderOutcome::Failed(None, why),
         })
     }
 
@@ -180,7 +180,7 @@ impl<'a> Renderer<'a> {
         let known = of.rendered.get(read.as_str()).cloned();
         let rendered = match known {
             Some(Rendered::AsSource) => Ok(content.clone()),
-            Some(Rendered::RenderError(why)) => Err(Unmade::RenderError(why)),
+            Some(Rendered::Failed(why)) => Err(NotRendered::Failed(why)),
             Some(Rendered::Content(known)) => match known.upgrade() {
                 Some(content) => Ok(content),
                 None => self.render(content, (of, bytes), read, about),
@@ -189,8 +189,8 @@ impl<'a> Renderer<'a> {
         };
         Some(match rendered {
             Ok(content) => self.copy(name, content),
-            Err(Unmade::Awaited) => RenderOutcome::Copy(name, None),
-            Err(Unmade::RenderError(why)) => RenderOutcome::RenderError(Some(name), why),
+            Err(NotRendered::Awaited) => RenderOutcome::Copy(name, None),
+            Err(NotRendered::Failed(why)) => RenderOutcome::Failed(Some(name), why),
         })
     }
 
@@ -230,8 +230,8 @@ impl<'a> Renderer<'a> {
         (of, bytes): (&mut OfSource, &mut u64),
         read: String,
         about: About<'_>,
-    ) -> Result<Arc<SourceContent>, Unmade> {
-        let Some((plain, denied)) = self.decoded(content) else { return Err(Unmade::Awaited) };
+    ) -> Result<Arc<SourceContent>, NotRendered> {
+        let Some((plain, denied)) = self.decoded(content) else { return Err(NotRendered::Awaited) };
         let (rendered, result) = match self.rule.shape.content(plain.clone(), denied, about, &self.secret_refs) {
             Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
             Ok(shaped) => {
@@ -247,8 +247,8 @@ impl<'a> Renderer<'a> {
                 });
                 (Rendered::Content(Arc::downgrade(&content)), Ok(content))
             }
-            Err(Unmade::Awaited) => return Err(Unmade::Awaited),
-            Err(Unmade::RenderError(why)) => (Rendered::RenderError(why.clone()), Err(Unmade::RenderError(why))),
+            Err(NotRendered::Awaited) => return Err(NotRendered::Awaited),
+            Err(NotRendered::Failed(why)) => (Rendered::Failed(why.clone()), Err(NotRendered::Failed(why))),
         };
         of.rendered.insert(read.into(), rendered);
         result

@@ -40,14 +40,14 @@ pub(super) enum RenderOutcome {
     /// Copies of this name; the content is absent while it is not known.
     Copy(Arc<str>, Option<Arc<SourceContent>>),
     /// Nothing, for this reason; the name is absent where it is the name that cannot be.
-    RenderError(Option<Arc<str>>, RenderError),
+    Failed(Option<Arc<str>>, RenderError),
 }
 
 impl RenderOutcome {
     fn name(&self) -> Option<&Arc<str>> {
         match self {
             RenderOutcome::Copy(name, _) => Some(name),
-            RenderOutcome::RenderError(name, _) => name.as_ref(),
+            RenderOutcome::Failed(name, _) => name.as_ref(),
         }
     }
 
@@ -57,7 +57,7 @@ impl RenderOutcome {
             RenderOutcome::Copy(name, content) => {
                 OutcomeKey::Copy(name.clone(), content.as_ref().map(|content| content.revision.0))
             }
-            RenderOutcome::RenderError(name, why) => OutcomeKey::RenderError(name.clone(), why.clone()),
+            RenderOutcome::Failed(name, why) => OutcomeKey::Failed(name.clone(), why.clone()),
         }
     }
 }
@@ -66,7 +66,7 @@ impl RenderOutcome {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OutcomeKey {
     Copy(Arc<str>, Option<[u8; 16]>),
-    RenderError(Option<Arc<str>>, RenderError),
+    Failed(Option<Arc<str>>, RenderError),
 }
 
 /// What is sent to clusters for which it is the same, and what it was made of.
@@ -113,7 +113,7 @@ impl RenderedPlan {
             touched.insert(intent);
             copies.insert(copy);
         }
-        plan.withheld.remove(source);
+        plan.render_errors.remove(source);
         plan.note(source, body);
         if matches!((body, &outcome), (Some(Body::Read(_)), Some(RenderOutcome::Copy(_, None)))) {
             // Something that goes into it is still being read.
@@ -126,8 +126,8 @@ impl RenderedPlan {
                     sources.insert(source.clone());
                 }
                 copies.insert(copy);
-            } else if let RenderOutcome::RenderError(_, why) = &outcome {
-                plan.withheld.insert(source.clone(), why.clone());
+            } else if let RenderOutcome::Failed(_, why) = &outcome {
+                plan.render_errors.insert(source.clone(), why.clone());
             }
             outcomes.insert(source.clone(), outcome);
         }
@@ -152,11 +152,11 @@ fn settle(
         let Some(name) = outcome.name() else { continue };
         let intent = source.as_copy(name);
         plan.take_out(&intent);
-        plan.withheld.remove(source);
+        plan.render_errors.remove(source);
         match (outcome, sources.iter().find(|other| *other != source)) {
-            (RenderOutcome::RenderError(_, why), _) => drop(plan.withheld.insert(source.clone(), why.clone())),
+            (RenderOutcome::Failed(_, why), _) => drop(plan.render_errors.insert(source.clone(), why.clone())),
             (RenderOutcome::Copy(..), Some(other)) => {
-                plan.withheld.insert(source.clone(), ambiguous(source, other, name));
+                plan.render_errors.insert(source.clone(), ambiguous(source, other, name));
             }
             (RenderOutcome::Copy(_, Some(content)), None) => plan.put_in(intent.clone(), content.clone()),
             (RenderOutcome::Copy(_, None), None) => {}
@@ -184,5 +184,5 @@ fn ambiguous(source: &SourceRef, other: &SourceRef, name: &str) -> RenderError {
 }
 
 #[cfg(test)]
-#[path = "made_tests.rs"]
+#[path = "rendered_plan_tests.rs"]
 mod tests;

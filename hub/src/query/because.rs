@@ -82,8 +82,8 @@ fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
     let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
     let made = sent.iter().flat_map(|plan| plan.intents.keys()).filter(|intent| intent.copy_name() == &copy.name);
-    let withheld = sent.iter().flat_map(|plan| plan.withheld.keys());
-    let plain = entry.plan.selected().chain(withheld).filter(|source| source.name == copy.name);
+    let render_errors = sent.iter().flat_map(|plan| plan.render_errors.keys());
+    let plain = entry.plan.selected().chain(render_errors).filter(|source| source.name == copy.name);
     // What is sent under another name is not meant by its own.
     let renamed = |source: &SourceRef| {
         sent.iter().flat_map(|plan| plan.intents.keys()).any(|intent| intent.is_renamed() && intent.plain() == *source)
@@ -115,8 +115,8 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
     let plans = [Some(entry.plan.clone()), entry.assignment(cluster).map(|assignment| assignment.plan)];
     let plain = source.plain();
     for plan in plans.iter().flatten() {
-        if let Some(withheld) = plan.withheld.get(&plain) {
-            return said("Withheld", &withheld.message);
+        if let Some(render_errors) = plan.render_errors.get(&plain) {
+            return said("Withheld", &render_errors.message);
         }
         if let Some(refused) = plan.refused.get(&plain) {
             return said("Refused", why_refused(*refused));

@@ -47,7 +47,7 @@ impl Session {
     }
 
     /// What is made of a claim while something is held.
-    pub(super) fn withheld(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
+    pub(super) fn render_errors(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.hold, directive) {
             (Hold::Everything, _) => Directive::Unknown,
             (Hold::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {

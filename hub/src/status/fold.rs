@@ -7,9 +7,9 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::held::{said_of_held, said_of_takeovers};
+use super::render_errors::from_any;
 use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::standing::{Standing, is_awaited, is_reading, standing};
-use super::withheld::from_any;
 use super::{Ledger, Now, SETTLING};
 use crate::brake::Memory;
 use crate::crd::conditions::{
@@ -207,13 +207,13 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
     } else {
         let held = || deletion_held(view).or_else(|| takeover_held(view));
         let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
-        return withheld(view).or_else(held).or_else(rolling);
+        return render_errors(view).or_else(held).or_else(rolling);
     };
     Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
 
 /// What is selected and cannot be sent: a person must say it otherwise.
-fn withheld(view: &View<'_>) -> Option<Verdict> {
+fn render_errors(view: &View<'_>) -> Option<Verdict> {
     let (reason, message) = from_any(view)?;
     Some(Verdict::new(ConditionStatus::True, reason, message))
 }

@@ -14,11 +14,11 @@ mod ledger;
 mod member;
 mod notices;
 mod pace;
+mod render_errors;
 mod rolling;
 mod standing;
 #[cfg(test)]
 mod tests;
-mod withheld;
 
 use std::time::{Duration, Instant};
 

@@ -137,7 +137,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         // What it holds is what was there before, whatever it was sent.
         () if account.travel.reverts() => Health::Pending,
         () if counts.under_way() > 0 || is_given_up(view, account) => Health::Pending,
-        () if !cluster.sent.withheld.is_empty() => Health::Failed,
+        () if !cluster.sent.render_errors.is_empty() => Health::Failed,
         () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
         () if counts.failed > 0 || counts.removing > 0 => Health::Pending,
         () if proved(view, cluster, account) == Proved::No => Health::Failed,

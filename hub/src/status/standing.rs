@@ -6,7 +6,7 @@ use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
 
 use super::cluster_view::ClusterView;
 use super::ledger::Account;
-use super::withheld::from_cluster;
+use super::render_errors::from_cluster;
 use super::{Ledger, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
@@ -92,7 +92,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
             false => ClusterState::Progressing,
         },
         () if is_too_old(view, cluster, now) => ClusterState::Failed,
-        () if !cluster.sent.withheld.is_empty() => ClusterState::Failed,
+        () if !cluster.sent.render_errors.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
         () if is_unconfirmed(view, cluster, account) => ClusterState::Waiting,
         () if is_reading(view)
@@ -363,7 +363,7 @@ pub(super) fn is_comparable(view: &View<'_>, cluster: &ClusterView<'_>) -> bool 
 
 /// Whether a plan can tell about every source.
 fn can_be_compared(plan: &RulePlan) -> bool {
-    plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.withheld.is_empty()
+    plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.render_errors.is_empty()
 }
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;

@@ -104,8 +104,8 @@ impl Scene {
         }
         for (cluster, plan) in entry.cluster_plans.plans(&entry.plan) {
             let cluster = cluster.filter(|_| entry.cluster_plans.outcomes() > 1);
-            for (source, withheld) in &plan.withheld {
-                add(source.to_string(), format!("{:?}", withheld.why), &withheld.message, cluster);
+            for (source, render_errors) in &plan.render_errors {
+                add(source.to_string(), format!("{:?}", render_errors.why), &render_errors.message, cluster);
             }
         }
         all.sort();

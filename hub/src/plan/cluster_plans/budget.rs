@@ -12,9 +12,9 @@ const ENTRY: u64 = 256;
 impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
     pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, revision_hasher: &RevisionHasher) {
-        let Variation::Each(cuts) = &mut self.to else { return };
+        let Variation::Each(cluster_plans) = &mut self.to else { return };
         let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
-        let (sources, clusters) = (selection.selected().count(), cuts.len());
+        let (sources, clusters) = (selection.selected().count(), cluster_plans.len());
         let message: Arc<str> = format!(
             "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
              {} bytes that one rule may have (--render-budget, `renderBudget` in the chart); choose fewer sources or \
@@ -25,10 +25,10 @@ impl ClusterPlans {
         for source in selection.selected() {
             let body = selection.body(source);
             let why = RenderError { why: RenderErrorKind::Budget, message: message.clone() };
-            nothing.set(source, body.as_ref(), Some(RenderOutcome::Withheld(None, why)));
+            nothing.set(source, body.as_ref(), Some(RenderOutcome::Failed(None, why)));
         }
         let nothing = Arc::new(nothing);
-        cuts.values_mut().for_each(|cut| cut.made = nothing.clone());
+        cluster_plans.values_mut().for_each(|cluster_plan| cluster_plan.rendered_plan = nothing.clone());
         self.exceeds = true;
         *self.contents.lock() = Contents::default();
     }

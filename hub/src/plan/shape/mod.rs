@@ -58,16 +58,16 @@ impl From<&crd::Marks> for Marks {
 
 /// Why there is no content.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Unmade {
+pub enum NotRendered {
     /// It cannot be what the rule wants.
-    Withheld(RenderError),
+    Failed(RenderError),
     /// A value of it is still being read.
     Awaited,
 }
 
-impl From<RenderError> for Unmade {
-    fn from(withheld: RenderError) -> Self {
-        Unmade::Withheld(withheld)
+impl From<RenderError> for NotRendered {
+    fn from(render_errors: RenderError) -> Self {
+        NotRendered::Failed(render_errors)
     }
 }
 
@@ -75,7 +75,7 @@ fn patterns(texts: &[String]) -> Vec<Pattern> {
     texts.iter().map(Pattern::new).collect()
 }
 
-fn withheld(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
+fn render_errors(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
     RenderError { why, message: message.into() }
 }
 
@@ -174,7 +174,7 @@ impl Shape {
                 about.source,
                 cut(&name)
             );
-            return Err(withheld(RenderErrorKind::Name, message));
+            return Err(render_errors(RenderErrorKind::Name, message));
         }
         Ok(name)
     }
@@ -182,19 +182,20 @@ impl Shape {
     fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
         let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
         let field = format!("spec.transform.name for {}", about.source);
-        let name = template::fill(template, about, NAME_LIMIT)
-            .map_err(|unfilled| withheld(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true))))?;
+        let name = template::fill(template, about, NAME_LIMIT).map_err(|unfilled| {
+            render_errors(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true)))
+        })?;
         if !valid::is_object_name(&name) {
             let message = format!(
                 "{field} gives {:?}, and an object cannot be called so: a name has up to 253 lowercase letters, digits, \
                  '-' and '.', with a letter or digit at both ends",
                 cut(&name)
             );
-            return Err(withheld(RenderErrorKind::Name, message));
+            return Err(render_errors(RenderErrorKind::Name, message));
         }
         if Kind::by_resource(&about.source.resource).is_some_and(|kind| kind.refuses_name(&name)) {
             let message = format!("{field} gives {name:?}, which every cluster makes itself");
-            return Err(withheld(RenderErrorKind::Name, message));
+            return Err(render_errors(RenderErrorKind::Name, message));
         }
         Ok(name.into())
     }
@@ -210,7 +211,7 @@ impl Shape {
         denied: &Content,
         about: About<'_>,
         secret_refs: &SecretRefs<'_>,
-    ) -> Result<Content, Unmade> {
+    ) -> Result<Content, NotRendered> {
         let Some(kind) = Kind::by_resource(&about.source.resource) else { return Ok(content) };
         self.labels.apply("labels", &mut content.labels, &denied.labels)?;
         self.annotations.apply("annotations", &mut content.annotations, &denied.annotations)?;
@@ -226,7 +227,7 @@ impl Shape {
             None => Ok(content),
             Some(flaw) => {
                 let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
-                Err(withheld(RenderErrorKind::Object, message).into())
+                Err(render_errors(RenderErrorKind::Object, message).into())
             }
         }
     }
@@ -249,7 +250,7 @@ impl Shape {
                         "spec.transform.keys.rename for {source}: {other} and {key} would both be called {name}; exclude \
                          or rename one"
                     );
-                    return Err(withheld(RenderErrorKind::Transform, message));
+                    return Err(render_errors(RenderErrorKind::Transform, message));
                 }
                 kept.insert(name, value);
             }
@@ -272,15 +273,16 @@ impl Shape {
             let field = || format!("spec.substitute for {key} of {}", about.source);
             let text = value.as_str().unwrap_or_default();
             let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
-            let text =
-                text.ok_or_else(|| withheld(RenderErrorKind::Transform, format!("{}: the value is no text", field())))?;
+            let text = text.ok_or_else(|| {
+                render_errors(RenderErrorKind::Transform, format!("{}: the value is no text", field()))
+            })?;
             let filled = template::fill(&text, about, room).map_err(|unfilled| {
                 let why = if unfilled == template::Unfilled::TooLong {
                     RenderErrorKind::Object
                 } else {
                     RenderErrorKind::Variable
                 };
-                withheld(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
+                render_errors(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
             })?;
             room = room.saturating_sub(filled.len());
             *value = Value::String(if kind.sensitive { BASE64.encode(filled.as_bytes()) } else { filled });
@@ -299,7 +301,7 @@ impl Marks {
         let own = |key: &&String| key.starts_with(RESERVED_PREFIX) || *key == MANAGED_BY_LABEL;
         if let Some(key) = self.add.keys().find(own) {
             let message = format!("spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key");
-            return Err(withheld(RenderErrorKind::Transform, message));
+            return Err(render_errors(RenderErrorKind::Transform, message));
         }
         let allowed = denied.iter().filter(|(key, _)| matches_any(&self.allow, key));
         marks.extend(allowed.map(|(key, value)| (key.clone(), value.clone())));

@@ -5,7 +5,7 @@ use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
-use super::{About, Unmade, withheld};
+use super::{About, NotRendered, render_errors};
 use crate::crd;
 
 /// What is overridden in the clusters that it chooses.
@@ -50,7 +50,7 @@ impl Override {
         content: &mut Content,
         about: About<'_>,
         secret_refs: &SecretRefs<'_>,
-    ) -> Result<(), Unmade> {
+    ) -> Result<(), NotRendered> {
         if !self.chooses(about) {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl Override {
                 "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
                 about.source
             );
-            return Err(withheld(RenderErrorKind::Transform, message).into());
+            return Err(render_errors(RenderErrorKind::Transform, message).into());
         }
         if !kind.sensitive && !self.secret_data.is_empty() {
             let message = format!(
@@ -68,7 +68,7 @@ impl Override {
                  for them",
                 about.source
             );
-            return Err(withheld(RenderErrorKind::Transform, message).into());
+            return Err(render_errors(RenderErrorKind::Transform, message).into());
         }
         let mut data = match content.fields.remove("data") {
             Some(Value::Object(data)) => data,
@@ -80,9 +80,9 @@ impl Override {
             let value = secret_refs.value(&about.source.namespace, &from.name, &from.key);
             let value = value.map_err(|lacks| {
                 let field = format!("{field}.secretData[{}]", entry.key);
-                withheld(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
+                render_errors(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
             })?;
-            data.insert(entry.key.clone(), value.ok_or(Unmade::Awaited)?);
+            data.insert(entry.key.clone(), value.ok_or(NotRendered::Awaited)?);
         }
         for key in &self.remove {
             data.remove(key);
@@ -92,7 +92,7 @@ impl Override {
         }
         if !self.patch.is_empty() {
             data = self.patched(data).map_err(|why| {
-                withheld(
+                render_errors(
                     RenderErrorKind::Transform,
                     format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source),
                 )

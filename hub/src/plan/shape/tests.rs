@@ -45,8 +45,8 @@ fn shape(
     let name = shape.name(about)?.to_string();
     match shape.content(content, &denied, about, &SecretRefs::of(&RulePlan::empty(&rule(json!({}))))) {
         Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
-        Err(Unmade::Withheld(withheld)) => Err(withheld),
-        Err(Unmade::Awaited) => panic!("nothing is being read"),
+        Err(NotRendered::Failed(render_errors)) => Err(render_errors),
+        Err(NotRendered::Awaited) => panic!("nothing is being read"),
     }
 }
 
@@ -55,13 +55,13 @@ fn config_map(spec: Value, data: Value) -> Value {
 }
 
 fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, String) {
-    let Err(withheld) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
+    let Err(render_errors) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
     assert!(
-        withheld.message.contains("team/app") || withheld.why == RenderErrorKind::Transform,
+        render_errors.message.contains("team/app") || render_errors.why == RenderErrorKind::Transform,
         "{}",
-        withheld.message
+        render_errors.message
     );
-    (withheld.why, withheld.message.to_string())
+    (render_errors.why, render_errors.message.to_string())
 }
 
 #[test]
@@ -245,8 +245,8 @@ fn what_fails_for_one_cluster_is_sent_to_the_others() {
     selection.set(&bad, Some(&body("${cluster.labels.tier}")));
     let cluster_plans = cluster_plans(&rule, &selection, &fleet(&[Some("gold"), None]));
     let (with, without) = (cluster_plans.plan_of(&"c0".into()).unwrap(), cluster_plans.plan_of(&"c1".into()).unwrap());
-    assert_eq!((with.intents.len(), with.withheld.len()), (2, 0));
-    assert_eq!((without.intents.len(), without.withheld.len()), (1, 1));
+    assert_eq!((with.intents.len(), with.render_errors.len()), (2, 0));
+    assert_eq!((without.intents.len(), without.render_errors.len()), (1, 1));
     // Whatever an agent holds of it stays, under any name.
     assert!(without.is_unknown(&bad) && without.is_unknown(&bad.as_copy("else")) && !without.is_unknown(&good));
 }
@@ -282,8 +282,12 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
     let about = About { source: &long, cluster: &"c".into(), labels: &BTreeMap::new() };
-    let withheld = versioned.shape.name(about).unwrap_err();
-    assert!(withheld.why == RenderErrorKind::Name && withheld.message.contains("shorter"), "{}", withheld.message);
+    let render_errors = versioned.shape.name(about).unwrap_err();
+    assert!(
+        render_errors.why == RenderErrorKind::Name && render_errors.message.contains("shorter"),
+        "{}",
+        render_errors.message
+    );
 }
 
 proptest! {
@@ -324,7 +328,7 @@ proptest! {
             // Every selected source is sent, or is said not to be.
             for source in selection.selected() {
                 let sent = one.intents.keys().filter(|intent| intent.plain() == *source).count();
-                prop_assert_eq!(sent + usize::from(one.withheld.contains_key(source)), 1);
+                prop_assert_eq!(sent + usize::from(one.render_errors.contains_key(source)), 1);
             }
         }
     }
@@ -351,7 +355,7 @@ proptest! {
                 let data = made["fields"]["data"].as_object().cloned().unwrap_or_default();
                 prop_assert_eq!(data, expected);
             }
-            Err(withheld) => prop_assert!(collides && withheld.why == RenderErrorKind::Transform),
+            Err(render_errors) => prop_assert!(collides && render_errors.why == RenderErrorKind::Transform),
         }
     }
 }

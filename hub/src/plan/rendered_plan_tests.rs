@@ -50,7 +50,7 @@ fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() 
     assert_eq!(intents, std::slice::from_ref(&one));
     let (intents, sent) = say(&two, Some(body(4)));
     assert!(intents.is_empty() && sent.is_unknown(&one) && sent.is_unknown(&two));
-    let message = &sent.withheld[&one].message;
+    let message = &sent.render_errors[&one].message;
     assert!(message.contains("configmaps/n1/s1") && message.contains("configmaps/n2/s1"), "{message}");
     let touched = sent.edits.since(before.digest).unwrap();
     assert_eq!(*touched, BTreeSet::from([one.clone(), two.clone()]));
@@ -87,7 +87,7 @@ proptest! {
         prop_assert_eq!(sent.intents.keys().collect::<Vec<_>>(), expected.intents.keys().collect::<Vec<_>>());
         // Every source that could be sent is, or is said to be withheld.
         for source in selection.intents.keys() {
-            prop_assert!(sent.intents.contains_key(source) != sent.withheld.contains_key(source));
+            prop_assert!(sent.intents.contains_key(source) != sent.render_errors.contains_key(source));
         }
     }
 }

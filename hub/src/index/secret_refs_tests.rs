@@ -62,9 +62,12 @@ fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, S
     let directive = index.directive(&RuleUid::from("r"), &ClusterName::from(cluster));
     let Directive::Wanted(assignment) = directive else { panic!("it is not wanted") };
     let login = secret(namespace, "login");
-    if let Some(withheld) = assignment.plan.withheld.get(&login) {
-        assert!(withheld.why == RenderErrorKind::Value && assignment.is_unknown(&login), "what stands of it stays");
-        return Some(Err(withheld.message.to_string()));
+    if let Some(render_errors) = assignment.plan.render_errors.get(&login) {
+        assert!(
+            render_errors.why == RenderErrorKind::Value && assignment.is_unknown(&login),
+            "what stands of it stays"
+        );
+        return Some(Err(render_errors.message.to_string()));
     }
     let Some(content) = assignment.content(&login) else {
         assert!(assignment.is_unknown(&login) && assignment.is_growing(), "it is neither sent nor awaited");
@@ -149,5 +152,5 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     let Directive::Wanted(assignment) = index.directive(&RuleUid::from("r"), &ClusterName::from("eu-1")) else {
         panic!("wanted")
     };
-    assert!(assignment.is_unknown(&login) && assignment.plan.withheld.is_empty());
+    assert!(assignment.is_unknown(&login) && assignment.plan.render_errors.is_empty());
 }

@@ -22,9 +22,9 @@ fn reason(why: RenderErrorKind) -> Reason {
 
 /// What is withheld of what is sent to a cluster: the first of it.
 pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
-    let withheld = &sent.withheld;
-    let (_, first) = withheld.first_key_value()?;
-    let more = match withheld.len() {
+    let render_errors = &sent.render_errors;
+    let (_, first) = render_errors.first_key_value()?;
+    let more = match render_errors.len() {
         1 => String::new(),
         all => format!(" (and {} more of the sources)", all - 1),
     };
@@ -41,13 +41,13 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     for cluster in view.target_clusters.clusters.keys() {
         let sent = view.sent(cluster);
         let lacks = *seen.entry(std::ptr::from_ref(sent)).or_insert_with(|| {
-            sources.extend(sent.withheld.keys());
-            !sent.withheld.is_empty()
+            sources.extend(sent.render_errors.keys());
+            !sent.render_errors.is_empty()
         });
         clusters += usize::from(lacks);
-        first = first.or_else(|| Some((cluster, sent.withheld.first_key_value()?.1)));
+        first = first.or_else(|| Some((cluster, sent.render_errors.first_key_value()?.1)));
     }
-    let (cluster, withheld) = first?;
+    let (cluster, render_errors) = first?;
     let place = match clusters {
         all if all == view.target_clusters.clusters.len() && !view.cluster_plans.differs_by_cluster() => String::new(),
         1 => format!(" to {cluster}"),
@@ -57,6 +57,6 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         1 => ("1 source is".to_owned(), "it"),
         more => (format!("{more} sources are"), "them"),
     };
-    let message = format!("{what} not sent{place}, and what stands of {of} stays as it is: {}", withheld.message);
-    Some((reason(withheld.why), message))
+    let message = format!("{what} not sent{place}, and what stands of {of} stays as it is: {}", render_errors.message);
+    Some((reason(render_errors.why), message))
 }
