@@ -76,7 +76,7 @@ pub struct Caller {
 }
 
 /// What a join would write, and answer when that is written.
-struct Step {
+struct PlannedWrite {
     status: Value,
     answer: Result<SignedCertificate, Refusal>,
 }
@@ -239,7 +239,13 @@ impl Registrar {
     }
 
     /// What this token and request do to a member as it is.
-    fn step(&self, member: &MemberCluster, cluster: &str, token: &Token, request: &[u8]) -> Result<Step, Failure> {
+    fn step(
+        &self,
+        member: &MemberCluster,
+        cluster: &str,
+        token: &Token,
+        request: &[u8],
+    ) -> Result<PlannedWrite, Failure> {
         let now = Timestamp::now();
         match (check_token(Some(member), cluster, token, now), &member.spec.join) {
             (Ok((member, join)), _) => {
@@ -249,12 +255,12 @@ impl Registrar {
                 let identity = json!({"keys": redeemed.keys, "retired": null});
                 // It may also be another cluster that joins now.
                 let status = json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
-                Ok(Step { status, answer: Ok(signed) })
+                Ok(PlannedWrite { status, answer: Ok(signed) })
             }
             (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {
                 let (tokens, count) = wronged(member, join, now);
                 tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
-                Ok(Step { status: json!({"tokens": tokens}), answer: Err(refusal) })
+                Ok(PlannedWrite { status: json!({"tokens": tokens}), answer: Err(refusal) })
             }
             (Err(refusal), _) => Err(refusal.into()),
         }

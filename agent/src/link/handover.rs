@@ -69,7 +69,7 @@ pub(super) enum Swap {
 }
 
 /// What happened next.
-pub(super) enum Step {
+pub(super) enum HandoverEvent {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
     Connected(Result<Connected, String>),
@@ -78,15 +78,15 @@ pub(super) enum Step {
 
 impl Swap {
     /// Waits for the next step; may be given up and called again.
-    pub(super) async fn next(&mut self) -> Step {
+    pub(super) async fn next(&mut self) -> HandoverEvent {
         match self {
             Swap::Renew(at) | Swap::Connect(at) | Swap::Awaiting(_, at) => {
                 tokio::time::sleep_until(*at).await;
-                Step::Due
+                HandoverEvent::Due
             }
-            Swap::Renewing(work) => Step::Renewed(Box::new(work.await)),
-            Swap::Connecting(work) => Step::Connected(work.await),
-            Swap::Saying(_, work) => Step::Room(work.await),
+            Swap::Renewing(work) => HandoverEvent::Renewed(Box::new(work.await)),
+            Swap::Connecting(work) => HandoverEvent::Connected(work.await),
+            Swap::Saying(_, work) => HandoverEvent::Room(work.await),
         }
     }
 
@@ -109,7 +109,7 @@ impl Link {
     pub(super) fn go_on(
         &mut self,
         swap: Swap,
-        step: Step,
+        step: HandoverEvent,
         address: &str,
         (client, frames): (&RunnelClient<Channel>, &mpsc::Sender<AgentFrame>),
     ) -> Swap {
@@ -118,7 +118,7 @@ impl Link {
                 let renewal = Renewal::of(self);
                 Swap::Renewing(Box::pin(renewal.ask(client.clone())))
             }
-            (_, Step::Renewed(renewed)) => match *renewed {
+            (_, HandoverEvent::Renewed(renewed)) => match *renewed {
                 Ok(renewed) => {
                     self.identity = renewed;
                     tracing::info!(cluster = %self.identity.cluster, "renewed the certificate");
@@ -130,15 +130,15 @@ impl Link {
                 }
             },
             (Swap::Connect(_), _) => self.connect(address),
-            (_, Step::Connected(Ok(channel))) => {
+            (_, HandoverEvent::Connected(Ok(channel))) => {
                 let frames = frames.clone();
                 Swap::Saying(channel, Box::pin(async move { frames.reserve_owned().await.ok() }))
             }
-            (_, Step::Connected(Err(error))) => {
+            (_, HandoverEvent::Connected(Err(error))) => {
                 tracing::warn!("no second connection to the hub yet, the first one goes on: {error}");
                 Swap::Connect(self.again())
             }
-            (Swap::Saying(channel, _), Step::Room(Some(permit))) => {
+            (Swap::Saying(channel, _), HandoverEvent::Room(Some(permit))) => {
                 permit.send(AgentFrame::Handover);
                 Swap::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
             }

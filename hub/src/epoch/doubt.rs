@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::line::Line;
 use super::witness::{To, Witness};
 use crate::crd::conditions::{ConditionType, Reason};
-use crate::session::Hold;
+use crate::session::SendRestriction;
 
 /// The annotation of a `MemberCluster` by which an administrator confirms: its value names the doubt.
 pub const CONFIRMED: &str = "runnel.dev/confirmed";
@@ -94,10 +94,10 @@ impl Doubt {
     }
 
     /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
-    pub fn hold(&self) -> Hold {
+    pub fn hold(&self) -> SendRestriction {
         match self {
-            Doubt::Restored { .. } | Doubt::Doubled { .. } | Doubt::Cloned { .. } => Hold::Everything,
-            Doubt::Rejoined { .. } => Hold::Removals,
+            Doubt::Restored { .. } | Doubt::Doubled { .. } | Doubt::Cloned { .. } => SendRestriction::Everything,
+            Doubt::Rejoined { .. } => SendRestriction::Removals,
         }
     }
 

@@ -4,7 +4,7 @@ use runnel_proto::model::RevisionKey;
 
 use super::*;
 use crate::lease::decide::Step;
-use crate::session::Hold;
+use crate::session::SendRestriction;
 
 mod histories;
 #[path = "../../../proto/src/lease/tests/simulation.rs"]
@@ -94,7 +94,7 @@ fn a_hub_that_was_restored_is_noticed_however_far_its_versions_have_come_since()
     }
     assert_eq!(restored.judge(&known, to()), None);
     let doubt = restored.judge(&lost, to()).unwrap();
-    assert!(matches!(&doubt, Doubt::Restored { .. }) && doubt.hold() == Hold::Everything);
+    assert!(matches!(&doubt, Doubt::Restored { .. }) && doubt.hold() == SendRestriction::Everything);
     // Also after others have led, and by what name it is confirmed stays the same.
     restored.take(3);
     assert_eq!(restored.judge(&lost, to()).unwrap().name(), doubt.name());
@@ -133,7 +133,7 @@ fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
     for (other, member) in [(To::new("other", "cluster"), true), (To::new("member", "other"), false)] {
         match hub.judge(&hub.tell(other), to()) {
             Some(doubt @ Doubt::Rejoined { other_member, .. }) => {
-                assert_eq!((other_member, doubt.hold()), (member, Hold::Removals));
+                assert_eq!((other_member, doubt.hold()), (member, SendRestriction::Removals));
             }
             doubt => panic!("{doubt:?}"),
         }

@@ -56,7 +56,7 @@ impl<T: Clone> Several<T> {
 
 /// What of a rule is held, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct BlockedRemovals {
     /// What the status remembers.
     pub memory: Memory,
     /// The sources that are no longer selected.
@@ -75,7 +75,7 @@ pub struct Held {
 
 /// What agents ask for and do not get, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HeldNamed {
+pub struct BlockedAgentWork {
     /// What the status remembers.
     pub memory: Memory,
     /// Where, and how many in each.
@@ -174,7 +174,7 @@ impl Index {
     }
 
     /// What a rule's status says of its brake, and, if something is held, what.
-    pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<Held>) {
+    pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<BlockedRemovals>) {
         let Some(entry) = self.rules.get(uid) else { return (None, None) };
         // A status is looked at far more often than something is held, and only then has a cluster to be asked.
         let memory = match entry.brake.is_holding() {
@@ -185,7 +185,7 @@ impl Index {
             false => entry.brake.released(),
         };
         let held = memory.clone().filter(|memory| !memory.released).map(|memory| {
-            let mut said = Held { memory, ..Held::default() };
+            let mut said = BlockedRemovals { memory, ..BlockedRemovals::default() };
             for item in entry.brake.held() {
                 match item {
                     Item::Rule => said.rule = true,
@@ -204,12 +204,12 @@ impl Index {
     }
 
     /// What a rule's status says of its takeovers: what is held, or what was released last.
-    pub fn takeovers_of(&self, uid: &RuleUid) -> Option<HeldNamed> {
+    pub fn takeovers_of(&self, uid: &RuleUid) -> Option<BlockedAgentWork> {
         said_of(uid, self.rules.get(uid)?.brake.takeovers())
     }
 
     /// What a rule's status says of its copies in namespaces given up: what is held, or what was released last.
-    pub fn given_up_of(&self, uid: &RuleUid) -> Option<HeldNamed> {
+    pub fn given_up_of(&self, uid: &RuleUid) -> Option<BlockedAgentWork> {
         said_of(uid, self.rules.get(uid)?.brake.given_up())
     }
 
@@ -330,8 +330,8 @@ impl Index {
     }
 }
 
-fn said_of(uid: &RuleUid, named: &Named) -> Option<HeldNamed> {
-    let mut said = HeldNamed { memory: named.memory(uid.as_str())?, ..HeldNamed::default() };
+fn said_of(uid: &RuleUid, named: &Named) -> Option<BlockedAgentWork> {
+    let mut said = BlockedAgentWork { memory: named.memory(uid.as_str())?, ..BlockedAgentWork::default() };
     for (cluster, asked) in named.held() {
         said.clusters.add(&(cluster.clone(), asked.objects));
     }

@@ -42,7 +42,7 @@ use crate::plan::{
     WatchScope,
 };
 use crate::rollout::{Gate, Target};
-pub use brake::{Held, HeldNamed, Holding, NAMED, Several};
+pub use brake::{BlockedAgentWork, BlockedRemovals, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 use labels::LabelRoom;

@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(40);
 const TOKEN_SECONDS: u32 = 600;
 
 /// Where the hub is, and what it is asked.
-pub struct Question<'a> {
+pub struct RuleQuery<'a> {
     /// Its namespace.
     pub namespace: &'a str,
     /// `host:port`; without it by port-forward.
@@ -40,7 +40,7 @@ pub struct Question<'a> {
 }
 
 /// What is held of a rule.
-pub struct Held {
+pub struct PendingApproval {
     /// What releases it.
     pub digest: String,
     /// How many copies it is.
@@ -53,7 +53,7 @@ pub struct Held {
 ///
 /// # Errors
 /// A sentence with the cure.
-pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Vec<ClusterRow>> {
+pub async fn clusters(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Vec<ClusterRow>> {
     within(hub, question.place(), question.asked(), async |mut client, request| {
         let mut pages = client.rule_clusters(request).await.map_err(refused)?.into_inner();
         let mut rows = Vec::new();
@@ -69,12 +69,13 @@ pub async fn clusters(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<
 ///
 /// # Errors
 /// A sentence with the cure.
-pub async fn held(hub: &Cluster, question: &Question<'_>) -> anyhow::Result<Option<Held>> {
+pub async fn held(hub: &Cluster, question: &RuleQuery<'_>) -> anyhow::Result<Option<PendingApproval>> {
     within(hub, question.place(), question.asked(), async |mut client, request| {
         let mut pages = client.rule_held(request).await.map_err(refused)?.into_inner();
         let mut held = None;
         while let Some(page) = pages.message().await.map_err(refused)? {
-            let held = held.get_or_insert_with(|| Held { digest: page.digest, copies: page.copies, items: vec![] });
+            let held =
+                held.get_or_insert_with(|| PendingApproval { digest: page.digest, copies: page.copies, items: vec![] });
             held.items.extend(page.items.into_iter().map(|item| [item.what, item.cluster, item.object]));
         }
         Ok(held)
@@ -119,7 +120,7 @@ pub async fn plan(
     .await
 }
 
-impl<'a> Question<'a> {
+impl<'a> RuleQuery<'a> {
     fn place(&self) -> (&'a str, Option<&'a str>) {
         (self.namespace, self.address)
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::Release;
-use super::ask::{self, Held, Question};
+use super::ask::{self, PendingApproval, RuleQuery};
 use super::limit;
 use super::look::rule_path;
 use super::seen::{condition, full_name, number, text};
@@ -34,7 +34,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Res
     if held.is_empty() {
         return Err(ended(FAILED, format!("nothing of rule {} is held", full_name(&rule))));
     }
-    let question = Question { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
+    let question = RuleQuery { namespace: &options.hub_namespace, address: options.hub_url.as_deref(), rule: &rule };
     let (digest, copies, sorts) = match ask::held(&hub, &question).await {
         Ok(Some(answer)) => {
             say(&table(&answer))?;
@@ -127,7 +127,7 @@ impl Sorts {
 
 /// The sorts of what the hub says is held, which may be another than the status said a moment ago; `None` where it cannot
 /// tell yet.
-fn sorts(held: &Held) -> Option<Sorts> {
+fn sorts(held: &PendingApproval) -> Option<Sorts> {
     if held.items.is_empty() {
         return None;
     }
@@ -197,7 +197,7 @@ fn seen(rule: &Value, digests: &str) -> Heeded {
 }
 
 /// What goes, line by line.
-fn table(held: &Held) -> String {
+fn table(held: &PendingApproval) -> String {
     let mut said: String = held.items.iter().take(SHOWN).map(line).collect();
     if held.items.len() > SHOWN {
         said += &format!("  and {} more\n", held.items.len() - SHOWN);
@@ -214,7 +214,7 @@ fn table(held: &Held) -> String {
 }
 
 /// How many objects are listed, where only takeovers are.
-fn overwritten(held: &Held) -> Option<i64> {
+fn overwritten(held: &PendingApproval) -> Option<i64> {
     let objects = |[what, _, objects]: &[String; 3]| objects.parse::<i64>().ok().filter(|_| what == "Takeover");
     held.items.iter().map(objects).sum::<Option<i64>>().filter(|_| !held.digest.contains(','))
 }
@@ -288,9 +288,9 @@ mod tests {
         assert_eq!(seen(Some(("d0", true)), Some(("t2", false))), Heeded::Other(None));
     }
 
-    fn held(digest: &str, copies: i64, items: &[(&str, &str)]) -> Held {
+    fn held(digest: &str, copies: i64, items: &[(&str, &str)]) -> PendingApproval {
         let item = |(what, object): &(&str, &str)| [(*what).to_owned(), "eu-1".to_owned(), (*object).to_owned()];
-        Held { digest: digest.to_owned(), copies, items: items.iter().map(item).collect() }
+        PendingApproval { digest: digest.to_owned(), copies, items: items.iter().map(item).collect() }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::{Members, Output, Status};
-use super::ask::Question;
+use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
@@ -22,7 +22,7 @@ pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Resu
         let rule = seen::tidy(one(&hub, given, &namespace).await?);
         if options.outdated {
             let namespace = hub_namespace(options)?;
-            let question = Question { namespace, address: options.hub_url.as_deref(), rule: &rule };
+            let question = RuleQuery { namespace, address: options.hub_url.as_deref(), rule: &rule };
             let rows = ask::clusters(&hub, &question).await?;
             return say(&detail::outdated(&rows, width(), colours()));
         }
@@ -67,7 +67,7 @@ fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
 
 /// One rule with all its clusters. Where the hub cannot be asked, what the status says is shown all the same.
 async fn whole(hub: &Cluster, options: &Status, rule: &Value, now: Timestamp) -> anyhow::Result<()> {
-    let question = Question { namespace: hub_namespace(options)?, address: options.hub_url.as_deref(), rule };
+    let question = RuleQuery { namespace: hub_namespace(options)?, address: options.hub_url.as_deref(), rule };
     match ask::clusters(hub, &question).await {
         Ok(rows) => {
             say(&rules::heading(rule, now, colours()))?;

@@ -12,7 +12,7 @@ use super::session::Running;
 use super::{Identity, Server};
 use crate::epoch::{CONFIRMED, Doubt, Facts, To, Witness, judge};
 use crate::join::with_reason;
-use crate::session::Hold;
+use crate::session::SendRestriction;
 use crate::shared::Shared;
 use crate::writer::Book;
 
@@ -65,8 +65,9 @@ impl Server {
     ) -> Status {
         let to = witness.map_or(To::new("", ""), |witness| witness.to);
         let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
-        let weighs =
-            |doubt: &Doubt| doubt.hold() == Hold::Everything && !is_confirmed(&self.book, &identity.cluster, doubt);
+        let weighs = |doubt: &Doubt| {
+            doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.book, &identity.cluster, doubt)
+        };
         let Some(doubt) = doubt.filter(weighs) else { return status };
         note(&self.shared, &identity.cluster, &doubt);
         refusal(format!(
@@ -128,23 +129,23 @@ impl Running {
             tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
             return;
         }
-        if doubt.hold() == Hold::Everything {
+        if doubt.hold() == SendRestriction::Everything {
             note(&self.shared, cluster, &doubt);
         }
         self.doubt = Some(doubt);
     }
 
     /// What is not said.
-    pub(super) fn hold(&self) -> Hold {
-        self.doubt.as_ref().map_or(Hold::Nothing, Doubt::hold)
+    pub(super) fn hold(&self) -> SendRestriction {
+        self.doubt.as_ref().map_or(SendRestriction::Nothing, Doubt::hold)
     }
 
     /// The session counts as connected.
     pub(super) fn note_hold(&self) {
         let cluster = &self.identity.cluster;
         match self.hold() {
-            Hold::Everything => self.shared.ledger.lock().waits_for_confirmation(cluster, true),
-            Hold::Removals | Hold::Nothing => {
+            SendRestriction::Everything => self.shared.ledger.lock().waits_for_confirmation(cluster, true),
+            SendRestriction::Removals | SendRestriction::Nothing => {
                 if self.shared.doubts.lock().settle(cluster) {
                     self.shared.dirty_members.add([cluster.clone()]);
                 }
@@ -169,7 +170,7 @@ impl Running {
         let mut session = self.live.session.lock();
         if matches!(self.doubt, Some(Doubt::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
             (self.doubt, self.gives_witness) = (None, true);
-            session.hold(Hold::Nothing);
+            session.hold(SendRestriction::Nothing);
         }
     }
 
@@ -189,7 +190,7 @@ impl Running {
         let all = self.shared.authorities.borrow().clone();
         let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
         // Of a hub that is one of two the agent takes no other authorities.
-        if knows && !all.is_empty() && self.hold() != Hold::Everything {
+        if knows && !all.is_empty() && self.hold() != SendRestriction::Everything {
             self.out.push_back(HubFrame::Authorities(all));
         }
     }

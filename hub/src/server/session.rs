@@ -20,7 +20,7 @@ use crate::join::decide::Refusal;
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
-use crate::session::{HelloStates, Hold, Session};
+use crate::session::{HelloStates, SendRestriction, Session};
 use crate::shared::{Inquiries, LiveSession, Shared, until};
 use crate::writer::Book;
 
@@ -363,7 +363,7 @@ impl Running {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
             hub_id: self.shared.settings.hub_id.clone(),
             hub_cluster_uid: self.shared.settings.cluster_uid.clone(),
-            behind: self.hold() == Hold::Everything,
+            behind: self.hold() == SendRestriction::Everything,
             proof_key: Some(self.shared.proof_key.clone()),
         }));
         self.hello = Some(hello);

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{HeldIntent, RuleState, RuleUid};
 
-use super::held::{Held, Items};
+use super::rule_stream_state::{Items, RuleStreamState};
 use super::{RULES_LIMIT, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
@@ -64,7 +64,7 @@ impl Session {
             return Vec::new();
         }
         let Self { rules, asked, .. } = self;
-        asked.retain(|uid, _| matches!(rules.get(uid), Some(Held { items: Items::Asked(_), .. })));
+        asked.retain(|uid, _| matches!(rules.get(uid), Some(RuleStreamState { items: Items::Asked(_), .. })));
         let mut pairs: usize = asked.values().sum();
         let mut questions = Vec::new();
         while let Some(uid) = self.ask.first().cloned() {
@@ -95,7 +95,7 @@ impl Session {
     /// agent is heard whatever the hub has sent to it. Of the others those are left out that are more than the budget allows:
     /// they are asked for again when what was taken in has been removed.
     pub fn detail(&mut self, uid: &RuleUid, intents: Vec<HeldIntent>, last: bool) {
-        if !matches!(self.rules.get(uid), Some(Held { items: Items::Asked(_), .. })) {
+        if !matches!(self.rules.get(uid), Some(RuleStreamState { items: Items::Asked(_), .. })) {
             return;
         }
         let assignment = self.share_of(uid).cloned();
@@ -105,7 +105,7 @@ impl Session {
                 self.left_out.insert(uid.clone(), false);
                 continue;
             }
-            if let Some(Held { items: Items::Asked(pairs), .. }) = self.rules.get_mut(uid) {
+            if let Some(RuleStreamState { items: Items::Asked(pairs), .. }) = self.rules.get_mut(uid) {
                 pairs.insert(known.unwrap_or(source), revision);
             }
         }

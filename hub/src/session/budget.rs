@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::Session;
-use super::held::{Held, Items};
+use super::rule_stream_state::{Items, RuleStreamState};
 use crate::index::Directive;
 use crate::plan::SourceContent;
 
@@ -62,7 +62,7 @@ impl Session {
 
     /// Wants wait until it is known what the agent holds of the rule.
     pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
-        let Some(Held { items, directive, .. }) = self.rules.get(uid) else { return };
+        let Some(RuleStreamState { items, directive, .. }) = self.rules.get(uid) else { return };
         let assignment = match (items, directive) {
             (Items::ClusterAssignment { assignment, .. }, _) => assignment,
             (

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{RuleDelta, RuleUid, Terms, Travel};
 
-use super::held::Items;
+use super::rule_stream_state::Items;
 use super::{BATCH_BYTES, BATCH_ITEMS, Heading, Session, delta_of, weight};
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, NamedTerms};

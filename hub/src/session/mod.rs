@@ -18,10 +18,10 @@ mod account;
 mod beyond;
 mod budget;
 mod heading;
-mod held;
 mod hello;
-mod hold;
 mod rest;
+mod rule_stream_state;
+mod send_restriction;
 #[cfg(test)]
 mod tests;
 mod unsent;
@@ -41,9 +41,9 @@ use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
 use beyond::Beyond;
 use budget::Budget;
-use held::{Held, Items};
 pub use hello::{HelloStates, state_bytes};
-pub use hold::Hold;
+use rule_stream_state::{Items, RuleStreamState};
+pub use send_restriction::SendRestriction;
 use unsent::Unsent;
 use weight::weight;
 
@@ -93,7 +93,7 @@ impl Default for Spoken {
 /// One agent's view.
 #[derive(Default)]
 pub struct Session {
-    rules: BTreeMap<RuleUid, Held>,
+    rules: BTreeMap<RuleUid, RuleStreamState>,
     headings: BTreeMap<RuleUid, Heading>,
     removals: BTreeMap<RuleUid, DeletionPolicy>,
     /// What the agent has not been sent about sources.
@@ -122,7 +122,7 @@ pub struct Session {
     budget: Budget,
     hello_done: bool,
     /// What is not said.
-    hold: Hold,
+    hold: SendRestriction,
     /// Something was not said that would have removed a copy.
     kept_back: bool,
     /// The last batch before the end of the snapshot, once that was said.
@@ -140,7 +140,7 @@ impl Session {
     /// Takes in the agent's account of what it holds; may be called several times before [`Session::hello_done`].
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
-            let mut held = Held::claimed_by_agent(&state);
+            let mut held = RuleStreamState::claimed_by_agent(&state);
             // Older agents do not say it.
             let rests = Some(state.suspended).filter(|_| self.protocol.0 >= KEEPS_SINCE);
             (held.rests, held.told_rests) = (rests, rests);
@@ -244,7 +244,7 @@ impl Session {
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
         let said = self.unsent.is_empty() && self.has_said_headings() && self.removals.is_empty();
-        let said = said && self.hold != Hold::Everything && !self.has_left_out_pairs();
+        let said = said && self.hold != SendRestriction::Everything && !self.has_left_out_pairs();
         if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
         }
@@ -260,7 +260,7 @@ impl Session {
 
     /// Whether the account of some rule has not come in yet.
     fn is_waiting(&self) -> bool {
-        self.rules.values().any(Held::is_waiting)
+        self.rules.values().any(RuleStreamState::is_waiting)
     }
 
     /// Returns whether upserts are left for another batch.

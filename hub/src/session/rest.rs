@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
 
-use super::held::Items;
+use super::rule_stream_state::Items;
 use super::{Heading, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;

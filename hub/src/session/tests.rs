@@ -8,7 +8,7 @@ use runnel_proto::model::{
 };
 use serde_json::json;
 
-use super::{Hold, RULES_LIMIT, Session};
+use super::{RULES_LIMIT, SendRestriction, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Directive;
@@ -297,7 +297,7 @@ fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
     agent.drain(&mut session);
     let held = agent.rules.clone();
     let mut session = agent.connect();
-    session.hold(Hold::Everything);
+    session.hold(SendRestriction::Everything);
     let policy = DeletionPolicy::Delete;
     session.update([
         wanted("r1", &[(1, content(9))]),
@@ -317,7 +317,7 @@ fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
     agent.drain(&mut session);
     let after = || [wanted("r1", &[(1, content(9))]), ("r2".into(), Directive::Unwanted(DeletionPolicy::Delete))];
-    for (hold, removed) in [(Hold::Removals, 0), (Hold::Nothing, 2)] {
+    for (hold, removed) in [(SendRestriction::Removals, 0), (SendRestriction::Nothing, 2)] {
         let mut session = agent.connect();
         session.hold(hold);
         // Told twice, it is kept twice.
@@ -326,13 +326,13 @@ fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
         session.update(after());
         agent.drain(&mut session);
         assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
-        assert_eq!(session.has_kept_back(), hold == Hold::Removals);
-        assert_eq!(session.holds_nothing_else(), hold == Hold::Nothing);
+        assert_eq!(session.has_kept_back(), hold == SendRestriction::Removals);
+        assert_eq!(session.holds_nothing_else(), hold == SendRestriction::Nothing);
         assert!(session.take_snapshot_end().is_some());
     }
     // One that holds what is wanted and nothing else is asked nothing.
     let mut session = agent.connect();
-    session.hold(Hold::Removals);
+    session.hold(SendRestriction::Removals);
     session.update(after());
     agent.drain(&mut session);
     assert!(!session.has_kept_back() && session.holds_nothing_else());
@@ -345,7 +345,7 @@ fn only_what_a_member_that_joined_anew_came_with_is_kept() {
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
     agent.drain(&mut session);
     let mut session = agent.connect();
-    session.hold(Hold::Removals);
+    session.hold(SendRestriction::Removals);
     // Nobody can tell about the second rule: it keeps what it has, and that keeps nothing else.
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), ("r2".into(), Directive::Unknown)]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);

@@ -16,7 +16,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
-use crate::index::{Held, HeldNamed};
+use crate::index::{BlockedAgentWork, BlockedRemovals};
 use crate::plan::{ClusterPlans, Refused, Rule, RulePlan, TargetClusters, WatchScope};
 
 /// What the hub knows about a rule.
@@ -34,11 +34,11 @@ pub struct View<'a> {
     /// What the brake has to remember.
     pub removal: Option<Memory>,
     /// What the brake holds.
-    pub held: Option<Held>,
+    pub held: Option<BlockedRemovals>,
     /// What it says of takeovers, held or released.
-    pub takeovers: Option<HeldNamed>,
+    pub takeovers: Option<BlockedAgentWork>,
     /// What it says of copies in namespaces given up, held or released.
-    pub given_up: Option<HeldNamed>,
+    pub given_up: Option<BlockedAgentWork>,
     /// Some of those namespaces, of the clusters that are named there.
     pub given_up_in: Vec<String>,
     /// The rollout of its newest change, where it wants one.

@@ -1,14 +1,14 @@
 //! What people are told of removals, or of takeovers, that are held.
 use super::fold::counted;
 use crate::crd::RELEASE;
-use crate::index::{Held, HeldNamed, Several};
+use crate::index::{BlockedAgentWork, BlockedRemovals, Several};
 use crate::plan::Rule;
 
 /// How many copies, where, why, and how to release them.
 pub(super) fn said_of_held(
     rule: &Rule,
-    held: Option<&Held>,
-    given_up: Option<&HeldNamed>,
+    held: Option<&BlockedRemovals>,
+    given_up: Option<&BlockedAgentWork>,
     given_up_in: &[String],
 ) -> String {
     let mut causes: Vec<_> = held.map(causes_of).unwrap_or_default();
@@ -26,7 +26,7 @@ pub(super) fn said_of_held(
 }
 
 /// Which copies agents would remove because their namespaces are no longer targets.
-fn said_of_given_up(held: &HeldNamed, namespaces: &[String]) -> String {
+fn said_of_given_up(held: &BlockedAgentWork, namespaces: &[String]) -> String {
     let Some(place) = said(&in_clusters(held), "cluster has", "clusters have", "copies in namespaces given up") else {
         return format!("of copies in namespaces given up, {UNTOLD}");
     };
@@ -36,7 +36,7 @@ fn said_of_given_up(held: &HeldNamed, namespaces: &[String]) -> String {
     }
 }
 
-fn causes_of(held: &Held) -> Vec<String> {
+fn causes_of(held: &BlockedRemovals) -> Vec<String> {
     let mut causes = vec![];
     if held.rule {
         causes.push("the rule is deleted".to_owned());
@@ -54,7 +54,7 @@ fn causes_of(held: &Held) -> Vec<String> {
 }
 
 /// How many objects, where, and how to release them.
-pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldNamed) -> String {
+pub(super) fn said_of_takeovers(rule: &Rule, held: &BlockedAgentWork) -> String {
     let (what, these, it) = match held.memory.copies {
         1 => ("object that is not Runnel's", "this one", "it"),
         _ => ("objects that are not Runnel's", "these", "them"),
@@ -71,7 +71,7 @@ pub(super) fn said_of_takeovers(rule: &Rule, held: &HeldNamed) -> String {
 const UNTOLD: &str = "as the hub said before it restarted; the agents have not said yet what is left";
 
 /// The clusters, each with its number of objects.
-fn in_clusters(held: &HeldNamed) -> Several<String> {
+fn in_clusters(held: &BlockedAgentWork) -> Several<String> {
     let first = held.clusters.first.iter().map(|(cluster, objects)| format!("{cluster} ({objects})")).collect();
     Several { first, all: held.clusters.all }
 }

@@ -29,11 +29,11 @@ struct World {
     started: Instant,
     seconds: u64,
     overdue: bool,
-    held: Option<crate::index::Held>,
+    held: Option<crate::index::BlockedRemovals>,
     takeovers: Option<runnel_proto::model::Asked>,
-    held_takeovers: Option<crate::index::HeldNamed>,
+    held_takeovers: Option<crate::index::BlockedAgentWork>,
     given_up: Option<runnel_proto::model::GivenUp>,
-    held_given_up: Option<crate::index::HeldNamed>,
+    held_given_up: Option<crate::index::BlockedAgentWork>,
     rolling: Option<rollouts::Under>,
     travel: Travel,
     proof: Option<Proof>,
@@ -493,7 +493,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
 
     let memory = crate::brake::Memory { digest: "0123456789abcdef0123".to_owned(), copies: 2, ..Default::default() };
     let clusters = crate::index::Several { first: vec![("one".into(), 2)], all: 1 };
-    world.held_takeovers = Some(crate::index::HeldNamed { memory: memory.clone(), clusters });
+    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: memory.clone(), clusters });
     world.fold();
     assert_eq!(world.ready(), pair("False", "TakeoverLimit"));
     assert_eq!(world.says(ConditionType::TakeoverHeld), pair("True", "TakeoverLimit"));
@@ -509,7 +509,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     assert_eq!(world.status.takeovers.as_ref().unwrap().copies, 2);
     let clusters = crate::index::Several { first: vec![("one".into(), 1)], all: 1 };
     let one = crate::brake::Memory { copies: 1, ..memory.clone() };
-    world.held_takeovers = Some(crate::index::HeldNamed { memory: one, clusters });
+    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: one, clusters });
     world.fold();
     let said = &condition(&world.status.conditions, ConditionType::TakeoverHeld).unwrap().message;
     let held = "the takeover of 1 object that is not Runnel's is held (spec.removalLimit): 1 cluster holds it: one (1). \
@@ -522,7 +522,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
 
     let released = crate::brake::Memory { released: true, ..memory };
-    world.held_takeovers = Some(crate::index::HeldNamed { memory: released, ..Default::default() });
+    world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: released, ..Default::default() });
     world.applied("one");
     world.fold();
     assert_eq!((world.ready().0.as_str(), world.says(ConditionType::TakeoverHeld)), ("True", pair("", "")));
@@ -547,7 +547,7 @@ fn copies_in_namespaces_given_up_are_on_their_way_until_they_are_held_and_then_o
 
     let memory = |digest: &str, copies| crate::brake::Memory { digest: digest.into(), copies, ..Default::default() };
     let clusters = crate::index::Several { first: vec![("one".into(), 12)], all: 1 };
-    world.held_given_up = Some(crate::index::HeldNamed { memory: memory("0123", 12), clusters });
+    world.held_given_up = Some(crate::index::BlockedAgentWork { memory: memory("0123", 12), clusters });
     world.given_up =
         Some(runnel_proto::model::GivenUp { copies: 12, digest, namespaces: vec!["a".into(), "b".into()] });
     world.fold();
@@ -567,7 +567,7 @@ fn copies_in_namespaces_given_up_are_on_their_way_until_they_are_held_and_then_o
     assert_eq!(world.status.given_up.as_ref().unwrap().copies, 12);
 
     let sources = crate::index::Several { first: vec![SourceRef::new("configmaps", "a", "s")], all: 1 };
-    world.held = Some(crate::index::Held { memory: memory("4567", 2), sources, ..Default::default() });
+    world.held = Some(crate::index::BlockedRemovals { memory: memory("4567", 2), sources, ..Default::default() });
     world.fold();
     let both = said(&world);
     assert!(

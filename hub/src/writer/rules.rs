@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use crate::crd::{FINALIZER, RuleStatus};
-use crate::index::{Cluster, HeldNamed, Index};
+use crate::index::{BlockedAgentWork, Cluster, Index};
 use crate::rollout::Gate;
 use crate::status::{Ledger, Now, Rolling, SETTLING, View, fold, notices};
 
@@ -52,7 +52,7 @@ pub(crate) fn view<'a>(
 }
 
 /// Some of the namespaces in which copies are given up and held.
-fn given_up_in(held: Option<&HeldNamed>, uid: &RuleUid, ledger: &Ledger) -> Vec<String> {
+fn given_up_in(held: Option<&BlockedAgentWork>, uid: &RuleUid, ledger: &Ledger) -> Vec<String> {
     let clusters = held.into_iter().flat_map(|held| &held.clusters.first);
     let named: BTreeSet<_> = clusters.flat_map(|(cluster, _)| ledger.namespaces_given_up(uid, cluster)).collect();
     named.into_iter().take(NAMESPACES_LIMIT).cloned().collect()

@@ -2,13 +2,13 @@
 use runnel_proto::model::{AskedDigest, RuleUid};
 
 use super::Session;
-use super::held::{Items, Step};
+use super::rule_stream_state::{Delta, Items};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
 /// What is not said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hold {
+pub enum SendRestriction {
     /// All is said.
     #[default]
     Nothing,
@@ -20,7 +20,7 @@ pub enum Hold {
 
 impl Session {
     /// From its beginning on this session does not say this.
-    pub fn hold(&mut self, hold: Hold) {
+    pub fn hold(&mut self, hold: SendRestriction) {
         self.hold = hold;
     }
 
@@ -40,22 +40,22 @@ impl Session {
     pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
         let is_former = || self.rules.get(uid).is_some_and(|held| held.former);
         match self.hold {
-            Hold::Everything => true,
-            Hold::Removals => is_former(),
-            Hold::Nothing => false,
+            SendRestriction::Everything => true,
+            SendRestriction::Removals => is_former(),
+            SendRestriction::Nothing => false,
         }
     }
 
     /// What is made of a claim while something is held.
     pub(super) fn render_errors(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.hold, directive) {
-            (Hold::Everything, _) => Directive::Unknown,
-            (Hold::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {
+            (SendRestriction::Everything, _) => Directive::Unknown,
+            (SendRestriction::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {
                 self.kept_back = true;
                 Directive::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
-            (Hold::Removals, Directive::Wanted(assignment))
+            (SendRestriction::Removals, Directive::Wanted(assignment))
                 if self.keeps(uid) && self.has_other_terms(uid, &assignment) =>
             {
                 self.kept_back = true;
@@ -78,7 +78,7 @@ impl Session {
 
 impl Items {
     /// Takes the removals out of a step: what they name stays. Returns whether there were any.
-    pub(super) fn keep(&self, step: &mut Step) -> bool {
+    pub(super) fn keep(&self, step: &mut Delta) -> bool {
         let stay: Vec<_> = std::mem::take(&mut step.tombstones);
         let any = !stay.is_empty();
         if let Items::ClusterAssignment { beyond, .. } = &mut step.items {

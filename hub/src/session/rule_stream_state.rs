@@ -11,7 +11,7 @@ use crate::plan::{ClusterAssignment, SourceContent};
 
 /// What an agent holds of one rule.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct RuleStreamState {
     /// The terms that it has, or will have when what waits is sent.
     pub(super) terms: Option<TermsDigest>,
     /// The terms that it has.
@@ -47,7 +47,7 @@ pub(super) struct Held {
     pub(super) directive: Option<Directive>,
 }
 
-impl Held {
+impl RuleStreamState {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
@@ -106,7 +106,7 @@ impl Default for Items {
 }
 
 /// How to get from what is held to a share.
-pub(super) struct Step {
+pub(super) struct Delta {
     pub(super) items: Items,
     pub(super) upserts: Vec<(SourceRef, Arc<SourceContent>)>,
     pub(super) tombstones: Vec<SourceRef>,
@@ -195,8 +195,8 @@ impl Items {
 
     /// The step from these pairs to a share. Where it is known to differ in few intents only, only those are looked at,
     /// besides what was left alone before.
-    pub(super) fn step_to(&self, assignment: &ClusterAssignment) -> Step {
-        let mut step = Step { items: Items::default(), upserts: vec![], tombstones: vec![] };
+    pub(super) fn step_to(&self, assignment: &ClusterAssignment) -> Delta {
+        let mut step = Delta { items: Items::default(), upserts: vec![], tombstones: vec![] };
         let mut beyond = BTreeMap::new();
         let change = match self {
             Items::ClusterAssignment { assignment: former, beyond: known } if former.is(assignment) => {
@@ -230,7 +230,7 @@ impl Items {
         &self,
         source: &SourceRef,
         assignment: &ClusterAssignment,
-        step: &mut Step,
+        step: &mut Delta,
         beyond: &mut BTreeMap<SourceRef, Revision>,
     ) {
         let held = self.revision(source);
