@@ -22,7 +22,7 @@ use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::crd::{ClusterDistributionRule, DistributionRule};
-use crate::epoch::{Doubts, Standing};
+use crate::epoch::{Doubts, LeaderPosition};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
 use crate::plan::{ClusterAssignment, RevisionHasher, WatchScope};
@@ -88,7 +88,7 @@ pub struct Shared {
     /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
     pub lead: watch::Sender<Option<Lead>>,
     /// What this process has come to, while it leads.
-    pub standing: RwLock<Option<Standing>>,
+    pub standing: RwLock<Option<LeaderPosition>>,
     /// What speaks against letting members follow this hub.
     pub doubts: Mutex<Doubts>,
     /// The other replica that leads.

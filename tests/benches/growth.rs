@@ -141,8 +141,8 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     session.hello_done();
     let mut say = || {
         let index = index.borrow();
-        let share = index.rule(&uid).and_then(|entry| entry.share(&to)).expect("a share");
-        session.update([(uid.clone(), Directive::Wanted(share))]);
+        let assignment = index.rule(&uid).and_then(|entry| entry.assignment(&to)).expect("a share");
+        session.update([(uid.clone(), Directive::Wanted(assignment))]);
         let mut sent = 0;
         while let Some(batch) = session.next_batch() {
             sent += batch.rules.iter().map(|rule| rule.upserts.len()).sum::<usize>();
@@ -209,10 +209,10 @@ fn status_fold_failing(bencher: Bencher<'_, '_>, clusters: usize) {
 }
 
 fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
-    let (rule, plan, deal) = (rule(0), planned(RulePlan::empty(&rule(0)), 1), ClusterPlans::default());
+    let (rule, plan, cluster_plans) = (rule(0), planned(RulePlan::empty(&rule(0)), 1), ClusterPlans::default());
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
-    let goes = TargetClusters { clusters: chosen, ..TargetClusters::default() };
+    let target_clusters = TargetClusters { clusters: chosen, ..TargetClusters::default() };
     let mut ledger = Ledger::default();
     for name in &names {
         ledger.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
@@ -223,8 +223,8 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
         let view = View {
             rule: &rule,
             plan: &plan,
-            deal: &deal,
-            goes: &goes,
+            cluster_plans: &cluster_plans,
+            target_clusters: &target_clusters,
             unreadable: BTreeMap::new(),
             removal: None,
             held: None,

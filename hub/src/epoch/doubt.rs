@@ -2,8 +2,8 @@
 use data_encoding::HEXLOWER;
 use jiff::Timestamp;
 
-use super::line::Line;
-use super::witness::{To, Witness};
+use super::history_token::{HistoryToken, TokenRecipient};
+use super::leader_history::LeaderHistory;
 use crate::crd::conditions::{ConditionType, Reason};
 use crate::session::SendRestriction;
 
@@ -48,15 +48,15 @@ pub enum Doubt {
 /// What a hub knows when a member comes.
 pub struct Facts<'a> {
     /// Who has led.
-    pub line: &'a Line,
+    pub line: &'a LeaderHistory,
     /// When this process took the lead, in Unix seconds.
     pub since: u64,
     /// Who comes.
-    pub to: To,
+    pub to: TokenRecipient,
 }
 
 /// Whether what a member remembers can have been told by this hub.
-pub fn judge(facts: &Facts<'_>, witness: &Witness) -> Option<Doubt> {
+pub fn judge(facts: &Facts<'_>, witness: &HistoryToken) -> Option<Doubt> {
     if !knows(facts.line, witness) {
         let by = witness.by();
         let told_at = i64::try_from(witness.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
@@ -75,9 +75,9 @@ pub fn judge(facts: &Facts<'_>, witness: &Witness) -> Option<Doubt> {
 }
 
 /// Whether this line has come to what the witness says.
-fn knows(line: &Line, witness: &Witness) -> bool {
-    match line.takings().find(|taking| witness.is_of(taking)) {
-        Some(taking) => taking.last.is_none_or(|last| witness.version <= last),
+fn knows(line: &LeaderHistory, witness: &HistoryToken) -> bool {
+    match line.terms().find(|leader_term| witness.is_of(leader_term)) {
+        Some(leader_term) => leader_term.last.is_none_or(|last| witness.version <= last),
         // What is older than all that is kept accuses nobody: it is what a member remembers that was away for long.
         None => line.is_dropped(witness.version),
     }

@@ -1,9 +1,9 @@
 //! Whether this hub is the one that its members have heard before: pure.
 //!
 //! A hub whose etcd was restored from an older backup cannot know it: nothing in its API says that there was more. Its
-//! members can. Each time that a process takes the lead, the Lease gets an entry for it (its [`Line`]): the term, a random
+//! members can. Each time that a process takes the lead, the Lease gets an entry for it (its [`LeaderHistory`]): the term, a random
 //! number, and the Lease's last version in the hands of the one before. While it leads, the hub tells its members what it
-//! has come to, as a [`Witness`]: epoch, term, random number and the version of its last renewal, sealed with the hub's
+//! has come to, as a [`HistoryToken`]: epoch, term, random number and the version of its last renewal, sealed with the hub's
 //! key. An agent stores the newest one and shows it when it connects. All that is ever told is at most what the next to
 //! lead finds in the Lease, so a witness that says more was told by a hub whose time was lost ([`judge`]), however far the
 //! versions have come since and whoever led then. A renewal comes every two seconds by default. What was told between a
@@ -21,12 +21,12 @@
 //! annotation [`CONFIRMED`], whose value names exactly this doubt, so that none that was left behind confirms a later one.
 mod doubt;
 mod doubts;
-mod line;
+mod history_token;
+mod leader_history;
 #[cfg(test)]
 mod tests;
-mod witness;
 
 pub use doubt::{CONFIRMED, Doubt, Facts, judge};
 pub use doubts::Doubts;
-pub use line::{LINE, Line, Standing};
-pub use witness::{To, Witness};
+pub use history_token::{HistoryToken, TokenRecipient};
+pub use leader_history::{LINE, LeaderHistory, LeaderPosition};

@@ -19,7 +19,7 @@ fn random(process: u64) -> String {
 /// A hub's Lease, and who leads.
 #[derive(Clone, Default)]
 struct Hub {
-    line: Line,
+    line: LeaderHistory,
     version: u64,
     term: u64,
     now: u64,
@@ -38,7 +38,7 @@ impl Hub {
     fn take(&mut self, process: u64) {
         self.term += 1;
         let taken = self.line.clone().taken(Some(&self.lease()), (EPOCH, self.term), &random(process));
-        self.line = Line::parse(&taken.to_string());
+        self.line = LeaderHistory::parse(&taken.to_string());
         self.renew();
         self.since = self.now;
     }
@@ -47,17 +47,17 @@ impl Hub {
         (self.version, self.now) = (self.version + 3, self.now + 2);
     }
 
-    fn tell(&self, to: To) -> Witness {
-        Witness::of(self.line.newest().unwrap(), (self.version, self.now), to)
+    fn tell(&self, to: TokenRecipient) -> HistoryToken {
+        HistoryToken::of(self.line.newest().unwrap(), (self.version, self.now), to)
     }
 
-    fn judge(&self, witness: &Witness, to: To) -> Option<Doubt> {
+    fn judge(&self, witness: &HistoryToken, to: TokenRecipient) -> Option<Doubt> {
         judge(&Facts { line: &self.line, since: self.since, to }, witness)
     }
 }
 
-fn to() -> To {
-    To::new("member", "cluster")
+fn to() -> TokenRecipient {
+    TokenRecipient::new("member", "cluster")
 }
 
 #[test]
@@ -67,13 +67,13 @@ fn a_witness_reads_back_and_only_with_the_key_that_sealed_it() {
     let (key, witness) = (RevisionKey::new(b"one"), hub.tell(to()));
     let sealed = witness.seal(&key);
     assert!(sealed.len() <= runnel_proto::WITNESS_LIMIT, "{}", sealed.len());
-    assert_eq!(Witness::open(&sealed, &key), Some(witness));
-    assert_eq!(Witness::open(&sealed, &RevisionKey::new(b"two")), None);
+    assert_eq!(HistoryToken::open(&sealed, &key), Some(witness));
+    assert_eq!(HistoryToken::open(&sealed, &RevisionKey::new(b"two")), None);
     for cut in 0..sealed.len() {
-        assert_eq!(Witness::open(&sealed[..cut], &key), None);
+        assert_eq!(HistoryToken::open(&sealed[..cut], &key), None);
         let mut other = sealed.to_vec();
         other[cut] ^= 1;
-        assert_eq!(Witness::open(&other, &key), None, "byte {cut}");
+        assert_eq!(HistoryToken::open(&other, &key), None, "byte {cut}");
     }
 }
 
@@ -130,7 +130,9 @@ fn a_second_hub_is_told_from_a_restored_one_by_when_the_other_spoke() {
 fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
     let mut hub = Hub::default();
     hub.take(1);
-    for (other, member) in [(To::new("other", "cluster"), true), (To::new("member", "other"), false)] {
+    for (other, member) in
+        [(TokenRecipient::new("other", "cluster"), true), (TokenRecipient::new("member", "other"), false)]
+    {
         match hub.judge(&hub.tell(other), to()) {
             Some(doubt @ Doubt::Rejoined { other_member, .. }) => {
                 assert_eq!((other_member, doubt.hold()), (member, SendRestriction::Removals));
@@ -163,10 +165,10 @@ fn a_lease_that_is_gone_or_holds_rubbish_accuses_nobody() {
     hub.take(1);
     let told = hub.tell(to());
     let remade = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
-    let facts = Facts { line: &Line::parse(&remade.to_string()), since: 0, to: to() };
+    let facts = Facts { line: &LeaderHistory::parse(&remade.to_string()), since: 0, to: to() };
     assert_eq!(judge(&facts, &told), None);
-    assert_eq!(Line::parse("rubbish a/b/c/d 1/2 //// x"), Line::default());
-    let rubbish = Line::parse("rubbish 00/1/00/ ");
+    assert_eq!(LeaderHistory::parse("rubbish a/b/c/d 1/2 //// x"), LeaderHistory::default());
+    let rubbish = LeaderHistory::parse("rubbish 00/1/00/ ");
     assert_eq!(rubbish.to_string(), "00/1/00/");
 }
 
@@ -175,7 +177,7 @@ fn absence_over_many_leader_changes_raises_no_doubt() {
     let mut hub = Hub::default();
     hub.take(0);
     let mut told = vec![hub.tell(to())];
-    for process in 1..3 * line::KEPT as u64 {
+    for process in 1..3 * leader_history::KEPT as u64 {
         hub.take(process);
         if process % 7 == 0 {
             told.push(hub.tell(to()));
@@ -192,7 +194,7 @@ fn absence_over_many_leader_changes_raises_no_doubt() {
         hub.tell(to())
     }];
     let mut restored = backup;
-    for process in 10_000..10_000 + line::KEPT as u64 - 1 {
+    for process in 10_000..10_000 + leader_history::KEPT as u64 - 1 {
         restored.take(process);
         assert!(lost.iter().all(|witness| restored.judge(witness, to()).is_some()), "{process}");
     }
@@ -204,9 +206,9 @@ fn lease_deleted_once_raises_no_doubt_after_many_changes() {
     hub.take(1);
     let told = hub.tell(to());
     let line = hub.line.clone().taken(None, ("", 1), &random(2)).within("ffffffff-0000-4000-8000-000000000002");
-    hub.line = Line::parse(&line.to_string());
+    hub.line = LeaderHistory::parse(&line.to_string());
     hub.renew();
-    for process in 3..2 * line::KEPT as u64 {
+    for process in 3..2 * leader_history::KEPT as u64 {
         hub.take(process);
         assert_eq!(hub.judge(&told, to()), None, "after {process} changes");
     }

@@ -8,7 +8,7 @@ use runnel_proto::identity::Fingerprint;
 use runnel_proto::lease::{self, LeaseName, term};
 pub use runnel_proto::lease::{Holder, Lead, Leader, Step, Timing};
 
-use crate::epoch::{LINE, Line, Standing};
+use crate::epoch::{LINE, LeaderHistory, LeaderPosition};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
@@ -23,14 +23,14 @@ pub struct Candidate {
     /// Random per process.
     random: String,
     /// Who has led, as the Lease last said it.
-    line: Line,
+    line: LeaderHistory,
 }
 
 impl Candidate {
     /// A process that has seen nothing yet.
     pub fn new(me: Holder, timing: Timing) -> Self {
         let (random, name) = (me.random.clone(), LeaseName { name: LEASE, component: "hub" });
-        Self { election: lease::Candidate::new(name, me, timing), random, line: Line::default() }
+        Self { election: lease::Candidate::new(name, me, timing), random, line: LeaderHistory::default() }
     }
 
     /// The right to lead, while it holds.
@@ -39,9 +39,9 @@ impl Candidate {
     }
 
     /// What this process has come to, while it leads.
-    pub fn standing(&self, now: Instant) -> Option<Standing> {
+    pub fn standing(&self, now: Instant) -> Option<LeaderPosition> {
         self.lead(now)?;
-        self.election.lease().and_then(Standing::of)
+        self.election.lease().and_then(LeaderPosition::of)
     }
 
     /// The other process that holds the Lease.
@@ -52,7 +52,7 @@ impl Candidate {
     /// A watch told of the Lease.
     pub fn heard(&mut self, lease: Option<Lease>, now: Instant) {
         self.election.heard(lease, now);
-        if let Some(line) = self.election.lease().and_then(Line::of) {
+        if let Some(line) = self.election.lease().and_then(LeaderHistory::of) {
             self.line = line;
         }
     }
@@ -60,16 +60,16 @@ impl Candidate {
     /// The Lease was looked at, which ended at `now`.
     pub fn saw(&mut self, lease: Option<Lease>, now: Instant) {
         if let Some(lease) = &lease
-            && (self.election.is_older(lease) || Line::of(lease).is_some())
+            && (self.election.is_older(lease) || LeaderHistory::of(lease).is_some())
         {
-            self.line = Line::of(lease).unwrap_or_default();
+            self.line = LeaderHistory::of(lease).unwrap_or_default();
         }
         self.election.saw(lease, now);
     }
 
     /// A write that was sent at `sent` gave this Lease.
     pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
-        self.line = Line::of(&lease).unwrap_or_default();
+        self.line = LeaderHistory::of(&lease).unwrap_or_default();
         self.election.wrote(lease, sent, now);
     }
 
@@ -97,7 +97,7 @@ impl Candidate {
 
     fn renewed(&self, lease: Lease) -> Lease {
         // Who made the Lease did not know its uid then. Where somebody took the line away, it comes back.
-        let line = Line::of(&lease).unwrap_or_else(|| self.line.clone());
+        let line = LeaderHistory::of(&lease).unwrap_or_else(|| self.line.clone());
         if line.newest().is_none() { lease } else { with_line(lease, &line) }
     }
 
@@ -108,7 +108,7 @@ impl Candidate {
     }
 }
 
-fn with_line(mut lease: Lease, line: &Line) -> Lease {
+fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
     lease.metadata.annotations.get_or_insert_default().insert(LINE.to_owned(), line.to_string());
     lease
 }

@@ -10,16 +10,16 @@ use tonic::{Code, Status};
 
 use super::session::Running;
 use super::{Identity, Server};
-use crate::epoch::{CONFIRMED, Doubt, Facts, To, Witness, judge};
+use crate::epoch::{CONFIRMED, Doubt, Facts, HistoryToken, TokenRecipient, judge};
 use crate::join::with_reason;
 use crate::session::SendRestriction;
 use crate::shared::Shared;
 use crate::writer::Book;
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
-pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<Witness> {
+pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<HistoryToken> {
     let bytes = metadata.get_bin(WITNESS_METADATA)?.to_bytes().ok()?;
-    let witness = Witness::open(&bytes, &shared.settings.revision_key);
+    let witness = HistoryToken::open(&bytes, &shared.settings.revision_key);
     if witness.is_none() {
         tracing::debug!("an agent remembers what this hub has not sealed");
     }
@@ -28,7 +28,7 @@ pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<Witness> 
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(shared: &Shared, to: To, witness: &Witness) -> Option<(Option<Doubt>, bool)> {
+fn weigh(shared: &Shared, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Doubt>, bool)> {
     let standing = shared.standing.read();
     let standing = standing.as_ref()?;
     let facts = Facts { line: &standing.line, since: standing.since, to };
@@ -60,10 +60,10 @@ impl Server {
     pub(super) fn refused_or_forgotten(
         &self,
         identity: &Identity,
-        witness: Option<&Witness>,
+        witness: Option<&HistoryToken>,
         status: Status,
     ) -> Status {
-        let to = witness.map_or(To::new("", ""), |witness| witness.to);
+        let to = witness.map_or(TokenRecipient::new("", ""), |witness| witness.to);
         let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
         let weighs = |doubt: &Doubt| {
             doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.book, &identity.cluster, doubt)
@@ -112,7 +112,7 @@ impl Running {
             }
             self.shared.doubts.lock().forget(cluster);
         }
-        self.to = To::new(self.identity.uid(), cluster_uid);
+        self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
         let Some(witness) = &self.witness else {
             self.gives_witness = true;
             return;
@@ -206,7 +206,7 @@ impl Running {
         let standing = self.shared.standing.read();
         let witness = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
-            Some(Witness::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
+            Some(HistoryToken::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
         });
         witness.map(|witness| witness.seal(&self.shared.settings.revision_key)).unwrap_or_default()
     }
@@ -215,7 +215,7 @@ impl Running {
 impl Running {
     /// As whom the agent is to remember what it hears. One that joined anew stays who it was until that is settled, and yet
     /// remembers how far the hub has come. Nobody, where it hears nothing.
-    fn remembered_as(&self) -> Option<To> {
+    fn remembered_as(&self) -> Option<TokenRecipient> {
         match &self.doubt {
             None => Some(self.to),
             Some(Doubt::Rejoined { .. }) => self.witness.as_ref().map(|witness| witness.to),

@@ -14,7 +14,7 @@ use tonic::{Status, Streaming};
 use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
 use super::{Identity, admission, not_leading};
-use crate::epoch::{Doubt, To, Witness};
+use crate::epoch::{Doubt, HistoryToken, TokenRecipient};
 use crate::index::Effect;
 use crate::join::decide::Refusal;
 use crate::join::{expired, refused, with_reason};
@@ -47,9 +47,9 @@ pub(super) struct Running {
     pub(super) registered: bool,
     pub(super) bounds: Bounds,
     /// What the agent remembers of the hub.
-    pub(super) witness: Option<Witness>,
+    pub(super) witness: Option<HistoryToken>,
     /// Whom the agent is to remember that it was told to.
-    pub(super) to: To,
+    pub(super) to: TokenRecipient,
     /// What speaks against letting it follow this hub.
     pub(super) doubt: Option<Doubt>,
     /// Whether removals of a cluster that joined anew have been kept back.
@@ -74,7 +74,7 @@ impl Running {
         book: Arc<Book>,
         metrics: Arc<HubMetrics>,
         identity: Identity,
-        (lead, number, witness): (Lead, u64, Option<Witness>),
+        (lead, number, witness): (Lead, u64, Option<HistoryToken>),
         bounds: Bounds,
         (inbound, signals): (Streaming<wire::AgentFrame>, Signals),
     ) -> Self {
@@ -99,7 +99,7 @@ impl Running {
             registered: false,
             bounds,
             witness,
-            to: To::new("", ""),
+            to: TokenRecipient::new("", ""),
             doubt: None,
             kept_back: false,
             gives_witness: false,

@@ -158,11 +158,11 @@ impl World {
 
     /// Whether who starts now learns who has led.
     fn has_line(&self) -> bool {
-        self.election.lease.as_ref().and_then(Line::of).is_some()
+        self.election.lease.as_ref().and_then(LeaderHistory::of).is_some()
     }
 
     /// Whether a restore took away what the witness says.
-    fn is_lost(&self, witness: &Witness) -> bool {
+    fn is_lost(&self, witness: &HistoryToken) -> bool {
         self.restored.is_some_and(|backup| witness.version > backup && witness.version.is_multiple_of(2))
     }
 
@@ -181,7 +181,7 @@ impl World {
             self.agents[agent].session = session;
             return Ok(());
         };
-        let witness = Witness::open(sealed, &self.key).unwrap();
+        let witness = HistoryToken::open(sealed, &self.key).unwrap();
         let doubt = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &witness);
         if self.leads(replica) {
             prop_assert_eq!(doubt.is_some(), self.is_lost(&witness), "{:?} of {:?}", doubt, witness);
@@ -197,7 +197,7 @@ impl World {
         let Some(replica) = self.election.processes.get(replica).filter(|replica| replica.life == life) else { return };
         let Some(standing) = replica.candidate.standing(self.election.now) else { return };
         let newest = standing.line.newest().unwrap();
-        let witness = Witness::of(newest, (standing.version, standing.renewed_at), to());
+        let witness = HistoryToken::of(newest, (standing.version, standing.renewed_at), to());
         self.agents[agent].remembered = Some(witness.seal(&self.key));
     }
 
@@ -212,7 +212,7 @@ impl World {
                 self.election.happen(event);
                 let written = self.election.lease.as_ref().filter(|lease| version(lease) > before);
                 if self.restored.is_some() {
-                    let newest = written.and_then(Line::of).and_then(|line| line.newest().cloned());
+                    let newest = written.and_then(LeaderHistory::of).and_then(|line| line.newest().cloned());
                     self.leaders_since.extend(newest.map(|leader| (leader.term, leader.random)));
                 }
             }

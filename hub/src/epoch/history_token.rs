@@ -4,7 +4,7 @@ use data_encoding::HEXLOWER;
 use ring::digest;
 use runnel_proto::model::RevisionKey;
 
-use super::line::Taking;
+use super::leader_history::LeaderTerm;
 
 /// The version of the form, which is sealed too.
 const FORM: u8 = 1;
@@ -13,14 +13,14 @@ const WORDS: usize = 1 + 8 * 7;
 
 /// Whom a witness was told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct To {
+pub struct TokenRecipient {
     /// Names the `MemberCluster`.
     pub member: [u8; 8],
     /// Names the cluster.
     pub cluster: [u8; 8],
 }
 
-impl To {
+impl TokenRecipient {
     /// A member, by the uid of its `MemberCluster`, and its cluster, by that of its `kube-system` namespace.
     pub fn new(member: &str, cluster: &str) -> Self {
         Self { member: named(member), cluster: named(cluster) }
@@ -36,9 +36,9 @@ fn named(uid: &str) -> [u8; 8] {
 
 /// What the hub had come to when it told something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Witness {
+pub struct HistoryToken {
     /// To whom.
-    pub to: To,
+    pub to: TokenRecipient,
     /// Names the epoch.
     pub epoch: [u8; 8],
     /// The term.
@@ -59,11 +59,11 @@ fn digits(text: &str) -> [u8; 8] {
     }
 }
 
-impl Witness {
+impl HistoryToken {
     /// What whoever leads by this entry tells.
-    pub fn of(taking: &Taking, (version, told_at): (u64, u64), to: To) -> Self {
-        let (epoch, random) = (digits(&taking.epoch), digits(&taking.random));
-        Self { to, epoch, term: taking.term, random, version, told_at }
+    pub fn of(leader_term: &LeaderTerm, (version, told_at): (u64, u64), to: TokenRecipient) -> Self {
+        let (epoch, random) = (digits(&leader_term.epoch), digits(&leader_term.random));
+        Self { to, epoch, term: leader_term.term, random, version, told_at }
     }
 
     /// What travels.
@@ -78,7 +78,7 @@ impl Witness {
         words.into()
     }
 
-    /// Reads what [`Witness::seal`] wrote; `None`, if that was not done with this key.
+    /// Reads what [`HistoryToken::seal`] wrote; `None`, if that was not done with this key.
     pub fn open(bytes: &[u8], key: &RevisionKey) -> Option<Self> {
         let (words, seal) = bytes.split_at_checked(WORDS)?;
         // Who guesses at seals hears how it went after a whole stream was opened: the time of this tells nothing.
@@ -87,14 +87,15 @@ impl Witness {
         }
         let mut parts = words[1..].chunks_exact(8).map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
         let mut next = || parts.next().unwrap_or_default();
-        let (to, epoch, random) = (To { member: next(), cluster: next() }, next(), next());
+        let (to, epoch, random) = (TokenRecipient { member: next(), cluster: next() }, next(), next());
         let [term, version, told_at] = [next(), next(), next()].map(u64::from_be_bytes);
         Some(Self { to, epoch, term, random, version, told_at })
     }
 
     /// Whether it was told by whoever led by this entry.
-    pub fn is_of(&self, taking: &Taking) -> bool {
-        (self.epoch, self.term, self.random) == (digits(&taking.epoch), taking.term, digits(&taking.random))
+    pub fn is_of(&self, leader_term: &LeaderTerm) -> bool {
+        (self.epoch, self.term, self.random)
+            == (digits(&leader_term.epoch), leader_term.term, digits(&leader_term.random))
     }
 
     /// Who told it: the term and the process.

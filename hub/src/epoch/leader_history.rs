@@ -18,7 +18,7 @@ const SAME_EPOCH: &str = "=";
 
 /// One time that the lead was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taking {
+pub struct LeaderTerm {
     /// The first digits of the Lease's uid.
     pub epoch: String,
     /// Its `leaseTransitions`.
@@ -29,7 +29,7 @@ pub struct Taking {
     pub last: Option<u64>,
 }
 
-impl Taking {
+impl LeaderTerm {
     fn parse(entry: &str, before: Option<&Self>) -> Option<Self> {
         let mut parts = entry.split('/');
         let (epoch, term, random, last) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -41,11 +41,11 @@ impl Taking {
 
 /// Who has led, the newest last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line {
+pub struct LeaderHistory {
     /// The highest `last` of all entries that are no longer kept: whatever was sent up to this version is too old to be
     /// judged, and no proof of a restore. A member may be away for any number of changes of the leader.
     dropped: u64,
-    takings: Vec<Taking>,
+    terms: Vec<LeaderTerm>,
 }
 
 /// Of an epoch as many digits as tell it from others.
@@ -53,14 +53,14 @@ fn short_epoch(epoch: &str) -> String {
     epoch.chars().filter(char::is_ascii_hexdigit).take(16).collect()
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for LeaderHistory {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.dropped > 0 {
             write!(out, "{} ", self.dropped)?;
         }
         let mut before = None;
-        for (number, taking) in self.takings.iter().enumerate() {
-            let Taking { epoch, term, random, last } = taking;
+        for (number, leader_term) in self.terms.iter().enumerate() {
+            let LeaderTerm { epoch, term, random, last } = leader_term;
             let gap = if number == 0 { "" } else { " " };
             let last = last.map(|last| last.to_string()).unwrap_or_default();
             let same = before.replace(epoch) == Some(epoch);
@@ -71,13 +71,13 @@ impl fmt::Display for Line {
     }
 }
 
-impl Line {
+impl LeaderHistory {
     /// Reads the annotation; what is no entry is left out.
     pub fn parse(text: &str) -> Self {
         let mut line = Self::default();
         for entry in text.split(' ') {
-            if let Some(taking) = Taking::parse(entry, line.takings.last()) {
-                line.takings.push(taking);
+            if let Some(leader_term) = LeaderTerm::parse(entry, line.terms.last()) {
+                line.terms.push(leader_term);
             } else if let Ok(dropped) = entry.parse() {
                 line.dropped = dropped;
             }
@@ -89,23 +89,23 @@ impl Line {
     pub fn of(lease: &Lease) -> Option<Self> {
         let said = lease.metadata.annotations.as_ref()?.get(LINE)?;
         let line = Self::parse(said).within(lease.metadata.uid.as_deref().unwrap_or_default());
-        (!line.takings.is_empty()).then_some(line)
+        (!line.terms.is_empty()).then_some(line)
     }
 
     /// The line when the lead is taken from whoever held the Lease at this version; `None`: the Lease was gone. The epoch is
     /// empty where the Lease is made by this.
     pub fn taken(mut self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
         let version = found.map(|lease| version_number(lease.metadata.resource_version.as_deref()));
-        if let Some(newest) = self.takings.last_mut().filter(|newest| newest.last.is_none()) {
+        if let Some(newest) = self.terms.last_mut().filter(|newest| newest.last.is_none()) {
             // Where the Lease is gone nobody can tell how far its holder came: what that one told is taken for known.
             newest.last = Some(version.unwrap_or(GONE));
         }
         let epoch = short_epoch(epoch);
-        self.takings.push(Taking { epoch, term, random: random.to_owned(), last: None });
-        while self.takings.len() > KEPT {
-            let oldest = self.takings.remove(0);
+        self.terms.push(LeaderTerm { epoch, term, random: random.to_owned(), last: None });
+        while self.terms.len() > KEPT {
+            let oldest = self.terms.remove(0);
             // Versions only rise: whoever came next came further than the one whose Lease was gone.
-            let next = self.takings.first().and_then(|next| next.last);
+            let next = self.terms.first().and_then(|next| next.last);
             let known = [oldest.last, next].into_iter().flatten().find(|last| *last != GONE);
             self.dropped = self.dropped.max(known.unwrap_or_default());
         }
@@ -119,33 +119,33 @@ impl Line {
 
     /// The line of a Lease that is there now: who made it did not know its uid.
     pub fn within(mut self, epoch: &str) -> Self {
-        if let Some(newest) = self.takings.last_mut().filter(|newest| newest.epoch.is_empty()) {
+        if let Some(newest) = self.terms.last_mut().filter(|newest| newest.epoch.is_empty()) {
             newest.epoch = short_epoch(epoch);
         }
         self
     }
 
     /// Who leads now.
-    pub fn newest(&self) -> Option<&Taking> {
-        self.takings.last()
+    pub fn newest(&self) -> Option<&LeaderTerm> {
+        self.terms.last()
     }
 
     /// All of them.
-    pub fn takings(&self) -> impl Iterator<Item = &Taking> {
-        self.takings.iter()
+    pub fn terms(&self) -> impl Iterator<Item = &LeaderTerm> {
+        self.terms.iter()
     }
 
     /// The newer half of all that can be kept: what is older will be forgotten some day.
-    pub fn newer(&self) -> impl Iterator<Item = &Taking> {
-        self.takings.iter().rev().take(KEPT / 2)
+    pub fn newer(&self) -> impl Iterator<Item = &LeaderTerm> {
+        self.terms.iter().rev().take(KEPT / 2)
     }
 }
 
 /// Where the process that leads has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct LeaderPosition {
     /// Who has led, this process last.
-    pub line: Line,
+    pub line: LeaderHistory,
     /// The Lease's version at the last renewal.
     pub version: u64,
     /// When that was, in Unix seconds.
@@ -154,13 +154,13 @@ pub struct Standing {
     pub since: u64,
 }
 
-impl Standing {
+impl LeaderPosition {
     /// What the holder of this Lease has come to.
     pub fn of(lease: &Lease) -> Option<Self> {
         let spec = lease.spec.as_ref()?;
         let second = |time: Option<&MicroTime>| time.and_then(|time| u64::try_from(time.0.as_second()).ok());
         Some(Self {
-            line: Line::of(lease)?,
+            line: LeaderHistory::of(lease)?,
             version: version_number(lease.metadata.resource_version.as_deref()),
             renewed_at: second(spec.renew_time.as_ref())?,
             since: second(spec.acquire_time.as_ref())?,
