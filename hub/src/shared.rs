@@ -22,7 +22,7 @@ use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::crd::{ClusterDistributionRule, DistributionRule};
-use crate::epoch::{Doubts, LeaderPosition};
+use crate::epoch::{Divergences, LeaderPosition};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
 use crate::plan::{ClusterAssignment, RevisionHasher, WatchScope};
@@ -90,7 +90,7 @@ pub struct Shared {
     /// What this process has come to, while it leads.
     pub standing: RwLock<Option<LeaderPosition>>,
     /// What speaks against letting members follow this hub.
-    pub doubts: Mutex<Doubts>,
+    pub doubts: Mutex<Divergences>,
     /// The other replica that leads.
     pub leader: watch::Sender<Option<Leader>>,
     /// Since when this process serves: since it has listed everything anew after it took the lead.
@@ -189,7 +189,7 @@ impl Shared {
         self.lead.send_replace(None);
         *self.ledger.lock() = Ledger::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
-        *self.doubts.lock() = Doubts::default();
+        *self.doubts.lock() = Divergences::default();
         self.settled_removals.take();
         self.removal_orders.take();
         self.removal_overflow.take();

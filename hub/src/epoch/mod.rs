@@ -16,17 +16,17 @@
 //! it, was told by another hub that lives. And as a witness names the `MemberCluster` and the cluster that it was told to,
 //! it tells a cluster that joined anew under a name that was another's, and one that was made from the image of another.
 //!
-//! What follows from a [`Doubt`] is the session's and the status's affair: nothing that the hub says changes or removes a
-//! copy ([`Doubt::hold`]), the condition on the `MemberCluster` says what was seen, and an administrator confirms by the
+//! What follows from a [`Divergence`] is the session's and the status's affair: nothing that the hub says changes or removes a
+//! copy ([`Divergence::hold`]), the condition on the `MemberCluster` says what was seen, and an administrator confirms by the
 //! annotation [`CONFIRMED`], whose value names exactly this doubt, so that none that was left behind confirms a later one.
-mod doubt;
-mod doubts;
+mod divergence;
+mod divergences;
 mod history_token;
 mod leader_history;
 #[cfg(test)]
 mod tests;
 
-pub use doubt::{CONFIRMED, Doubt, Facts, judge};
-pub use doubts::Doubts;
+pub use divergence::{CONFIRMED, Divergence, Facts, judge};
+pub use divergences::Divergences;
 pub use history_token::{HistoryToken, TokenRecipient};
 pub use leader_history::{LINE, LeaderHistory, LeaderPosition};

@@ -51,7 +51,7 @@ impl Hub {
         HistoryToken::of(self.line.newest().unwrap(), (self.version, self.now), to)
     }
 
-    fn judge(&self, witness: &HistoryToken, to: TokenRecipient) -> Option<Doubt> {
+    fn judge(&self, witness: &HistoryToken, to: TokenRecipient) -> Option<Divergence> {
         judge(&Facts { line: &self.line, since: self.since, to }, witness)
     }
 }
@@ -93,20 +93,22 @@ fn a_hub_that_was_restored_is_noticed_however_far_its_versions_have_come_since()
         restored.renew();
     }
     assert_eq!(restored.judge(&known, to()), None);
-    let doubt = restored.judge(&lost, to()).unwrap();
-    assert!(matches!(&doubt, Doubt::Restored { .. }) && doubt.hold() == SendRestriction::Everything);
+    let divergence = restored.judge(&lost, to()).unwrap();
+    assert!(matches!(&divergence, Divergence::Restored { .. }) && divergence.hold() == SendRestriction::Everything);
     // Also after others have led, and by what name it is confirmed stays the same.
     restored.take(3);
-    assert_eq!(restored.judge(&lost, to()).unwrap().name(), doubt.name());
+    assert_eq!(restored.judge(&lost, to()).unwrap().name(), divergence.name());
     let mut later = restored.clone();
     for process in 10..200 {
         later.take(process);
     }
-    assert_eq!(later.judge(&lost, to()).unwrap().name(), doubt.name());
+    assert_eq!(later.judge(&lost, to()).unwrap().name(), divergence.name());
     // Whoever led only in the time that was lost is not known at all.
     let mut hub = Hub { now: hub.now, ..backup };
     hub.take(4);
-    assert!(matches!(restored.judge(&hub.tell(to()), to()), Some(Doubt::Restored { by, .. }) if by != doubt.name()));
+    assert!(
+        matches!(restored.judge(&hub.tell(to()), to()), Some(Divergence::Restored { by, .. }) if by != divergence.name())
+    );
 }
 
 #[test]
@@ -117,11 +119,11 @@ fn a_second_hub_is_told_from_a_restored_one_by_when_the_other_spoke() {
     second.take(2);
     first.renew();
     // The clocks need not agree to the second.
-    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Doubt::Restored { .. })));
+    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Divergence::Restored { .. })));
     for _ in 0..5 {
         first.renew();
     }
-    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Doubt::Doubled { .. })));
+    assert!(matches!(second.judge(&first.tell(to()), to()), Some(Divergence::Doubled { .. })));
     assert_eq!(first.judge(&first.tell(to()), to()), None);
     assert!(first.judge(&second.tell(to()), to()).is_some());
 }
@@ -134,10 +136,10 @@ fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
         [(TokenRecipient::new("other", "cluster"), true), (TokenRecipient::new("member", "other"), false)]
     {
         match hub.judge(&hub.tell(other), to()) {
-            Some(doubt @ Doubt::Rejoined { other_member, .. }) => {
-                assert_eq!((other_member, doubt.hold()), (member, SendRestriction::Removals));
+            Some(divergence @ Divergence::Rejoined { other_member, .. }) => {
+                assert_eq!((other_member, divergence.hold()), (member, SendRestriction::Removals));
             }
-            doubt => panic!("{doubt:?}"),
+            divergence => panic!("{divergence:?}"),
         }
     }
 }
@@ -147,14 +149,14 @@ fn a_message_says_what_was_seen_and_the_command_that_confirms_it() {
     let told_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
     let by = || "7-00000000000000aa".to_owned();
     let all = [
-        Doubt::Restored { by: by(), told_at },
-        Doubt::Doubled { by: by(), told_at },
-        Doubt::Cloned { known: "one".to_owned(), other: "two".to_owned() },
-        Doubt::Rejoined { former: "00000000000000bb".to_owned(), other_member: true },
+        Divergence::Restored { by: by(), told_at },
+        Divergence::Doubled { by: by(), told_at },
+        Divergence::Cloned { known: "one".to_owned(), other: "two".to_owned() },
+        Divergence::Rejoined { former: "00000000000000bb".to_owned(), other_member: true },
     ];
-    for doubt in all {
-        let message = doubt.message("eu-1");
-        let command = format!("`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`", doubt.name());
+    for divergence in all {
+        let message = divergence.message("eu-1");
+        let command = format!("`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`", divergence.name());
         assert!(message.contains(&command) && message.len() <= crate::crd::limits::MESSAGE, "{message}");
     }
 }

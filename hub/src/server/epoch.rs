@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use super::session::Running;
 use super::{Identity, Server};
-use crate::epoch::{CONFIRMED, Doubt, Facts, HistoryToken, TokenRecipient, judge};
+use crate::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use crate::join::with_reason;
 use crate::session::SendRestriction;
 use crate::shared::Shared;
@@ -28,21 +28,21 @@ pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<HistoryTo
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(shared: &Shared, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Doubt>, bool)> {
+fn weigh(shared: &Shared, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
     let standing = shared.standing.read();
     let standing = standing.as_ref()?;
     let facts = Facts { line: &standing.line, since: standing.since, to };
     Some((judge(&facts, witness), standing.line.newer().any(|taking| witness.is_of(taking))))
 }
 
-fn is_confirmed(book: &Book, cluster: &ClusterName, doubt: &Doubt) -> bool {
+fn is_confirmed(book: &Book, cluster: &ClusterName, doubt: &Divergence) -> bool {
     let said = |member: &crate::crd::MemberCluster| {
         member.annotations().get(CONFIRMED).map(|said| said.trim() == doubt.name())
     };
     book.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
 }
 
-fn note(shared: &Shared, cluster: &ClusterName, doubt: &Doubt) {
+fn note(shared: &Shared, cluster: &ClusterName, doubt: &Divergence) {
     if shared.doubts.lock().set(cluster, doubt.clone(), Instant::now()) {
         tracing::error!(%cluster, "{}", doubt.message(cluster.as_str()));
         shared.dirty_members.add([cluster.clone()]);
@@ -65,7 +65,7 @@ impl Server {
     ) -> Status {
         let to = witness.map_or(TokenRecipient::new("", ""), |witness| witness.to);
         let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
-        let weighs = |doubt: &Doubt| {
+        let weighs = |doubt: &Divergence| {
             doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.book, &identity.cluster, doubt)
         };
         let Some(doubt) = doubt.filter(weighs) else { return status };
@@ -105,7 +105,7 @@ impl Running {
         }
         let cluster = &self.identity.cluster;
         if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
-            let doubt = Doubt::Cloned { known, other: cluster_uid.to_owned() };
+            let doubt = Divergence::Cloned { known, other: cluster_uid.to_owned() };
             if !is_confirmed(&self.book, cluster, &doubt) {
                 note(&self.shared, cluster, &doubt);
                 return self.end(refusal(doubt.message(cluster.as_str())));
@@ -137,7 +137,7 @@ impl Running {
 
     /// What is not said.
     pub(super) fn hold(&self) -> SendRestriction {
-        self.doubt.as_ref().map_or(SendRestriction::Nothing, Doubt::hold)
+        self.doubt.as_ref().map_or(SendRestriction::Nothing, Divergence::hold)
     }
 
     /// The session counts as connected.
@@ -155,7 +155,7 @@ impl Running {
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
     pub(super) fn note_kept_back(&mut self) {
-        let Some(doubt @ Doubt::Rejoined { .. }) = &self.doubt else { return };
+        let Some(doubt @ Divergence::Rejoined { .. }) = &self.doubt else { return };
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
             note(&self.shared, cluster, doubt);
@@ -168,7 +168,7 @@ impl Running {
     /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
     pub(super) fn end_hold_of_nothing(&mut self) {
         let mut session = self.live.session.lock();
-        if matches!(self.doubt, Some(Doubt::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
+        if matches!(self.doubt, Some(Divergence::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
             (self.doubt, self.gives_witness) = (None, true);
             session.hold(SendRestriction::Nothing);
         }
@@ -218,7 +218,7 @@ impl Running {
     fn remembered_as(&self) -> Option<TokenRecipient> {
         match &self.doubt {
             None => Some(self.to),
-            Some(Doubt::Rejoined { .. }) => self.witness.as_ref().map(|witness| witness.to),
+            Some(Divergence::Rejoined { .. }) => self.witness.as_ref().map(|witness| witness.to),
             Some(_) => None,
         }
     }

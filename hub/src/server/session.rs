@@ -14,7 +14,7 @@ use tonic::{Status, Streaming};
 use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
 use super::{Identity, admission, not_leading};
-use crate::epoch::{Doubt, HistoryToken, TokenRecipient};
+use crate::epoch::{Divergence, HistoryToken, TokenRecipient};
 use crate::index::Effect;
 use crate::join::decide::Refusal;
 use crate::join::{expired, refused, with_reason};
@@ -51,7 +51,7 @@ pub(super) struct Running {
     /// Whom the agent is to remember that it was told to.
     pub(super) to: TokenRecipient,
     /// What speaks against letting it follow this hub.
-    pub(super) doubt: Option<Doubt>,
+    pub(super) doubt: Option<Divergence>,
     /// Whether removals of a cluster that joined anew have been kept back.
     pub(super) kept_back: bool,
     /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.

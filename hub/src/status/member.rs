@@ -8,7 +8,7 @@ use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
 };
 use crate::crd::{Certificate, MemberClusterStatus};
-use crate::epoch::Doubt;
+use crate::epoch::Divergence;
 
 /// Names of unclaimed rules that one message lists.
 const NAMES_SHOWN: usize = 5;
@@ -41,7 +41,7 @@ pub struct MemberView<'a> {
     /// Until when its agent can still renew the newest certificate that it has.
     pub renewable_until: Option<Timestamp>,
     /// What speaks against letting it follow this hub, or who else comes in its name; with the member's name.
-    pub doubt: Option<(&'a ClusterName, &'a Doubt)>,
+    pub doubt: Option<(&'a ClusterName, &'a Divergence)>,
     /// The watch that speaks for those that its agent has lost in the member's API.
     pub lost_watch: Option<LostWatch>,
     /// Whether two agents use its key by turns.

@@ -182,11 +182,11 @@ impl World {
             return Ok(());
         };
         let witness = HistoryToken::open(sealed, &self.key).unwrap();
-        let doubt = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &witness);
+        let divergence = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &witness);
         if self.leads(replica) {
-            prop_assert_eq!(doubt.is_some(), self.is_lost(&witness), "{:?} of {:?}", doubt, witness);
+            prop_assert_eq!(divergence.is_some(), self.is_lost(&witness), "{:?} of {:?}", divergence, witness);
         }
-        if doubt.is_none() {
+        if divergence.is_none() {
             self.agents[agent].session = session;
         }
         Ok(())

@@ -14,7 +14,7 @@ const SKEW: u64 = 2;
 
 /// Why a hub says nothing to a member that could do harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum Divergence {
     /// The member has heard what this hub does not know of.
     Restored {
         /// Who told it: the term and the process.
@@ -56,20 +56,20 @@ pub struct Facts<'a> {
 }
 
 /// Whether what a member remembers can have been told by this hub.
-pub fn judge(facts: &Facts<'_>, witness: &HistoryToken) -> Option<Doubt> {
+pub fn judge(facts: &Facts<'_>, witness: &HistoryToken) -> Option<Divergence> {
     if !knows(facts.line, witness) {
         let by = witness.by();
         let told_at = i64::try_from(witness.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
         let told_at = told_at.unwrap_or(Timestamp::MAX);
         return Some(match witness.told_at > facts.since + SKEW {
-            true => Doubt::Doubled { by, told_at },
-            false => Doubt::Restored { by, told_at },
+            true => Divergence::Doubled { by, told_at },
+            false => Divergence::Restored { by, told_at },
         });
     }
     let other_member = witness.to.member != facts.to.member;
     if other_member || witness.to.cluster != facts.to.cluster {
         let former = if other_member { witness.to.member } else { witness.to.cluster };
-        return Some(Doubt::Rejoined { former: HEXLOWER.encode(&former), other_member });
+        return Some(Divergence::Rejoined { former: HEXLOWER.encode(&former), other_member });
     }
     None
 }
@@ -83,31 +83,33 @@ fn knows(line: &LeaderHistory, witness: &HistoryToken) -> bool {
     }
 }
 
-impl Doubt {
+impl Divergence {
     /// What an administrator confirms it by.
     pub fn name(&self) -> &str {
         match self {
-            Doubt::Restored { by, .. } | Doubt::Doubled { by, .. } => by,
-            Doubt::Cloned { other, .. } => other,
-            Doubt::Rejoined { former, .. } => former,
+            Divergence::Restored { by, .. } | Divergence::Doubled { by, .. } => by,
+            Divergence::Cloned { other, .. } => other,
+            Divergence::Rejoined { former, .. } => former,
         }
     }
 
     /// What the hub does not say meanwhile. A cluster that came with another's key gets no session at all.
     pub fn hold(&self) -> SendRestriction {
         match self {
-            Doubt::Restored { .. } | Doubt::Doubled { .. } | Doubt::Cloned { .. } => SendRestriction::Everything,
-            Doubt::Rejoined { .. } => SendRestriction::Removals,
+            Divergence::Restored { .. } | Divergence::Doubled { .. } | Divergence::Cloned { .. } => {
+                SendRestriction::Everything
+            }
+            Divergence::Rejoined { .. } => SendRestriction::Removals,
         }
     }
 
     /// Where it shows.
     pub fn condition(&self) -> (ConditionType, Reason) {
         match self {
-            Doubt::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::MemberKnowsMore),
-            Doubt::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
-            Doubt::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
-            Doubt::Rejoined { .. } => (ConditionType::Rejoined, Reason::FormerCopies),
+            Divergence::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::MemberKnowsMore),
+            Divergence::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
+            Divergence::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
+            Divergence::Rejoined { .. } => (ConditionType::Rejoined, Reason::FormerCopies),
         }
     }
 
@@ -115,22 +117,22 @@ impl Doubt {
     pub fn message(&self, member: &str) -> String {
         let confirm = format!("kubectl annotate member {member} --overwrite {CONFIRMED}={}", self.name());
         match self {
-            Doubt::Restored { told_at, by } => format!(
+            Divergence::Restored { told_at, by } => format!(
                 "this hub does not know what it told the cluster at {told_at} (term {by}): it was restored from an older \
                  backup. Nothing is changed or removed there. See that the rules and sources here are as they should be, \
                  then let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),
-            Doubt::Doubled { told_at, by } => format!(
+            Divergence::Doubled { told_at, by } => format!(
                 "a second hub with this one's identity lives: it told the cluster something at {told_at} (term {by}), when \
                  this one led already. Nothing is changed or removed there by this hub. Stop one of the two; if it was the \
                  other one, let the cluster follow this hub: `{confirm}` (for all clusters: `--all` instead of {member})"
             ),
-            Doubt::Cloned { known, other } => format!(
+            Divergence::Cloned { known, other } => format!(
                 "an agent in another cluster came with this member's key: kube-system has the uid {other} there, and {known} in \
                  the cluster that is known. It is refused. Give it a MemberCluster and a join string of its own; if it has \
                  taken the place of the other, let it: `{confirm}`"
             ),
-            Doubt::Rejoined { other_member, .. } => {
+            Divergence::Rejoined { other_member, .. } => {
                 let was = match other_member {
                     true => "under another MemberCluster",
                     false => "as another cluster (kube-system has another uid now)",
