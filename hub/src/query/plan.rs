@@ -22,7 +22,7 @@ use crate::index::Holding;
 use crate::plan::{Body, Rule, WatchScope, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
-use crate::whatif::{Ask, Asking, Question, Row, Said, Scene, SourceRow, Standing};
+use crate::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
 
 /// How long a whole question may take.
 const QUESTION: Duration = Duration::from_secs(30);
@@ -216,12 +216,12 @@ impl Questions {
             Heard { cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more }, said }
         };
         let state = match ask.standing {
-            Standing::Asked => "",
-            Standing::NotAccepted => "NotAccepted",
-            Standing::Leaving => "Leaving",
-            Standing::NotGranted => "NotGranted",
-            Standing::Unknown => "Unknown",
-            Standing::Rests => "Rests",
+            ClusterEligibility::Asked => "",
+            ClusterEligibility::NotAccepted => "NotAccepted",
+            ClusterEligibility::Leaving => "Leaving",
+            ClusterEligibility::NotGranted => "NotGranted",
+            ClusterEligibility::Unknown => "Unknown",
+            ClusterEligibility::Rests => "Rests",
         };
         if !state.is_empty() {
             return heard(state, "", 0, None);
@@ -256,7 +256,7 @@ impl Questions {
             Ok(None) => return heard("Rests", "", 0, None),
             Err(_) => return heard("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
         };
-        let Question { asked, left_out } = question;
+        let AgentQuestion { asked, left_out } = question;
         let Some(live) = self.shared.sessions.get(&ask.cluster).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };

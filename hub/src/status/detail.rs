@@ -4,7 +4,7 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, Failure};
 
 use super::cluster_view::ClusterView;
-use super::standing::{Proved, is_newest, proved, standing};
+use super::rule_cluster_state::{Proved, is_newest, proved, standing};
 use super::{Ledger, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;

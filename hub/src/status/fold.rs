@@ -9,7 +9,7 @@ use super::granted::{granted, lacks_copies};
 use super::held::{said_of_held, said_of_takeovers};
 use super::render_errors::from_any;
 use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
-use super::standing::{Standing, is_awaited, is_reading, standing};
+use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
 use super::{Ledger, Now, SETTLING};
 use crate::brake::Memory;
 use crate::crd::conditions::{
@@ -59,13 +59,13 @@ impl<'a> View<'a> {
 }
 
 /// What a condition says.
-pub(super) struct Verdict {
+pub(super) struct ConditionValue {
     status: ConditionStatus,
     reason: Reason,
     message: String,
 }
 
-impl Verdict {
+impl ConditionValue {
     pub(super) fn new(status: ConditionStatus, reason: impl Into<Reason>, message: impl Into<String>) -> Self {
         Self { status, reason: reason.into(), message: message.into() }
     }
@@ -98,8 +98,8 @@ pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
     (status != *view.previous).then_some(status)
 }
 
-fn summarize(view: &View<'_>, standings: &[(&ClusterName, Standing)]) -> Summary {
-    let sum = |count: fn(&Standing) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum();
+fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) -> Summary {
+    let sum = |count: fn(&RuleClusterState) -> i64| standings.iter().map(|(_, standing)| count(standing)).sum();
     Summary {
         sources: i64::try_from(view.plan.sources()).unwrap_or(i64::MAX),
         clusters: i64::try_from(standings.len()).unwrap_or(i64::MAX),
@@ -141,10 +141,15 @@ fn revision(view: &View<'_>) -> String {
 }
 
 /// Returns whether the rule is ready.
-fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&ClusterName, Standing)], now: Now) -> bool {
+fn set_conditions(
+    status: &mut RuleStatus,
+    view: &View<'_>,
+    standings: &[(&ClusterName, RuleClusterState)],
+    now: Now,
+) -> bool {
     let generation = Some(view.rule.generation);
-    let mut set = |condition_type, verdict: Verdict| {
-        let Verdict { status: holds, reason, message } = verdict;
+    let mut set = |condition_type, verdict: ConditionValue| {
+        let ConditionValue { status: holds, reason, message } = verdict;
         set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
     };
     let fresh: Vec<_> = standings.iter().filter(|(_, standing)| standing.fresh).collect();
@@ -157,7 +162,7 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
         if fresh.is_empty() && !all.is_empty() { unreachable(&all) } else { verdict(view, &fresh) },
     );
     let progressing = is_reading(view) || all.iter().any(|(_, standing)| standing.state == ClusterState::Progressing);
-    let said: [(ConditionType, Option<Verdict>); 8] = [
+    let said: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
@@ -169,7 +174,7 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
     ];
     for (condition_type, verdict) in said {
         match verdict {
-            Some(Verdict { status: holds, reason, message }) => {
+            Some(ConditionValue { status: holds, reason, message }) => {
                 set_condition(&mut status.conditions, condition_type, holds, reason, &message, generation, now.wall);
             }
             None => remove_condition(&mut status.conditions, condition_type),
@@ -178,20 +183,20 @@ fn set_conditions(status: &mut RuleStatus, view: &View<'_>, standings: &[(&Clust
     is_ready
 }
 
-fn reconciling(view: &View<'_>, progressing: bool) -> Option<Verdict> {
+fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
     let busy = view.rule.deleting || (view.overdue && !view.rule.terms.suspend && progressing);
     let reason = if view.rule.deleting { Reason::Deleting } else { Reason::Progressing };
-    busy.then(|| Verdict::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
+    busy.then(|| ConditionValue::new(ConditionStatus::True, reason, "changes are on their way to the clusters"))
 }
 
-fn suspended(view: &View<'_>) -> Option<Verdict> {
+fn suspended(view: &View<'_>) -> Option<ConditionValue> {
     let message = "spec.suspend is true: nothing is created, corrected or removed";
-    view.rule.terms.suspend.then(|| Verdict::new(ConditionStatus::True, Reason::Suspended, message))
+    view.rule.terms.suspend.then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
 }
 
-fn stalled(view: &View<'_>) -> Option<Verdict> {
+fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     if view.target_clusters.unknown {
-        return granted(view).map(|known| Verdict { status: ConditionStatus::True, ..known });
+        return granted(view).map(|known| ConditionValue { status: ConditionStatus::True, ..known });
     }
     let message = if let Some((place, why)) = view.unreadable.first_key_value() {
         let more = match view.unreadable.len() {
@@ -209,53 +214,57 @@ fn stalled(view: &View<'_>) -> Option<Verdict> {
         let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
         return render_errors(view).or_else(held).or_else(rolling);
     };
-    Some(Verdict::new(ConditionStatus::True, Reason::SourceUnreadable, message))
+    Some(ConditionValue::new(ConditionStatus::True, Reason::SourceUnreadable, message))
 }
 
 /// What is selected and cannot be sent: a person must say it otherwise.
-fn render_errors(view: &View<'_>) -> Option<Verdict> {
+fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
     let (reason, message) = from_any(view)?;
-    Some(Verdict::new(ConditionStatus::True, reason, message))
+    Some(ConditionValue::new(ConditionStatus::True, reason, message))
 }
 
-fn deletion_held(view: &View<'_>) -> Option<Verdict> {
+fn deletion_held(view: &View<'_>) -> Option<ConditionValue> {
     let given_up = view.given_up.as_ref().filter(|given_up| !given_up.memory.released);
     if view.held.is_none() && given_up.is_none() {
         return None;
     }
     let message = said_of_held(view.rule, view.held.as_ref(), given_up, &view.given_up_in);
-    Some(Verdict::new(ConditionStatus::True, Reason::RemovalLimit, message))
+    Some(ConditionValue::new(ConditionStatus::True, Reason::RemovalLimit, message))
 }
 
-fn takeover_held(view: &View<'_>) -> Option<Verdict> {
+fn takeover_held(view: &View<'_>) -> Option<ConditionValue> {
     let held = view.takeovers.as_ref().filter(|takeovers| !takeovers.memory.released)?;
-    Some(Verdict::new(ConditionStatus::True, Reason::TakeoverLimit, said_of_takeovers(view.rule, held)))
+    Some(ConditionValue::new(ConditionStatus::True, Reason::TakeoverLimit, said_of_takeovers(view.rule, held)))
 }
 
-fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict {
+fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     use ConditionStatus::{False, True};
-    if let Some(Verdict { reason, message, .. }) = deletion_held(view).filter(|_| view.rule.deleting) {
-        return Verdict::new(False, reason, message);
+    if let Some(ConditionValue { reason, message, .. }) = deletion_held(view).filter(|_| view.rule.deleting) {
+        return ConditionValue::new(False, reason, message);
     }
     if view.rule.deleting {
-        return Verdict::new(False, Reason::Deleting, "the rule is being deleted and its copies are being seen to");
+        return ConditionValue::new(
+            False,
+            Reason::Deleting,
+            "the rule is being deleted and its copies are being seen to",
+        );
     }
-    if let Some(Verdict { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
-        return Verdict::new(False, reason, message);
+    if let Some(ConditionValue { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {
+        return ConditionValue::new(False, reason, message);
     }
     if is_reading(view) {
-        return Verdict::new(False, Reason::Progressing, "the hub is reading what spec.sources selects");
+        return ConditionValue::new(False, Reason::Progressing, "the hub is reading what spec.sources selects");
     }
     if view.plan.sources() == 0 {
-        return Verdict::new(False, Reason::NoSources, no_sources(view.plan));
+        return ConditionValue::new(False, Reason::NoSources, no_sources(view.plan));
     }
     if standings.is_empty() && !view.target_clusters.not_granted.is_empty() {
-        return granted(view).unwrap_or_else(|| Verdict::new(False, Reason::NotGranted, ""));
+        return granted(view).unwrap_or_else(|| ConditionValue::new(False, Reason::NotGranted, ""));
     }
     if standings.is_empty() {
         let message =
             "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
-        return Verdict::new(False, Reason::NoClusters, message);
+        return ConditionValue::new(False, Reason::NoClusters, message);
     }
     let in_state = |state| standings.iter().filter(move |(_, standing)| standing.state == state);
     let count = |state| i64::try_from(in_state(state).count()).unwrap_or(i64::MAX);
@@ -273,7 +282,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
             more => format!("in {more} clusters, among them {cluster}"),
         };
         let message = format!("{what} {place}: {}", worst.message);
-        return Verdict::new(False, worst.reason, message);
+        return ConditionValue::new(False, worst.reason, message);
     }
     if let Some(under_way) = rolling_out(view) {
         return under_way;
@@ -281,7 +290,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     if count(ClusterState::Progressing) > 0 {
         let message =
             format!("copies are on their way to {}", counted(count(ClusterState::Progressing), "cluster", "clusters"));
-        return Verdict::new(False, Reason::Progressing, message);
+        return ConditionValue::new(False, Reason::Progressing, message);
     }
     if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
         let copies: i64 = in_state(ClusterState::Drifted).map(|(_, standing)| standing.drifted).sum();
@@ -291,14 +300,14 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
             more => format!("in {more} clusters, among them {cluster}"),
         };
         let message = format!("{copies} drifted {place}: {}", worst.message);
-        return Verdict::new(False, model::Reason::Drifted, message);
+        return ConditionValue::new(False, model::Reason::Drifted, message);
     }
     if let Some((first, waits)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Unconfirmed) {
         let message = match in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Unconfirmed).count() {
             1 => format!("{first} keeps what it has: {}", waits.message),
             more => format!("{more} clusters keep what they have, among them {first}: {}", waits.message),
         };
-        return Verdict::new(False, Reason::Unconfirmed, message);
+        return ConditionValue::new(False, Reason::Unconfirmed, message);
     }
     if let Some((first, behind)) = in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Cordoned) {
         let clusters = in_state(ClusterState::Waiting).filter(|(_, s)| s.reason == Reason::Cordoned).count();
@@ -306,14 +315,14 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
             1 => format!("{first} is cordoned: {}", behind.message),
             more => format!("{more} clusters are cordoned, among them {first}: {}", behind.message),
         };
-        return Verdict::new(False, Reason::Cordoned, message);
+        return ConditionValue::new(False, Reason::Cordoned, message);
     }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting).map(|(_, standing)| standing.waiting).sum();
         let clusters = count(ClusterState::Waiting);
         let (copies, clusters) = (counted(copies, "copy", "copies"), counted(clusters, "cluster", "clusters"));
         let message = format!("{copies} waiting in {clusters}: the namespaces do not exist there");
-        return Verdict::new(False, Reason::CopiesWaiting, message);
+        return ConditionValue::new(False, Reason::CopiesWaiting, message);
     }
     if count(ClusterState::Unreachable) > 0 {
         return unreachable(standings);
@@ -323,13 +332,13 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, Standing)]) -> Verdict 
     {
         return missing;
     }
-    Verdict::new(True, Reason::AllApplied, with_refused(view.plan, "every copy is applied"))
+    ConditionValue::new(True, Reason::AllApplied, with_refused(view.plan, "every copy is applied"))
 }
 
-fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
+fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     let silent: Vec<_> = standings.iter().filter(|(_, standing)| standing.state == ClusterState::Unreachable).collect();
     let Some((first, _)) = silent.first() else {
-        return Verdict::new(ConditionStatus::False, Reason::Progressing, "no cluster has connected yet");
+        return ConditionValue::new(ConditionStatus::False, Reason::Progressing, "no cluster has connected yet");
     };
     let blind: Vec<_> = silent.iter().filter(|(_, standing)| standing.reason == Reason::MemberAPIUnavailable).collect();
     if let Some((cluster, worst)) = blind.first().filter(|_| blind.len() == silent.len()) {
@@ -339,13 +348,13 @@ fn unreachable(standings: &[&(&ClusterName, Standing)]) -> Verdict {
                 format!("nothing is known of the copies in {more} clusters, among them {cluster}: {}", worst.message)
             }
         };
-        return Verdict::new(ConditionStatus::Unknown, Reason::MemberAPIUnavailable, message);
+        return ConditionValue::new(ConditionStatus::Unknown, Reason::MemberAPIUnavailable, message);
     }
     let message = match silent.len() {
         1 => format!("cluster {first} is not connected"),
         more => format!("{more} clusters are not connected, among them {first}"),
     };
-    Verdict::new(ConditionStatus::Unknown, Reason::ClustersUnreachable, message)
+    ConditionValue::new(ConditionStatus::Unknown, Reason::ClustersUnreachable, message)
 }
 
 /// A number with its noun.
@@ -378,7 +387,12 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
 }
 
 /// The worst first, then by name; times stand as long as the state does.
-fn list_clusters(status: &mut RuleStatus, view: &View<'_>, mut standings: Vec<(&ClusterName, Standing)>, now: Now) {
+fn list_clusters(
+    status: &mut RuleStatus,
+    view: &View<'_>,
+    mut standings: Vec<(&ClusterName, RuleClusterState)>,
+    now: Now,
+) {
     standings.sort_by(|(left, a), (right, b)| (a.state, left).cmp(&(b.state, right)));
     status.truncated = standings.len() > limits::STATUS_CLUSTERS;
     standings.truncate(limits::STATUS_CLUSTERS);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
 
 use super::View;
-use super::fold::Verdict;
+use super::fold::ConditionValue;
 use crate::crd::conditions::{ConditionStatus, Reason};
 
 /// Names that a sentence lists, of those that it speaks of.
@@ -29,11 +29,11 @@ struct Missing<'a> {
 }
 
 /// The condition `Granted`; `None` where everything is granted that the rule wants.
-pub(super) fn granted(view: &View<'_>) -> Option<Verdict> {
+pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
     if view.target_clusters.unknown {
         let message = "the hub cannot read what is granted (DistributionGrants, and the labels of namespaces where grants \
                        choose by them): nothing is sent and nothing removed; check the hub's rights and its log";
-        return Some(Verdict::new(ConditionStatus::Unknown, Reason::GrantsUnknown, message));
+        return Some(ConditionValue::new(ConditionStatus::Unknown, Reason::GrantsUnknown, message));
     }
     let missing = missing(view);
     let parts = parts(&missing);
@@ -44,11 +44,11 @@ pub(super) fn granted(view: &View<'_>) -> Option<Verdict> {
              `kubectl get dgrant`)",
             parts.join("; ")
         );
-        return Some(Verdict::new(ConditionStatus::False, Reason::NotGranted, message));
+        return Some(ConditionValue::new(ConditionStatus::False, Reason::NotGranted, message));
     }
     let message = "of the namespaces that spec.namespaces chooses by glob or label, those get copies that a \
                    DistributionGrant allows";
-    missing.limited.then(|| Verdict::new(ConditionStatus::True, Reason::GrantedInPart, message))
+    missing.limited.then(|| ConditionValue::new(ConditionStatus::True, Reason::GrantedInPart, message))
 }
 
 /// Whether copies that the rule wants are not made for want of a grant, wherever its clusters are.

@@ -2,7 +2,7 @@
 use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, LostWatch, RuleName};
 
-use super::standing::without_watch;
+use super::rule_cluster_state::without_watch;
 use super::{Now, SessionFacts};
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,

@@ -16,7 +16,7 @@ mod notices;
 mod pace;
 mod render_errors;
 mod rolling;
-mod standing;
+mod rule_cluster_state;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +32,7 @@ pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
 pub use pace::Pace;
 pub use rolling::Rolling;
-pub use standing::{Proved, Sent, is_settled};
+pub use rule_cluster_state::{Proved, Sent, is_settled};
 
 /// How long a lost session may be away before its cluster counts as unreachable. A half-open connection is noticed by
 /// keepalives within 25 s more, so silence is noticed within 45 s.

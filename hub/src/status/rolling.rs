@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 
 use super::cluster_view::ClusterView;
-use super::fold::{Verdict, counted};
+use super::fold::{ConditionValue, counted};
 use super::ledger::Account;
-use super::standing::{
+use super::rule_cluster_state::{
     Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
     proved, standing,
 };
@@ -188,7 +188,7 @@ fn has_failed(account: &Account) -> bool {
 }
 
 /// Nothing further is sent, because too many clusters failed.
-pub(super) fn rollout_stopped(view: &View<'_>) -> Option<Verdict> {
+pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
     let (rolling, progress) = progress_of(view)?;
     if progress.phase != Phase::Stopped {
         return None;
@@ -210,23 +210,23 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<Verdict> {
         progress.wave,
         clusters(failed),
     );
-    Some(Verdict::new(ConditionStatus::True, Reason::TooManyFailures, message))
+    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, message))
 }
 
 /// Clusters that a change reached go back, or have.
-pub(super) fn rollout_reverted(view: &View<'_>) -> Option<Verdict> {
+pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
     let (_, progress) = progress_of(view)?;
     let is_over = progress.phase == Phase::Reverted;
     let (holds, reason) = match is_over {
         true => (ConditionStatus::True, Reason::TooManyFailures),
         false => (ConditionStatus::False, Reason::RollingBack),
     };
-    Some(Verdict::new(holds, reason, said_of_going_back(view)?))
+    Some(ConditionValue::new(holds, reason, said_of_going_back(view)?))
 }
 
 /// The same, as what keeps the rule from going on.
-pub(super) fn went_wrong(view: &View<'_>) -> Option<Verdict> {
-    Some(Verdict::new(ConditionStatus::True, Reason::TooManyFailures, said_of_going_back(view)?))
+pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
+    Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, said_of_going_back(view)?))
 }
 
 fn said_of_going_back(view: &View<'_>) -> Option<String> {
@@ -262,7 +262,7 @@ fn said_of_going_back(view: &View<'_>) -> Option<String> {
 }
 
 /// A change is on its way, wave by wave.
-pub(super) fn rolling_out(view: &View<'_>) -> Option<Verdict> {
+pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
     let (rolling, progress) = progress_of(view)?;
     let far = format!("{} of {} reached", progress.reached, clusters(progress.clusters));
     let wave = format!("wave {}", progress.wave);
@@ -281,7 +281,7 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<Verdict> {
         }
     };
     let message = message + &superseded(progress);
-    Some(Verdict::new(ConditionStatus::False, reason, message))
+    Some(ConditionValue::new(ConditionStatus::False, reason, message))
 }
 
 /// Changes that newer ones overtook before every cluster had them.

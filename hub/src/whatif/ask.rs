@@ -20,7 +20,7 @@ const BEHIND: &str =
 
 /// How a cluster is to the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ClusterEligibility {
     /// Its agent can be asked.
     Asked,
     /// It is not accepted.
@@ -40,7 +40,7 @@ pub struct Ask {
     /// The cluster.
     pub cluster: ClusterName,
     /// How it is to the rule.
-    pub standing: Standing,
+    pub standing: ClusterEligibility,
     /// A sentence for a person; may be empty.
     pub message: String,
     /// In which wave of a rollout it would have its turn; 0: without one.
@@ -69,33 +69,39 @@ impl Scene {
         all.map(ask).collect()
     }
 
-    fn standing(&self, entry: &RuleEntry, name: &ClusterName, cluster: &Cluster) -> (Standing, &'static str) {
+    fn standing(&self, entry: &RuleEntry, name: &ClusterName, cluster: &Cluster) -> (ClusterEligibility, &'static str) {
         if !cluster.accepted {
-            return (Standing::NotAccepted, "it is not accepted: nothing is sent there");
+            return (ClusterEligibility::NotAccepted, "it is not accepted: nothing is sent there");
         }
         if cluster.leaving {
-            return (Standing::Leaving, "it leaves: it gets nothing new");
+            return (ClusterEligibility::Leaving, "it leaves: it gets nothing new");
         }
         match self.directive(name) {
-            Directive::Unknown => (Standing::Unknown, "the hub cannot read the grants now: nothing is sent or removed"),
-            Directive::Suspended(_) => (Standing::Rests, "spec.suspend is true: what is there stays"),
+            Directive::Unknown => {
+                (ClusterEligibility::Unknown, "the hub cannot read the grants now: nothing is sent or removed")
+            }
+            Directive::Suspended(_) => (ClusterEligibility::Rests, "spec.suspend is true: what is there stays"),
             Directive::Unwanted(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
-                (Standing::NotGranted, "no DistributionGrant lets the rule send there")
+                (ClusterEligibility::NotGranted, "no DistributionGrant lets the rule send there")
             }
             Directive::Unwanted(_) | Directive::RemovalBlocked if entry.target_clusters.not_granted.contains(name) => {
-                (Standing::Asked, "no DistributionGrant lets the rule send there any more")
+                (ClusterEligibility::Asked, "no DistributionGrant lets the rule send there any more")
             }
             Directive::Unwanted(_) | Directive::RemovalBlocked => {
-                (Standing::Asked, "spec.clusters does not choose it any more")
+                (ClusterEligibility::Asked, "spec.clusters does not choose it any more")
             }
-            Directive::Cordoned(_) => (Standing::Asked, "it is cordoned: it keeps what it has and gets nothing new"),
-            Directive::RollingBack(_) => (Standing::Asked, "its rollout goes back: this is what a new change would do"),
+            Directive::Cordoned(_) => {
+                (ClusterEligibility::Asked, "it is cordoned: it keeps what it has and gets nothing new")
+            }
+            Directive::RollingBack(_) => {
+                (ClusterEligibility::Asked, "its rollout goes back: this is what a new change would do")
+            }
             Directive::Wanted(_) | Directive::AwaitingWave(_) if self.behind.contains(name) => {
-                (Standing::Asked, BEHIND)
+                (ClusterEligibility::Asked, BEHIND)
             }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Unclaimed => (Standing::Asked, ""),
+            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Unclaimed => (ClusterEligibility::Asked, ""),
         }
     }
 
@@ -137,7 +143,7 @@ impl Scene {
 
     /// What a cluster's agent is asked; `None`: it would hear nothing. Where a rollout has not come to the cluster, nothing is
     /// tried.
-    pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<Question> {
+    pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
         let rehearse = asking.rehearse && !matches!(directive, Directive::AwaitingWave(_) | Directive::RollingBack(_));
@@ -161,7 +167,7 @@ impl Scene {
             Directive::RemovalBlocked => (Suppose { holds_all: true, ..nothing() }, 0),
             Directive::Suspended(_) | Directive::Unknown | Directive::Unclaimed => return None,
         };
-        Some(Question { asked: Box::new(asked), left_out })
+        Some(AgentQuestion { asked: Box::new(asked), left_out })
     }
 
     /// What the cluster has now and would not have any more, and how many of that are left out.
@@ -208,7 +214,7 @@ struct Told {
 }
 
 /// What one agent is asked.
-pub struct Question {
+pub struct AgentQuestion {
     /// The question, without a number.
     pub asked: Box<Suppose>,
     /// How many sources are left out of it.

@@ -23,7 +23,7 @@ use crate::brake::DELAY;
 use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
 use crate::plan::{Body, ClusterAssignment, Rule, WatchScope};
 
-pub use ask::{Ask, Asking, Question, Standing};
+pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
 pub use said::Said;
 

@@ -90,7 +90,7 @@ fn a_rule_that_nobody_saved_leaves_no_trace() {
     read_all(&mut scene);
     scene.judge(&nobody, Instant::now());
     let clusters: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing)).collect();
-    assert_eq!(clusters, [("one".into(), Standing::Asked), ("two".into(), Standing::Asked)]);
+    assert_eq!(clusters, [("one".into(), ClusterEligibility::Asked), ("two".into(), ClusterEligibility::Asked)]);
     let (asked, left_out) = ask(&scene, "one", false);
     assert_eq!((asked.intents.len(), left_out, asked.tombstones.len()), (2, 0, 0));
     assert!(asked.intents.iter().all(|one| one.intent.payload.bytes().is_empty()), "content goes along");
@@ -219,10 +219,10 @@ fn clusters_come_in_waves_and_who_gets_nothing_is_named() {
     scene.judge(&nobody, Instant::now());
     let said: Vec<_> = scene.clusters(&nobody).into_iter().map(|ask| (ask.cluster, ask.standing, ask.wave)).collect();
     let expected = [
-        ("away".into(), Standing::NotAccepted, 0),
-        ("calm".into(), Standing::Asked, 1),
-        ("one".into(), Standing::Asked, 1),
-        ("two".into(), Standing::Asked, 2),
+        ("away".into(), ClusterEligibility::NotAccepted, 0),
+        ("calm".into(), ClusterEligibility::Asked, 1),
+        ("one".into(), ClusterEligibility::Asked, 1),
+        ("two".into(), ClusterEligibility::Asked, 2),
     ];
     assert_eq!(said, expected);
     let (asked, _) = ask(&scene, "one", false);

@@ -1,6 +1,6 @@
 //! A rule by label copies what the copier copied, and nothing else that has the label.
 use super::*;
-use crate::plugin::import::rules::{Aim, Bodies, Import, Standing, made};
+use crate::plugin::import::rules::{Aim, Bodies, CopyComparison, Import, made};
 use crate::plugin::import::tests::{aim, id, only, places, same};
 
 const TO: [&str; 2] = ["team-a", "team-b"];
@@ -49,7 +49,7 @@ fn what_a_label_chooses_stays_chosen_by_it() {
     let spec = only(&found);
     assert_eq!(spec["sources"], json!([selected(&["configmaps", "secrets"])]));
     assert_eq!(spec["namespaces"]["names"], json!(TO));
-    assert_eq!(found.rules[0].copies[&id("secrets/team-a/login")], Standing::Equal);
+    assert_eq!(found.rules[0].copies[&id("secrets/team-a/login")], CopyComparison::Equal);
     let any = ByLabel { key: "rule".to_owned(), value: None, ..both_kinds() };
     let expected = json!({"matchExpressions": [{"key": "rule", "operator": "Exists"}]});
     assert_eq!(only(&import(&all, any))["sources"][0]["selector"], expected);

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::rules::{Import, Made, Standing};
+use super::rules::{CopyComparison, Import, ImportedRule};
 use super::wishes::{Copier, Id};
 use crate::plugin::wrap::{on_one_line, wrapped};
 
@@ -57,7 +57,7 @@ fn count(number: usize, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 
-fn standings<'a>(rules: impl IntoIterator<Item = &'a Made>) -> BTreeMap<Standing, usize> {
+fn standings<'a>(rules: impl IntoIterator<Item = &'a ImportedRule>) -> BTreeMap<CopyComparison, usize> {
     let mut counts = BTreeMap::new();
     for standing in rules.into_iter().flat_map(|made| made.copies.values()) {
         *counts.entry(*standing).or_insert(0) += 1;
@@ -79,7 +79,7 @@ fn head(out: &mut String, import: &Import) {
             if copiers.len() == 1 { "does" } else { "do" }
         ),
     );
-    let (equal, differs, absent) = (of(Standing::Equal), of(Standing::Differs), of(Standing::Absent));
+    let (equal, differs, absent) = (of(CopyComparison::Equal), of(CopyComparison::Differs), of(CopyComparison::Absent));
     comment(
         out,
         &format!(
@@ -182,7 +182,7 @@ fn missing(out: &mut String, around: &Around) {
     }
 }
 
-fn about(out: &mut String, made: &Made) {
+fn about(out: &mut String, made: &ImportedRule) {
     let counts = standings([made]);
     let of = |standing| counts.get(&standing).copied().unwrap_or_default();
     comment(
@@ -192,15 +192,15 @@ fn about(out: &mut String, made: &Made) {
             made.copier.name(),
             count(made.sources.len(), "source", "sources"),
             count(made.copies.len(), "copy", "copies"),
-            of(Standing::Equal),
-            of(Standing::Differs),
-            of(Standing::Absent)
+            of(CopyComparison::Equal),
+            of(CopyComparison::Differs),
+            of(CopyComparison::Absent)
         ),
     );
     for note in &made.notes {
         item(out, note);
     }
-    let different = made.copies.iter().filter(|(_, standing)| **standing == Standing::Differs);
+    let different = made.copies.iter().filter(|(_, standing)| **standing == CopyComparison::Differs);
     let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
     for id in different.iter().take(LISTED) {
         item(out, &format!("{id} holds something else than its source"));

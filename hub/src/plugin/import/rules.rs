@@ -27,7 +27,7 @@ pub struct Aim {
 
 /// How an object stands where a copy will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum CopyComparison {
     /// It holds what its source holds.
     Equal,
     /// It holds something else.
@@ -38,7 +38,7 @@ pub enum Standing {
 
 /// One rule, and what is to be said of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Made {
+pub struct ImportedRule {
     /// Whose work it takes over.
     pub copier: Copier,
     /// The object.
@@ -46,7 +46,7 @@ pub struct Made {
     /// The sources that it was made for.
     pub sources: Vec<Id>,
     /// How what stands there now compares.
-    pub copies: BTreeMap<Id, Standing>,
+    pub copies: BTreeMap<Id, CopyComparison>,
     /// What it does otherwise than the copier did.
     pub notes: BTreeSet<String>,
 }
@@ -55,7 +55,7 @@ pub struct Made {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Import {
     /// The rules, by namespace and name.
-    pub rules: Vec<Made>,
+    pub rules: Vec<ImportedRule>,
     /// What no rule does: of which object, and why.
     pub left: Vec<(Id, String)>,
     /// Copies of the old copiers that no rule takes over.
@@ -89,7 +89,7 @@ struct Kind {
 /// the copier may not.
 pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
     let is_equal = |wish: &Wish| {
-        let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == Standing::Equal;
+        let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal;
         // What Runnel copied shows nothing of what the copier does.
         let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
         copies(wish, places).any(|copy| equals(&copy) && !is_ours(&copy))
@@ -164,7 +164,7 @@ fn one(
     bodies: &Bodies,
     aim: &Aim,
     taken: &mut BTreeSet<(String, String)>,
-) -> Made {
+) -> ImportedRule {
     let part = Choice {
         names: names.iter().cloned().collect(),
         selector: wishes.first().and_then(|wish| wish.choice.selector.clone()),
@@ -184,7 +184,7 @@ fn one(
         }
     }
     let name = free_name(kind, taken);
-    Made {
+    ImportedRule {
         copier: kind.copier,
         rule: rule(kind, wishes, &part, places, aim, &name),
         sources: wishes.iter().map(|wish| wish.source.clone()).collect(),
@@ -268,8 +268,8 @@ fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
 }
 
 /// How what stands compares with the source: data, binaryData, type and immutable, as `AdoptIfEqual` does.
-fn standing(source: Option<&Value>, copy: Option<&Value>) -> Standing {
-    let Some(copy) = copy else { return Standing::Absent };
+fn standing(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
+    let Some(copy) = copy else { return CopyComparison::Absent };
     let nothing = Value::Null;
     let field = |object: Option<&Value>, name: &str| -> Value {
         let value = object.and_then(|object| object.get(name)).unwrap_or(&nothing);
@@ -278,5 +278,5 @@ fn standing(source: Option<&Value>, copy: Option<&Value>) -> Standing {
     };
     let equal =
         ["data", "binaryData", "type", "immutable"].iter().all(|name| field(source, name) == field(Some(copy), name));
-    if equal { Standing::Equal } else { Standing::Differs }
+    if equal { CopyComparison::Equal } else { CopyComparison::Differs }
 }

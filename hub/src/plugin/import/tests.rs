@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
 use super::paper::{self, Around};
-use super::rules::{Aim, Bodies, Import, Standing, made};
+use super::rules::{Aim, Bodies, CopyComparison, Import, made};
 use super::wishes::{Copier, Id, Marked, Objects, read};
 use crate::crd::DistributionRule;
 
@@ -158,7 +158,7 @@ fn replicate_to_becomes_names_of_sources_and_namespaces() {
     assert_eq!(only(&import), &expected);
     assert_eq!(import.rules[0].rule["metadata"], json!({"name": "from-replicator", "namespace": "platform"}));
     assert_eq!(import.rules[0].copies.len(), 6);
-    assert!(import.rules[0].copies.values().all(|standing| *standing == Standing::Absent));
+    assert!(import.rules[0].copies.values().all(|standing| *standing == CopyComparison::Absent));
 }
 
 #[test]
@@ -266,8 +266,8 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
     assert!(specs[0].get("deletionPolicy").is_none());
     assert_eq!(specs[1]["transform"]["name"], "mine");
     assert_eq!(specs[1]["deletionPolicy"], "Retain");
-    assert_eq!(import.rules[0].copies[&id("secrets/team-a/ca")], Standing::Equal);
-    assert_eq!(import.rules[0].copies[&id("secrets/team-b/ca")], Standing::Absent);
+    assert_eq!(import.rules[0].copies[&id("secrets/team-a/ca")], CopyComparison::Equal);
+    assert_eq!(import.rules[0].copies[&id("secrets/team-b/ca")], CopyComparison::Absent);
     assert_eq!(import.strays, BTreeSet::from([id("secrets/team-b/old")]));
     assert_eq!(import.marks.len(), 4, "{:?}", import.marks);
 }

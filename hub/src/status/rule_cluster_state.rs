@@ -30,7 +30,7 @@ pub enum Proved {
 }
 
 /// How one rule stands in one cluster.
-pub(super) struct Standing {
+pub(super) struct RuleClusterState {
     pub(super) state: ClusterState,
     pub(super) copies: i64,
     pub(super) applied: i64,
@@ -126,7 +126,7 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
     format!("{cause}; the counts are what the agent last saw")
 }
 
-pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Standing {
+pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> RuleClusterState {
     let (account, name) = (cluster.account, cluster.name);
     let state = state(view, cluster, now);
     // Of a silent cluster only.
@@ -179,7 +179,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
     let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
-    let standing = Standing {
+    let standing = RuleClusterState {
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
@@ -193,7 +193,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
     // What a cluster said before this hub started is all that is known of it.
     let before = if account.is_none() && state == ClusterState::Unreachable { before() } else { None };
     match before {
-        Some(before) => Standing {
+        Some(before) => RuleClusterState {
             copies: before.applied + before.failed + before.waiting + before.drifted,
             applied: before.applied,
             failed: before.failed,
