@@ -38,13 +38,13 @@ pub struct Item {
     /// Its source.
     pub source: SourceRef,
     /// What is known of it.
-    pub known: Known,
+    pub known: CopyKnowledge,
     /// The copies that must stand before this one goes.
     pub after: Vec<SourceRef>,
 }
 
 /// What is known of a copy.
-pub enum Known {
+pub enum CopyKnowledge {
     /// All.
     Said(Said),
     /// It takes a look.

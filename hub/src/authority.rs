@@ -14,7 +14,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use runnel_proto::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
 
 pub use keeper::{Authorities, Keeper, Parts};
-pub use overlap::Known;
+pub use overlap::TrustedAuthorities;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};
 
@@ -168,14 +168,14 @@ pub async fn started(
 ///
 /// # Errors
 /// [`ApiError`], when the API server does not answer or refuses.
-pub async fn known(client: &Client, namespace: &str) -> Result<Option<Known>, ApiError> {
+pub async fn known(client: &Client, namespace: &str) -> Result<Option<TrustedAuthorities>, ApiError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let read = within(format!("read Secret {namespace}/{AUTHORITIES_SECRET}"), api.get_opt(AUTHORITIES_SECRET));
     Ok(read.await?.as_ref().and_then(known_in))
 }
 
-fn known_in(secret: &Secret) -> Option<Known> {
-    let known = secret.data.as_ref().and_then(|data| Known::read(&data.get(AUTHORITIES_ENTRY)?.0));
+fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
+    let known = secret.data.as_ref().and_then(|data| TrustedAuthorities::read(&data.get(AUTHORITIES_ENTRY)?.0));
     if known.is_none() {
         tracing::warn!(secret = AUTHORITIES_SECRET, "the former authorities are not readable: they count no more");
     }

@@ -12,7 +12,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
-use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Known, Parts};
+use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Parts, TrustedAuthorities};
 use runnel_hub::brake::Limit;
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
@@ -184,7 +184,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 }
 
 /// The authorities that were written down; waits for an API server that is away.
-async fn known_authorities(options: &Run, client: &Client) -> Option<Known> {
+async fn known_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
     loop {
         match authority::known(client, &options.access.namespace).await {
             Ok(known) => return known,

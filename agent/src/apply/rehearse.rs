@@ -11,7 +11,7 @@ use crate::body::{self, Over, Written};
 use crate::classify::copy_error;
 use crate::decide::{CopyError, ExpectedObject, Want};
 use crate::differ;
-use crate::foresee::{Found, Item, Known, Open, Said, Supposition, answer, foresee, is_untold, writes};
+use crate::foresee::{CopyKnowledge, Found, Item, Open, Said, Supposition, answer, foresee, is_untold, writes};
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
 use crate::live::{self, FIELD_MANAGER};
 use crate::records::Observed;
@@ -43,8 +43,8 @@ impl Member {
     async fn foresee_one(&self, key: &FieldsKey, item: Item) -> Found {
         let Item { copy, source, known, after } = item;
         let said = match known {
-            Known::Said(said) => Some(said),
-            Known::Open(open) => self.look(key, &copy, *open).await,
+            CopyKnowledge::Said(said) => Some(said),
+            CopyKnowledge::Open(open) => self.look(key, &copy, *open).await,
         };
         Found { copy, source, said, after }
     }

@@ -8,7 +8,7 @@ use runnel_proto::model::{
 
 use super::Reconciler;
 use crate::decide::{CopyError, CopyStatus, Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
-use crate::foresee::{Item, Known, Open, Said, Supposition, foresee};
+use crate::foresee::{CopyKnowledge, Item, Open, Said, Supposition, foresee};
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
@@ -46,7 +46,7 @@ impl Reconciler {
     fn supposed(&self, asked: &Suppose, intents: &Intents<'_>, copy: SourceRef) -> Option<Item> {
         let uid = &asked.uid;
         let held = self.records.live(&copy).and_then(|live| sealed_for(live, uid));
-        let said = |source: SourceRef, said: Said| Some((source, Known::Said(said), vec![]));
+        let said = |source: SourceRef, said: Said| Some((source, CopyKnowledge::Said(said), vec![]));
         let want = self.want(&copy);
         let (source, known, after) = match want {
             Want::Copy(wanted) if wanted.intent.rule == *uid => {
@@ -64,7 +64,7 @@ impl Reconciler {
                 let want = Want::Gone(key, rule, order);
                 let known = match asked.rehearse {
                     true => open(want, observed, [0; 32], true, None),
-                    false => Known::Said(foresee(&want, &observed, false)?),
+                    false => CopyKnowledge::Said(foresee(&want, &observed, false)?),
                 };
                 Some((source, known, after))
             }
@@ -84,7 +84,9 @@ impl Reconciler {
         }?;
         let is_held = held.is_some_and(|source| asked.holds_all || asked.held.contains(&source));
         let known = match known {
-            Known::Said((Foreseen::Unchanged | Foreseen::Rest, None)) if is_held => Known::Said((Foreseen::Held, None)),
+            CopyKnowledge::Said((Foreseen::Unchanged | Foreseen::Rest, None)) if is_held => {
+                CopyKnowledge::Said((Foreseen::Held, None))
+            }
             other => other,
         };
         Some(Item { copy, source, known, after })
@@ -103,11 +105,11 @@ impl Reconciler {
         supposed: Option<&SupposedIntent>,
         copy: &SourceRef,
         wanted: WantedCopy,
-    ) -> Option<Known> {
+    ) -> Option<CopyKnowledge> {
         let watched = self.watched(copy);
         let settled = wanted.denied.is_some() || !self.desired.has_namespace(&copy.namespace);
         if let Some(copy_error) = watched.and_then(|watched| watched.forbidden.clone()).filter(|_| !settled) {
-            return Some(Known::Said((Foreseen::Refused, Some(copy_error))));
+            return Some(CopyKnowledge::Said((Foreseen::Refused, Some(copy_error))));
         }
         let observed = self.records.observed(copy).clone();
         let is_ours = matches!(&observed, Observed::Live(live) if live.is_own());
@@ -117,7 +119,7 @@ impl Reconciler {
         let want = Want::Copy(Box::new(wanted));
         let rests = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
         if settled || (is_ours && (!asked.rehearse || rests(&observed))) || (!is_ours && rests(&Observed::Unknown)) {
-            return foresee(&want, &observed, false).map(Known::Said);
+            return foresee(&want, &observed, false).map(CopyKnowledge::Said);
         }
         let fields = supposed.map_or([0; 32], |intent| intent.fields);
         Some(open(want, observed, fields, asked.rehearse, body))
@@ -150,11 +152,17 @@ fn refused_item(refused: &Refusal) -> Item {
     let copy_error = CopyError::new(refused.reason, refused.message.as_str());
     let source = refused.source.clone();
     let copy = source.copy_in(&source.namespace);
-    Item { copy, source, known: Known::Said((Foreseen::Refused, Some(copy_error))), after: vec![] }
+    Item { copy, source, known: CopyKnowledge::Said((Foreseen::Refused, Some(copy_error))), after: vec![] }
 }
 
-fn open(want: Want, observed: Observed, fields: [u8; 32], rehearse: bool, body: Option<DesiredObject>) -> Known {
-    Known::Open(Box::new(Open { want, observed, fields, rehearse, body }))
+fn open(
+    want: Want,
+    observed: Observed,
+    fields: [u8; 32],
+    rehearse: bool,
+    body: Option<DesiredObject>,
+) -> CopyKnowledge {
+    CopyKnowledge::Open(Box::new(Open { want, observed, fields, rehearse, body }))
 }
 
 /// The source that a live copy of a rule was written for.

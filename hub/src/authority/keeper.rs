@@ -14,7 +14,7 @@ use runnel_proto::tls::{ServerTls, TlsError};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 
-use super::overlap::{Known, Needs};
+use super::overlap::{Needs, TrustedAuthorities};
 use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
@@ -36,18 +36,18 @@ pub struct Authorities {
 
 struct View {
     identity: Arc<HubIdentity>,
-    known: Known,
+    known: TrustedAuthorities,
 }
 
 impl Authorities {
-    fn new(identity: Arc<HubIdentity>, known: Known) -> Arc<Self> {
+    fn new(identity: Arc<HubIdentity>, known: TrustedAuthorities) -> Arc<Self> {
         let view = ArcSwap::from_pointee(View { identity, known });
         Arc::new(Self { view, unusable: AtomicBool::new(false) })
     }
 
     /// This one alone, for good.
     pub fn of(identity: HubIdentity) -> Arc<Self> {
-        let known = Known::default().switched(identity.authority.certificate(), SystemTime::now());
+        let known = TrustedAuthorities::default().switched(identity.authority.certificate(), SystemTime::now());
         Self::new(Arc::new(identity), known)
     }
 
@@ -57,7 +57,7 @@ impl Authorities {
     }
 
     /// The authorities that members may rely on, the one that signs now first.
-    pub fn known(&self) -> Known {
+    pub fn known(&self) -> TrustedAuthorities {
         self.view.load().known.clone()
     }
 
@@ -110,7 +110,7 @@ impl Keeper {
     ///
     /// # Errors
     /// [`TlsError`], when the authority cannot sign, as when its own time is over.
-    pub fn new(parts: Parts, identity: HubIdentity, stored: Option<Known>) -> Result<Self, TlsError> {
+    pub fn new(parts: Parts, identity: HubIdentity, stored: Option<TrustedAuthorities>) -> Result<Self, TlsError> {
         let now = SystemTime::now();
         let was_stored = stored.is_some();
         let known = stored.unwrap_or_default().switched(identity.authority.certificate(), now);
@@ -178,7 +178,7 @@ impl Keeper {
         let stored = secret.and_then(known_in);
         let base = match &stored {
             Some(stored) => stored.clone(),
-            None if self.was_stored => Known::default(),
+            None if self.was_stored => TrustedAuthorities::default(),
             None => self.authorities.known(),
         };
         if !self.parts.shared.leads() {
@@ -201,12 +201,12 @@ impl Keeper {
     }
 
     /// What should be known from now on.
-    fn next(&self, base: Known, identity: &HubIdentity, now: SystemTime) -> Known {
+    fn next(&self, base: TrustedAuthorities, identity: &HubIdentity, now: SystemTime) -> TrustedAuthorities {
         let (shared, lives) = (&self.parts.shared, self.parts.lives);
         let overlap = lives.certificate + lives.expired_renewal;
         let mut next = base.switched(identity.authority.certificate(), now);
         if next.needs_spare(overlap, now) {
-            match identity.authority.sign_hub(&identity.hub_id, now, Known::spare_life(overlap)) {
+            match identity.authority.sign_hub(&identity.hub_id, now, TrustedAuthorities::spare_life(overlap)) {
                 Ok(pair) => next = next.with_spare(pair),
                 Err(error) => tracing::error!(%error, "the hub's authority cannot sign"),
             }
@@ -244,7 +244,7 @@ impl Keeper {
     }
 
     /// These are the authorities from now on.
-    fn adopt(&mut self, identity: Arc<HubIdentity>, known: Known) {
+    fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedAuthorities) {
         let before = self.authorities.known();
         if before == known {
             return;
@@ -258,7 +258,8 @@ impl Keeper {
             tracing::error!(%error, "the hub cannot serve with its new authority, and goes on with the former one");
             return;
         }
-        let ids = |known: &Known| known.entries().iter().map(|entry| entry.id).collect::<Vec<Fingerprint>>();
+        let ids =
+            |known: &TrustedAuthorities| known.entries().iter().map(|entry| entry.id).collect::<Vec<Fingerprint>>();
         let (former, present) = (ids(&before), ids(&known));
         self.authorities.view.store(Arc::new(View { identity, known }));
         for gone in former.iter().filter(|id| !present.contains(id)) {
@@ -328,12 +329,12 @@ impl Keeper {
     }
 }
 
-fn certificates(known: &Known) -> Vec<CertificateDer<'static>> {
+fn certificates(known: &TrustedAuthorities) -> Vec<CertificateDer<'static>> {
     known.entries().iter().map(|entry| entry.certificate.clone()).collect()
 }
 
 /// What to serve with: a fresh certificate of the authority that signs now, then what the former ones left behind.
-fn pairs(identity: &HubIdentity, known: &Known, now: SystemTime) -> Result<Vec<ServingPair>, TlsError> {
+fn pairs(identity: &HubIdentity, known: &TrustedAuthorities, now: SystemTime) -> Result<Vec<ServingPair>, TlsError> {
     let mut pairs = vec![identity.authority.sign_hub(&identity.hub_id, now, SERVING_LIFE)?];
     pairs.extend(known.entries().iter().skip(1).filter_map(|entry| entry.serving(now)));
     Ok(pairs)

@@ -54,7 +54,7 @@ pub struct Entry {
 
 /// The authorities that members may rely on, the one that signs now first.
 #[derive(Clone, Default, PartialEq)]
-pub struct Known(Vec<Entry>);
+pub struct TrustedAuthorities(Vec<Entry>);
 
 #[derive(Serialize, Deserialize)]
 struct Written {
@@ -113,7 +113,7 @@ impl Entry {
     }
 }
 
-impl Known {
+impl TrustedAuthorities {
     /// Reads what [`Known::write`] has written; nothing, if any of it is something else.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let written: Written = serde_json::from_slice(bytes).ok()?;

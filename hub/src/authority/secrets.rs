@@ -6,7 +6,7 @@ use kube::runtime::watcher::Event;
 
 use crate::index::version_number;
 use crate::rounds::Follower;
-use crate::watch::{Anew, Heard, events_of, failure, refusal};
+use crate::watch::{Anew, WatchEvent, events_of, failure, refusal};
 
 /// One Secret of the hub, as its watch shows it. A new right to lead begins with a new list.
 pub(super) struct SecretWatch {
@@ -69,7 +69,7 @@ fn version(secret: &Secret) -> u64 {
 
 impl SecretState {
     /// Takes in an event of the watch, or that it has begun again. Returns whether the Secret may have changed.
-    fn take_in(&mut self, event: Option<Heard<Secret>>) -> bool {
+    fn take_in(&mut self, event: Option<WatchEvent<Secret>>) -> bool {
         match event {
             None => *self = Self { present: self.present.take(), ..Self::default() },
             Some(Ok(Event::Init)) => self.coming = None,

@@ -52,7 +52,7 @@ const UNTRIED: &str = "its writes were not tried: it awaits its turn in the roll
 const SOURCES: usize = 500;
 
 /// What one cluster answered.
-struct Heard {
+struct ClusterAnswer {
     cluster: wire::PlanCluster,
     said: Option<Said>,
 }
@@ -67,12 +67,12 @@ struct Hearing {
 }
 
 /// What agents held of one rule.
-struct Known {
+struct ReportedHoldings {
     uid: RuleUid,
     held: BTreeMap<ClusterName, Holding>,
 }
 
-impl Known {
+impl ReportedHoldings {
     fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
         self.held.get(cluster).filter(|_| *rule == self.uid).copied()
     }
@@ -105,7 +105,7 @@ impl Questions {
         let (scene, known, asks) = aside(judged).await?;
         let asking = Asking::new(random_key()?, asked.rehearse);
         let hearing = Hearing { scene: scene.into(), asking: asking.into(), room: Mutex::new(COPIES), by };
-        let heard: Vec<Heard> = stream::iter(asks.into_iter().enumerate())
+        let heard: Vec<ClusterAnswer> = stream::iter(asks.into_iter().enumerate())
             .map(|(number, ask)| self.hear(&hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
@@ -115,11 +115,11 @@ impl Questions {
     }
 
     /// What agents hold of the rule that is tried, as it is known now.
-    fn known(&self, scene: &Scene) -> Known {
+    fn known(&self, scene: &Scene) -> ReportedHoldings {
         let (uid, ledger) = (scene.uid(), self.shared.ledger.lock());
         let all = scene.index().clusters();
         let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), ledger.holding(uid, cluster)?)));
-        Known { uid: uid.clone(), held: held.collect() }
+        ReportedHoldings { uid: uid.clone(), held: held.collect() }
     }
 
     /// What no saved rule has needed so far is looked for now; what is not found in time is not known.
@@ -206,14 +206,17 @@ impl Questions {
     }
 
     /// Asks the agent of a cluster, if there is one to be asked.
-    async fn hear(&self, hearing: &Hearing, ask: Ask, within: bool) -> Heard {
+    async fn hear(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
         let name = ask.cluster.clone();
         let heard = |state: &str, message: &str, more: usize, said: Option<Said>| {
             let message = if message.is_empty() { ask.message.clone() } else { message.to_owned() };
             let more = more.saturating_add(said.as_ref().map_or(0, |said| said.more));
             let more = u32::try_from(more).unwrap_or(u32::MAX);
             let name = ask.cluster.as_str().to_owned();
-            Heard { cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more }, said }
+            ClusterAnswer {
+                cluster: wire::PlanCluster { name, state: state.to_owned(), message, wave: ask.wave, more },
+                said,
+            }
         };
         let state = match ask.standing {
             ClusterEligibility::Asked => "",
@@ -294,7 +297,7 @@ fn random_key() -> Result<FieldsKey, Status> {
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
 }
 
-fn pages(mut scene: Scene, heard: Vec<Heard>, known: &Known) -> Vec<wire::PlanPage> {
+fn pages(mut scene: Scene, heard: Vec<ClusterAnswer>, known: &ReportedHoldings) -> Vec<wire::PlanPage> {
     let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
     for one in heard {
         answers.extend(one.said.map(|said| (ClusterName::from(one.cluster.name.as_str()), said)));

@@ -77,17 +77,17 @@ impl Service<Request<Body>> for Calls {
 
 async fn open(server: &Server, request: Request<Body>) -> Result<Response<Body>, Status> {
     let (head, body) = request.into_parts();
-    let heard = Streaming::new_request(Heard, body, None, Some(HEARD_LIMIT));
+    let heard = Streaming::new_request(FrameDecoder, body, None, Some(HEARD_LIMIT));
     let metadata = MetadataMap::from_headers(head.headers);
     let frames = server.session(tonic::Request::from_parts(metadata, head.extensions, heard)).await?.into_inner();
-    let mut response = Response::new(Body::new(Said { frames: Some(frames) }));
+    let mut response = Response::new(Body::new(FrameBody { frames: Some(frames) }));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
 }
 
-struct Heard;
+struct FrameDecoder;
 
-impl Decoder for Heard {
+impl Decoder for FrameDecoder {
     type Item = AgentFrame;
     type Error = Status;
 
@@ -101,11 +101,11 @@ impl Decoder for Heard {
 }
 
 /// What is said to the agent, and at the end the status.
-struct Said<S> {
+struct FrameBody<S> {
     frames: Option<S>,
 }
 
-impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for Said<S> {
+impl<S: Stream<Item = Result<HubFrame, Status>> + Unpin> http_body::Body for FrameBody<S> {
     type Data = Bytes;
     type Error = Status;
 
@@ -143,7 +143,7 @@ mod tests {
 
     /// The frames of a body, in order: lengths of data, and the status at the end.
     fn frames(said: Vec<Result<HubFrame, Status>>) -> Vec<String> {
-        let mut body = Said { frames: Some(stream::iter(said)) };
+        let mut body = FrameBody { frames: Some(stream::iter(said)) };
         let mut seen = Vec::new();
         loop {
             let next = std::future::poll_fn(|context| http_body::Body::poll_frame(Pin::new(&mut body), context));

@@ -12,7 +12,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 
-use super::{Heard, READ_LIMIT};
+use super::{READ_LIMIT, WatchEvent};
 
 /// Between two looks at a definition that is not there.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -59,8 +59,8 @@ where
     /// These events, as far as they count.
     pub(super) fn events<K: Send + Sync + 'static>(
         &self,
-        events: BoxStream<'static, Heard<K>>,
-    ) -> BoxStream<'static, Heard<K>> {
+        events: BoxStream<'static, WatchEvent<K>>,
+    ) -> BoxStream<'static, WatchEvent<K>> {
         let (memory, look, again) = (self.memory.clone(), self.look.clone(), self.again);
         let events = futures::stream::unfold(Some(events), move |state| {
             let (memory, look) = (memory.clone(), look.clone());
@@ -85,7 +85,7 @@ where
     }
 }
 
-fn note<K>(memory: &Mutex<Memory>, event: &Heard<K>) {
+fn note<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>) {
     let mut memory = memory.lock();
     match event {
         Ok(Event::Init) => memory.listed = 0,
@@ -98,7 +98,7 @@ fn note<K>(memory: &Mutex<Memory>, event: &Heard<K>) {
 }
 
 /// Whether a deletion or the end of a list counts.
-fn counts<K>(memory: &Mutex<Memory>, event: &Heard<K>, definition: Definition) -> bool {
+fn counts<K>(memory: &Mutex<Memory>, event: &WatchEvent<K>, definition: Definition) -> bool {
     let mut memory = memory.lock();
     match (definition, event) {
         (Definition::Unknown, _) => false,
@@ -148,13 +148,13 @@ pub(super) async fn look(client: Client, name: &str) -> Definition {
 mod tests {
     use super::*;
 
-    fn list(names: &[&'static str]) -> Vec<Heard<&'static str>> {
+    fn list(names: &[&'static str]) -> Vec<WatchEvent<&'static str>> {
         let applied = names.iter().map(|name| Ok(Event::InitApply(*name)));
         std::iter::once(Ok(Event::Init)).chain(applied).chain([Ok(Event::InitDone)]).collect()
     }
 
     /// What comes of these events while the definition is like this.
-    async fn heard<Look, Looked>(defined: &Defined<Look>, events: Vec<Heard<&'static str>>) -> String
+    async fn heard<Look, Looked>(defined: &Defined<Look>, events: Vec<WatchEvent<&'static str>>) -> String
     where
         Look: Fn() -> Looked + Clone + Send + 'static,
         Looked: Future<Output = Definition> + Send + 'static,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::defined::{Defined, look};
 use super::patience::Patience;
-use super::{Anew, Heard, Own, events, failure, own_events, refusal};
+use super::{Anew, Own, WatchEvent, events, failure, own_events, refusal};
 use crate::crd::DistributionGrant;
 use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
@@ -137,7 +137,7 @@ impl<T: Clone + 'static> Into<T> {
     /// Returns whether it was refused.
     fn take_in<K: Resource>(
         &self,
-        event: Heard<Own<K>>,
+        event: WatchEvent<Own<K>>,
         (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut Patience),
         shared: &Shared,
         round: u64,

@@ -49,10 +49,10 @@ const WATCH_SECONDS: u32 = 50;
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a watch says.
-pub(crate) type Heard<K> = Result<Event<K>, watcher::Error>;
+pub(crate) type WatchEvent<K> = Result<Event<K>, watcher::Error>;
 
 /// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
-fn events<K>(api: Api<K>) -> impl Stream<Item = Heard<K>> + Send
+fn events<K>(api: Api<K>) -> impl Stream<Item = WatchEvent<K>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -61,7 +61,7 @@ where
 }
 
 /// The events of the one object of this name.
-pub(crate) fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = Heard<K>> + Send + use<K>
+pub(crate) fn events_of<K>(api: Api<K>, name: &str) -> impl Stream<Item = WatchEvent<K>> + Send + use<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -72,8 +72,8 @@ where
 /// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
 pub(crate) struct Anew<K> {
     rounds: Follower,
-    begin: Box<dyn Fn() -> BoxStream<'static, Heard<K>> + Send>,
-    events: BoxStream<'static, Heard<K>>,
+    begin: Box<dyn Fn() -> BoxStream<'static, WatchEvent<K>> + Send>,
+    events: BoxStream<'static, WatchEvent<K>>,
     /// The round that the events belong to.
     round: u64,
     /// Whether this watch has had a list in this round.
@@ -81,11 +81,14 @@ pub(crate) struct Anew<K> {
     /// It lists by itself: what comes waits for a renewal of the right to lead.
     doubtful: bool,
     /// What waits.
-    waiting: Option<(Instant, Heard<K>)>,
+    waiting: Option<(Instant, WatchEvent<K>)>,
 }
 
 impl<K> Anew<K> {
-    pub(crate) fn new(mut rounds: Follower, begin: impl Fn() -> BoxStream<'static, Heard<K>> + Send + 'static) -> Self {
+    pub(crate) fn new(
+        mut rounds: Follower,
+        begin: impl Fn() -> BoxStream<'static, WatchEvent<K>> + Send + 'static,
+    ) -> Self {
         let round = *rounds.asked.borrow_and_update();
         let events = begin();
         Self { rounds, events, begin: Box::new(begin), round, listed: false, doubtful: false, waiting: None }
@@ -105,7 +108,7 @@ impl<K> Anew<K> {
     }
 
     /// The next event; `None`, if the watch was begun anew instead.
-    pub(crate) async fn next(&mut self) -> Option<Heard<K>> {
+    pub(crate) async fn next(&mut self) -> Option<WatchEvent<K>> {
         if self.waiting.is_none() {
             let event = tokio::select! {
                 biased;
@@ -136,7 +139,7 @@ impl<K> Anew<K> {
     }
 
     /// Whether an event is the first word of a list for which nobody has asked.
-    fn is_doubtful(&mut self, event: &Heard<K>) -> bool {
+    fn is_doubtful(&mut self, event: &WatchEvent<K>) -> bool {
         match event {
             Ok(Event::Init) => {
                 self.doubtful = std::mem::replace(&mut self.listed, true);
@@ -228,7 +231,7 @@ impl<K: Resource> Resource for Own<K> {
 }
 
 /// The same event of another thing.
-fn mapped<K, T>(event: Heard<K>, map: impl FnOnce(K) -> T) -> Heard<T> {
+fn mapped<K, T>(event: WatchEvent<K>, map: impl FnOnce(K) -> T) -> WatchEvent<T> {
     event.map(|event| match event {
         Event::Apply(object) => Event::Apply(map(object)),
         Event::InitApply(object) => Event::InitApply(map(object)),
@@ -239,7 +242,7 @@ fn mapped<K, T>(event: Heard<K>, map: impl FnOnce(K) -> T) -> Heard<T> {
 }
 
 /// The events of a kind of Runnel's own. An object that this build cannot read does not break the whole watch.
-fn own_events<K>(client: Client) -> impl Stream<Item = Heard<Own<K>>> + Send
+fn own_events<K>(client: Client) -> impl Stream<Item = WatchEvent<Own<K>>> + Send
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -307,7 +310,7 @@ mod tests {
     fn a_list_for_which_nobody_asked_waits_for_a_renewal_of_the_lead() {
         let (rounds, before) = (Rounds::default(), Instant::now());
         rounds.renewed(Some(before));
-        let (say, said) = mpsc::unbounded::<Heard<&str>>();
+        let (say, said) = mpsc::unbounded::<WatchEvent<&str>>();
         let said = Mutex::new(Some(said));
         let begin = move || said.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
         let mut events = Anew::new(rounds.subscribe(), begin);

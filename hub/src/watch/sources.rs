@@ -66,7 +66,7 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
             continue;
         };
         // A refused watch is begun anew, with a new list: it would go on where it stopped without saying that it is back.
-        if watch.take_in(event) == Heard::Refusal {
+        if watch.take_in(event) == WatchActivity::Refusal {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_REFUSAL) => {}
                 _ = events.rounds.asked.changed() => {}
@@ -91,7 +91,7 @@ fn missing_right(place: &WatchScope) -> String {
 }
 
 #[derive(PartialEq, Eq)]
-enum Heard {
+enum WatchActivity {
     Something,
     Refusal,
 }
@@ -144,7 +144,7 @@ impl SourceWatch {
         self.heard_all();
     }
 
-    fn take_in(&mut self, event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>) -> Heard {
+    fn take_in(&mut self, event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>) -> WatchActivity {
         if !matches!(event, Ok(Event::Init) | Err(_)) {
             self.patience.progress(Instant::now());
         }
@@ -172,7 +172,7 @@ impl SourceWatch {
             }
             Err(error) => return self.complain(&error),
         }
-        Heard::Something
+        WatchActivity::Something
     }
 
     /// Whether a refusal is believed: it is repeated, or nothing else was known before.
@@ -211,12 +211,12 @@ impl SourceWatch {
         self.shared.vanished.notify_one();
     }
 
-    fn complain(&mut self, error: &kube::runtime::watcher::Error) -> Heard {
+    fn complain(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
         let resource = self.kind.resource;
         match refusal(error, &missing_right(&self.place)) {
             Some(why) if !self.is_believed() => {
                 tracing::warn!(resource, "cannot watch {}: {why}; trying again before that is believed", self.place);
-                Heard::Refusal
+                WatchActivity::Refusal
             }
             Some(why) => {
                 tracing::error!(
@@ -225,12 +225,12 @@ impl SourceWatch {
                     self.place
                 );
                 self.cannot_read(why);
-                Heard::Refusal
+                WatchActivity::Refusal
             }
             None => {
                 self.patience.failed(failure(error));
                 tracing::warn!(resource, namespace = self.place.namespace.as_deref(), %error, "the watch of sources broke; trying again");
-                Heard::Something
+                WatchActivity::Something
             }
         }
     }

@@ -196,11 +196,11 @@ pub struct Asking {
     key: FieldsKey,
     rehearse: bool,
     /// What is told of content that many clusters would have, by its address.
-    known: Mutex<BTreeMap<usize, Known>>,
+    known: Mutex<BTreeMap<usize, InternedContent>>,
 }
 
 /// Content, held so that its address is nobody else's, and what is told of it.
-struct Known {
+struct InternedContent {
     _content: Arc<SourceContent>,
     told: Option<Told>,
 }
@@ -243,7 +243,7 @@ impl Asking {
         };
         let mut known = self.known.lock();
         let known = known.entry(Arc::as_ptr(content) as usize);
-        known.or_insert_with(|| Known { _content: content.clone(), told: compute() }).told.clone()
+        known.or_insert_with(|| InternedContent { _content: content.clone(), told: compute() }).told.clone()
     }
 
     fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut usize) -> Option<SupposedIntent> {

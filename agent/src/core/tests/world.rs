@@ -11,7 +11,7 @@ use crate::core::{Event, Reconciler, Setup};
 use crate::decide::{CopyError, ExpectedObject};
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
-use crate::foresee::{Found, Item, Known, Supposition, answer, foresee};
+use crate::foresee::{CopyKnowledge, Found, Item, Supposition, answer, foresee};
 use crate::job::{ContentSource, DesiredObject, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
@@ -551,8 +551,8 @@ impl World {
         let Supposition { question, items, more, .. } = *supposition;
         let found = items.into_iter().map(|Item { copy, source, known, after }| {
             let said = match known {
-                Known::Said(said) => Some(said),
-                Known::Open(open) => {
+                CopyKnowledge::Said(said) => Some(said),
+                CopyKnowledge::Open(open) => {
                     let observed = if open.needs_look() { self.observed(&copy) } else { open.observed };
                     let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
                     foresee(&open.want, &observed, is_equal)

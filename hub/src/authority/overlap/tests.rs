@@ -23,8 +23,8 @@ fn id(authority: &Authority) -> Fingerprint {
     Fingerprint::of_authority(authority.certificate())
 }
 
-fn with_spare(known: Known, authority: &Authority, now: SystemTime) -> Known {
-    known.with_spare(authority.sign_hub("hubid", now, Known::spare_life(OVERLAP)).unwrap())
+fn with_spare(known: TrustedAuthorities, authority: &Authority, now: SystemTime) -> TrustedAuthorities {
+    known.with_spare(authority.sign_hub("hubid", now, TrustedAuthorities::spare_life(OVERLAP)).unwrap())
 }
 
 fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
@@ -52,17 +52,17 @@ fn needs(members: &[MemberCluster]) -> Needs {
     needs
 }
 
-fn ids(known: &Known) -> Vec<Fingerprint> {
+fn ids(known: &TrustedAuthorities) -> Vec<Fingerprint> {
     known.entries().iter().map(|entry| entry.id).collect()
 }
 
 #[test]
 fn what_is_written_reads_back_and_holds_no_key_of_an_authority() {
     let (old, new) = (authority(), authority());
-    let known = with_spare(Known::default().switched(old.certificate(), start()), &old, start());
+    let known = with_spare(TrustedAuthorities::default().switched(old.certificate(), start()), &old, start());
     let known = known.switched(new.certificate(), start() + MINUTE);
     let bytes = known.write();
-    let read = Known::read(&bytes).unwrap();
+    let read = TrustedAuthorities::read(&bytes).unwrap();
     assert!(read == known);
     assert_eq!(read.entries()[1].replaced, Some(start() + MINUTE));
     let pair = read.entries()[1].serving(start() + 2 * MINUTE).unwrap();
@@ -75,14 +75,14 @@ fn what_is_written_reads_back_and_holds_no_key_of_an_authority() {
         assert!(body.iter().all(|line| !text.contains(line)));
     }
     for bad in ["", "{}", "{\"authorities\":[{\"certificate\":\"x\"}]}"] {
-        assert!(Known::read(bad.as_bytes()).is_none(), "{bad}");
+        assert!(TrustedAuthorities::read(bad.as_bytes()).is_none(), "{bad}");
     }
 }
 
 #[test]
 fn one_that_signed_before_comes_back_without_being_there_twice() {
     let (old, new) = (authority(), authority());
-    let known = Known::default().switched(old.certificate(), start());
+    let known = TrustedAuthorities::default().switched(old.certificate(), start());
     let known = known.switched(new.certificate(), start()).switched(old.certificate(), start() + MINUTE);
     assert_eq!(ids(&known), [id(&old), id(&new)]);
     assert_eq!(known.entries()[0].replaced, None);
@@ -93,7 +93,7 @@ fn one_that_signed_before_comes_back_without_being_there_twice() {
 #[test]
 fn a_spare_lasts_for_an_overlap_at_any_time() {
     let own = authority();
-    let mut known = Known::default().switched(own.certificate(), start());
+    let mut known = TrustedAuthorities::default().switched(own.certificate(), start());
     let mut made = 0;
     for hour in 0..100 {
         let now = start() + hour * LIFE;
@@ -114,7 +114,8 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
 fn a_former_authority_stays_exactly_as_long_as_somebody_needs_it() {
     let (old, new) = (authority(), authority());
     let replaced = start() + MINUTE;
-    let known = Known::default().switched(old.certificate(), start()).switched(new.certificate(), replaced);
+    let known =
+        TrustedAuthorities::default().switched(old.certificate(), start()).switched(new.certificate(), replaced);
     let kept =
         |members: &[MemberCluster], now| known.clone().retired(&needs(members), OVERLAP, now).entries().len() == 2;
     let (now, end) = (replaced + MINUTE, start() + LIFE);
@@ -183,7 +184,7 @@ proptest! {
     fn hub_and_member_always_believe_each_other(steps in prop::collection::vec(step(), 1..60)) {
         let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
         let (mut now, mut current) = (start(), 0);
-        let mut known = with_spare(Known::default().switched(authorities[0].certificate(), now), &authorities[0], now);
+        let mut known = with_spare(TrustedAuthorities::default().switched(authorities[0].certificate(), now), &authorities[0], now);
         let mut members = vec![Member::default(); 3];
         for step in steps {
             match step {
@@ -197,7 +198,7 @@ proptest! {
                 }
                 Step::Told(_) => {}
                 Step::Wait(minutes) => now += Duration::from_secs(60 * minutes),
-                Step::Restart => known = Known::read(&known.write()).unwrap(),
+                Step::Restart => known = TrustedAuthorities::read(&known.write()).unwrap(),
             }
             let signing = &authorities[current];
             known = known.switched(signing.certificate(), now);
