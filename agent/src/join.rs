@@ -46,7 +46,7 @@ pub enum JoinFileError {
 /// The hub has refused the join for good.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub refused to let cluster {cluster} join: {message}")]
-pub struct Refused {
+pub struct JoinRefused {
     cluster: String,
     message: String,
 }
@@ -67,7 +67,7 @@ pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError
 pub enum NotJoined {
     /// Trying again with this string cannot help.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] JoinRefused),
     /// It may pass by itself, or with another string.
     #[error("{0}")]
     Passing(String),
@@ -84,7 +84,7 @@ pub async fn join(
     mut string: JoinString,
     mut stored: Option<Identity>,
     jitter: &mut Jitter,
-) -> Result<Identity, Refused> {
+) -> Result<Identity, JoinRefused> {
     let mut failures = 0;
     loop {
         match join_once(store, &string, &mut stored, jitter.draw(), CALL_LIMIT).await {
@@ -124,7 +124,7 @@ pub async fn join_once(
             tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
             Ok(identity)
         }
-        Err(Failed::ForGood(message)) => Err(Refused { cluster: join.cluster.clone(), message }.into()),
+        Err(Failed::ForGood(message)) => Err(JoinRefused { cluster: join.cluster.clone(), message }.into()),
         Err(Failed::Passing(message)) => Err(NotJoined::Passing(message)),
     }
 }

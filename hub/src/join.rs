@@ -25,7 +25,7 @@ use tonic::metadata::MetadataValue;
 use crate::authority::{ApiError, Authorities, within};
 use crate::crd::{KeyRecord, MemberCluster};
 use attempts::Attempts;
-use decide::{Refusal, admit_renewal, check_token, key_record, redeem, renewed};
+use decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
 use tokens::{WRONG_SECRETS, wronged};
 
 /// How long what a member gets is good.
@@ -78,19 +78,19 @@ pub struct Caller {
 /// What a join would write, and answer when that is written.
 struct PlannedWrite {
     status: Value,
-    answer: Result<SignedCertificate, Refusal>,
+    answer: Result<SignedCertificate, JoinRefusal>,
 }
 
 /// Why no certificate was given.
 enum Failure {
-    Refused(Refusal),
+    Refused(JoinRefusal),
     Request(IdentityError),
     Api(ApiError),
     Busy,
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<JoinRefusal> for Failure {
+    fn from(refusal: JoinRefusal) -> Self {
         Self::Refused(refusal)
     }
 }
@@ -129,22 +129,22 @@ impl From<Failure> for Status {
 }
 
 /// What a refusal is called in gRPC.
-pub fn refused(refusal: &Refusal) -> Status {
+pub fn refused(refusal: &JoinRefusal) -> Status {
     let text = refusal.to_string();
     let status = match refusal {
-        Refusal::WrongToken(_)
-        | Refusal::WrongSecret(_)
-        | Refusal::Gone(_)
-        | Refusal::UnknownKey(_)
-        | Refusal::RetiredKey(_)
-        | Refusal::CertificateExpired(_)
-        | Refusal::ExpiredTooLong(_) => Status::unauthenticated(text),
-        Refusal::Expired(_)
-        | Refusal::Spent(_)
-        | Refusal::Burnt(_)
-        | Refusal::NotAccepted(_)
-        | Refusal::Deleting(_) => Status::failed_precondition(text),
-        Refusal::TooManyTries(_) | Refusal::TooManyTokens(_) => Status::resource_exhausted(text),
+        JoinRefusal::WrongToken(_)
+        | JoinRefusal::WrongSecret(_)
+        | JoinRefusal::Gone(_)
+        | JoinRefusal::UnknownKey(_)
+        | JoinRefusal::RetiredKey(_)
+        | JoinRefusal::CertificateExpired(_)
+        | JoinRefusal::ExpiredTooLong(_) => Status::unauthenticated(text),
+        JoinRefusal::Expired(_)
+        | JoinRefusal::Spent(_)
+        | JoinRefusal::Burnt(_)
+        | JoinRefusal::NotAccepted(_)
+        | JoinRefusal::Deleting(_) => Status::failed_precondition(text),
+        JoinRefusal::TooManyTries(_) | JoinRefusal::TooManyTokens(_) => Status::resource_exhausted(text),
     };
     with_reason(status, refusal.code())
 }
@@ -187,7 +187,7 @@ impl Registrar {
         check_length(&request.certificate_request)?;
         let from = caller.address.filter(|_| !caller.known);
         if from.is_some_and(|from| !self.attempts.lock().allows(from, Instant::now())) {
-            return Err(refused(&Refusal::TooManyTries(cluster)));
+            return Err(refused(&JoinRefusal::TooManyTries(cluster)));
         }
         let lane = (!caller.known).then(|| tokio::time::timeout(STRANGER_LIMIT, self.strangers.acquire()));
         let lane = match lane {
@@ -196,7 +196,7 @@ impl Registrar {
         };
         let result = match Token::parse(&request.token) {
             Ok(token) => self.try_join(&cluster, &token, &request.certificate_request).await,
-            Err(_) => Err(Refusal::WrongToken(cluster.clone()).into()),
+            Err(_) => Err(JoinRefusal::WrongToken(cluster.clone()).into()),
         };
         drop(lane);
         match result {
@@ -209,7 +209,7 @@ impl Registrar {
                     let peer = caller.address.map(|address| address.to_string());
                     let peer = peer.as_deref().unwrap_or("by another replica");
                     tracing::warn!(%cluster, peer, reason = %refusal, "a join was refused");
-                    if let (Refusal::WrongToken(_), Some(from)) = (refusal, from) {
+                    if let (JoinRefusal::WrongToken(_), Some(from)) = (refusal, from) {
                         self.attempts.lock().failed(from, Instant::now());
                     }
                 }
@@ -222,7 +222,7 @@ impl Registrar {
         let mut turn = None;
         for _ in 0..=TRIES {
             let Some(member) = self.member(cluster).await? else {
-                return Err(Refusal::WrongToken(cluster.to_owned()).into());
+                return Err(JoinRefusal::WrongToken(cluster.to_owned()).into());
             };
             let step = self.step(&member, cluster, token, request)?;
             if turn.is_none() {
@@ -257,7 +257,7 @@ impl Registrar {
                 let status = json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
                 Ok(PlannedWrite { status, answer: Ok(signed) })
             }
-            (Err(refusal @ Refusal::WrongSecret(_)), Some(join)) => {
+            (Err(refusal @ JoinRefusal::WrongSecret(_)), Some(join)) => {
                 let (tokens, count) = wronged(member, join, now);
                 tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
                 Ok(PlannedWrite { status: json!({"tokens": tokens}), answer: Err(refusal) })
@@ -322,8 +322,8 @@ impl Registrar {
     }
 
     /// Writes down that somebody came with a key that its member gave up. Best effort: he will come again.
-    pub async fn retired_key_seen(&self, refusal: &Refusal, peer: &PeerCertificate) {
-        let Refusal::RetiredKey(cluster) = refusal else { return };
+    pub async fn retired_key_seen(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
+        let JoinRefusal::RetiredKey(cluster) = refusal else { return };
         tracing::error!(%cluster, key = %peer.key, "a key that was given up was used: somebody may have a copy of it");
         for _ in 0..TRIES {
             let Ok(Some(member)) = self.member(cluster).await else { return };

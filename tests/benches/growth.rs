@@ -19,7 +19,7 @@ use runnel_agent::policy::Policy;
 use runnel_agent::records::{Observed, Records};
 use runnel_hub::crd::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Directive, Index};
-use runnel_hub::plan::{Body, ClusterPlans, Rule, RulePlan, SourceContent, TargetClusters};
+use runnel_hub::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
 use runnel_hub::session::Session;
 use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
@@ -112,10 +112,10 @@ fn shaped_rule() -> Rule {
 }
 
 /// Content that differs by cluster once it is rendered: 1 KiB of text, and the name of the cluster.
-fn shaped_body(number: usize) -> Body {
+fn shaped_body(number: usize) -> SourceState {
     let data = json!({"value": format!("${{cluster.name}} {}", noise(number as u64, 1024))});
     let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
-    Body::Read(Arc::new(SourceContent::new(revision(number), Payload::encode(content.to_bytes()))))
+    SourceState::Read(Arc::new(SourceContent::new(revision(number), Payload::encode(content.to_bytes()))))
 }
 
 /// One rule that renders 10 sources for each of so many clusters.

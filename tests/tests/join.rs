@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_hub::authority::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::crd::MemberCluster;
-use runnel_hub::join::decide::{Refusal, admit};
+use runnel_hub::join::decide::{JoinRefusal, admit};
 use runnel_hub::join::{Caller, Lives, Registrar};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
@@ -76,7 +76,7 @@ fn peer(response: &CertificateResponse) -> Result<PeerCertificate> {
     Ok(PeerCertificate::from_der(&response.certificate)?)
 }
 
-async fn admitted(client: &Client, peer: &PeerCertificate, cluster: &str) -> Result<Result<(), Refusal>> {
+async fn admitted(client: &Client, peer: &PeerCertificate, cluster: &str) -> Result<Result<(), JoinRefusal>> {
     let member = Api::<MemberCluster>::all(client.clone()).get_opt(cluster).await?;
     let identity = load_or_create(client, NAMESPACE).await?;
     Ok(admit(member.as_ref(), &identity.hub_id, peer, Timestamp::now()))
@@ -140,7 +140,7 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
     ensure!(labels["env"] == "prod" && labels["zone"] == "a");
     let next = peer(&registrar.join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?).await?)?;
     ensure!(admitted(&client, &next, "eu-1").await? == Ok(()));
-    ensure!(admitted(&client, &renewed, "eu-1").await? == Err(Refusal::UnknownKey("eu-1".to_owned())));
+    ensure!(admitted(&client, &renewed, "eu-1").await? == Err(JoinRefusal::UnknownKey("eu-1".to_owned())));
     Ok(())
 }
 
@@ -199,7 +199,7 @@ async fn refusals_say_which_and_what_to_do() -> Result<()> {
     eventually("the cluster to be gone", SOON, async || Ok(members.get_opt("eu-3").await?.is_none().then_some(())))
         .await?;
     join_string(&client, "eu-3", &[]).await?;
-    ensure!(admitted(&client, &member, "eu-3").await? == Err(Refusal::Gone("eu-3".to_owned())));
+    ensure!(admitted(&client, &member, "eu-3").await? == Err(JoinRefusal::Gone("eu-3".to_owned())));
     let renew = RenewRequest { certificate_request: MemberKey::generate()?.certificate_request()?.into() };
     ensure!(code(registrar.renew(&member, renew).await) == Some(Code::Unauthenticated));
     Ok(())

@@ -16,7 +16,7 @@ use runnel_agent::queue::Key;
 use runnel_agent::records::Observed;
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Directive, Holding, Index, PlaceState};
-use runnel_hub::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
+use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub::session::Session;
 use runnel_proto::model::*;
 use serde_json::json;
@@ -161,7 +161,7 @@ fn index() -> Index {
     index.set_cluster(CLUSTER.into(), cluster);
     for number in 0..SOURCES {
         let body = SourceContent::new(Revision([1; 16]), Payload::encode(content().to_bytes()));
-        index.set_source(source(number), BTreeMap::new(), Some(Body::Read(Arc::new(body))));
+        index.set_source(source(number), BTreeMap::new(), Some(SourceState::Read(Arc::new(body))));
     }
     index.begin_to_judge();
     index

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
 use crate::crd::{self, RemovalStatus};
 use crate::index::{Cluster, Directive, Effect, Holding, Index, PlaceState};
-use crate::plan::{Body, ClusterAssignment, Refused, Rule, RuleGrant, SourceContent, WatchScope};
+use crate::plan::{ClusterAssignment, Rule, RuleGrant, SourceContent, SourceState, UnsupportedSource, WatchScope};
 
 const SOURCES: u64 = 24;
 const CLUSTERS: u64 = 5;
@@ -90,9 +90,9 @@ fn cluster_name(number: u64) -> ClusterName {
     format!("c{number}").into()
 }
 
-fn content() -> Body {
+fn content() -> SourceState {
     let payload = Payload::encode(Content::default().to_bytes());
-    Body::Read(SourceContent::new(Revision([1; 16]), payload).into())
+    SourceState::Read(SourceContent::new(Revision([1; 16]), payload).into())
 }
 
 /// Everything, in all clusters or in some of them; or nothing that these rules send.
@@ -820,7 +820,7 @@ fn too_many_sources_that_refuse_are_held_as_too_many_that_are_deleted() {
     world.follow();
     let uid = RuleUid::from("r0");
     for number in 0..SOURCES {
-        let refused = Some(Body::Refused(Refused::Annotation));
+        let refused = Some(SourceState::Refused(UnsupportedSource::Annotation));
         world.change(|index| index.set_source(source(number), labels("team", 0), refused));
         world.follow();
     }
@@ -840,7 +840,7 @@ fn names_of_before_versions_were_kept_are_a_removal_and_another_version_is_none(
     world.persist();
     assert_eq!(world.drafts[&uid].removal.as_ref().unwrap().copies, 24 * 5);
     let payload = Payload::encode(Content::default().to_bytes());
-    let edited = Body::Read(SourceContent::new(Revision([2; 16]), payload).into());
+    let edited = SourceState::Read(SourceContent::new(Revision([2; 16]), payload).into());
     world.change(|index| index.set_source(source(0), labels("team", 0), Some(edited)));
     assert_eq!(world.follow()[&uid].len(), 5, "the former version");
     world.persist();

@@ -22,7 +22,7 @@ pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus, PendingRemoval,
     RetiredKey, UsedToken,
 };
-pub use rollout::{OnFailure, Portion, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
+pub use rollout::{CountOrPercent, OnFailure, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, Clusters, ConflictPolicy, DeletionPolicy,
     DistributionRule, DistributionRuleSpec, DriftPolicy, ImmutablePolicy, Namespaces, OnRuleDelete, RemovalLimit,

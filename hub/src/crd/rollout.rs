@@ -18,7 +18,7 @@ pub struct Rollout {
     /// How many clusters may be under way at a time, and so are in one wave: a number, or a part of those that the rule
     /// chooses, such as 25% (rounded up). At least 1, or 1%.
     #[schemars(with = "i32", transform = schema::portion)]
-    pub max_concurrency: Portion,
+    pub max_concurrency: CountOrPercent,
     /// The label of the MemberClusters by which they are ordered: those with the smallest value first (2 before 10), those
     /// without it last, and those of equal value by their names. A wave holds clusters of one value. Without it, all are
     /// ordered by their names.
@@ -53,7 +53,7 @@ pub enum OnFailure {
 impl Default for Rollout {
     fn default() -> Self {
         Self {
-            max_concurrency: Portion::Text("25%".to_owned()),
+            max_concurrency: CountOrPercent::Text("25%".to_owned()),
             order_by_label: None,
             soak_seconds: 0,
             max_failures: 0,
@@ -66,19 +66,19 @@ impl Default for Rollout {
 /// A number of clusters, or a part of them in percent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Portion {
+pub enum CountOrPercent {
     /// So many.
     Count(i64),
     /// Such as `25%`.
     Text(String),
 }
 
-impl From<&Portion> for rollout::Portion {
-    fn from(said: &Portion) -> Self {
+impl From<&CountOrPercent> for rollout::Portion {
+    fn from(said: &CountOrPercent) -> Self {
         match said {
-            Portion::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
+            CountOrPercent::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
             // What the schema lets through and is no number lets one cluster in at a time.
-            Portion::Text(text) => Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default()),
+            CountOrPercent::Text(text) => Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default()),
         }
     }
 }
@@ -266,7 +266,7 @@ impl From<&RolloutStatus> for rollout::Progress {
             phase: status.phase,
             wave: number(status.wave),
             order_by: status.ordered_by.clone(),
-            cursor: status.reached_up_to.as_ref().map(|reached| rollout::Turn {
+            cursor: status.reached_up_to.as_ref().map(|reached| rollout::RolloutPosition {
                 value: reached.value.clone(),
                 cluster: reached.cluster.as_str().into(),
             }),
@@ -302,7 +302,7 @@ mod tests {
             phase: rollout::Phase::Soaking,
             wave: 2,
             order_by: Some("tier".to_owned()),
-            cursor: Some(rollout::Turn { value: Some("1".to_owned()), cluster: "eu-3".into() }),
+            cursor: Some(rollout::RolloutPosition { value: Some("1".to_owned()), cluster: "eu-3".into() }),
             clusters: 9,
             reached: 4,
             applied: 3,

@@ -196,7 +196,7 @@ mod tests {
         let app = SourceRef::new("configmaps", "team", "app");
         let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
         let content = crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
-        index.set_source(app.clone(), [].into(), Some(crate::plan::Body::Read(Arc::new(content))));
+        index.set_source(app.clone(), [].into(), Some(crate::plan::SourceState::Read(Arc::new(content))));
         index.rule(&"r".into()).unwrap().stray(&cluster, &app.as_copy(name))
     }
 

@@ -41,7 +41,7 @@ use crate::plan::{
     ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, Rule, RulePlan, Scope, Source, TargetClusters,
     WatchScope,
 };
-use crate::rollout::{Gate, Target};
+use crate::rollout::{Gate, RolloutTarget};
 pub use brake::{BlockedAgentWork, BlockedRemovals, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
@@ -134,7 +134,7 @@ pub struct RuleEntry {
     /// Names what it wants, once somebody has asked since that changed.
     wanted: OnceLock<String>,
     /// Names what it brings, likewise.
-    target: OnceLock<Target>,
+    target: OnceLock<RolloutTarget>,
 }
 
 impl RuleEntry {

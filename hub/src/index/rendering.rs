@@ -19,7 +19,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 use super::changes::note_choice;
 use super::rules::remove_from;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{Body, ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, TermsResolver};
+use crate::plan::{ClusterPlans, NamedTerms, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState, TermsResolver};
 pub use job::{RenderJob, Rendered};
 use job::{What, Work};
 pub(super) use unrendered::Unrendered;
@@ -380,11 +380,11 @@ fn lend_now(
     plan: &mut RulePlan,
     cluster_plans: &mut ClusterPlans,
     secret: &SourceRef,
-    body: Option<&Body>,
+    body: Option<&SourceState>,
     unrendered: &mut Unrendered,
     revision_hasher: &RevisionHasher,
 ) {
-    if !matches!(body, Some(Body::Unread)) {
+    if !matches!(body, Some(SourceState::Unread)) {
         unrendered.sources.insert(secret.clone());
         return;
     }
@@ -393,8 +393,8 @@ fn lend_now(
     }
 }
 
-fn has_content(body: Option<&Body>) -> bool {
-    matches!(body, Some(Body::Read(_) | Body::Stale(_)))
+fn has_content(body: Option<&SourceState>) -> bool {
+    matches!(body, Some(SourceState::Read(_) | SourceState::Stale(_)))
 }
 
 /// Whether what was rendered of one rule is the same for the other.

@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, S
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Effect, Index, PlaceState, RenderJob, Rendered};
-use crate::plan::{Body, RenderErrorKind, RevisionHasher, Rule, SourceContent, WatchScope};
+use crate::plan::{RenderErrorKind, RevisionHasher, Rule, SourceContent, SourceState, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -56,11 +56,11 @@ fn labels(value: u8) -> BTreeMap<String, String> {
     BTreeMap::from([("rule".to_owned(), format!("v{value}"))])
 }
 
-fn content(text: &str) -> Body {
+fn content(text: &str) -> SourceState {
     let fields = BTreeMap::from([("data".to_owned(), json!({"k": text}))]);
     let canonical = Content { fields, ..Content::default() }.to_bytes();
     let revision = RevisionKey::new(b"key").revision("any", &canonical);
-    Body::Read(Arc::new(SourceContent::new(revision, Payload::encode(canonical))))
+    SourceState::Read(Arc::new(SourceContent::new(revision, Payload::encode(canonical))))
 }
 
 fn text(secret: bool, number: u8) -> &'static str {

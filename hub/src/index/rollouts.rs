@@ -5,12 +5,12 @@ use runnel_proto::model::{ClusterName, RuleUid, Travel};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Item;
-use crate::rollout::{Gate, Progress, Target, Turn};
+use crate::rollout::{Gate, Progress, RolloutPosition, RolloutTarget};
 
 impl RuleEntry {
     /// Names what the rule brings now.
     pub fn target(&self) -> &str {
-        self.target.get_or_init(|| Target::of(&self.rule, &self.plan)).name(self.holds_content())
+        self.target.get_or_init(|| RolloutTarget::of(&self.rule, &self.plan)).name(self.holds_content())
     }
 
     /// Whether the brake holds something of what clusters have that are chosen; or did so in an earlier process, and nobody
@@ -76,7 +76,7 @@ impl Index {
     }
 
     /// The place of each cluster of a rule in the order of its rollout, which has come so far.
-    pub fn turns(&self, uid: &RuleUid, progress: Option<&Progress>) -> Vec<Turn> {
+    pub fn turns(&self, uid: &RuleUid, progress: Option<&Progress>) -> Vec<RolloutPosition> {
         let Some((entry, rollout)) = self.rules.get(uid).and_then(|entry| Some((entry, entry.rule.rollout.as_ref()?)))
         else {
             return Vec::new();
@@ -86,7 +86,7 @@ impl Index {
         let turn = |cluster: &ClusterName| {
             let labels = self.clusters.get(cluster).map_or(&none, |known| &known.labels);
             let value = order.and_then(|label| labels.get(label)).cloned();
-            Turn { value, cluster: cluster.clone() }
+            RolloutPosition { value, cluster: cluster.clone() }
         };
         let mut turns: Vec<_> = entry.target_clusters.clusters.keys().map(turn).collect();
         turns.sort();

@@ -8,7 +8,7 @@ use super::changes::note_changes;
 use super::rendering::Unrendered;
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Cause, Item};
-use crate::plan::{Body, ClusterPlans, RemovalTerms, Rule, RulePlan, Source, plan};
+use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, Source, SourceState, plan};
 use crate::rollout::Gate;
 
 impl Index {
@@ -54,7 +54,7 @@ impl Index {
                 && former.rule.rollout.is_some() == rule.rollout.is_some()
         });
         let awaited =
-            plan.secret_refs.iter().filter(|(_, body)| matches!(body, Body::Unread)).map(|(secret, _)| secret);
+            plan.secret_refs.iter().filter(|(_, body)| matches!(body, SourceState::Unread)).map(|(secret, _)| secret);
         effect.read.extend(plan.unread.iter().chain(awaited).cloned());
         let version = former.as_ref().map_or(0, |former| former.version);
         let before = former.as_ref().map(|former| former.plan.clone());
@@ -132,7 +132,7 @@ impl Index {
             if !self.selected_by.contains_key(source)
                 && let Some(known) = self.sources.get_mut(source)
             {
-                known.body = Body::Unread;
+                known.body = SourceState::Unread;
             }
         }
     }
@@ -195,7 +195,7 @@ impl Index {
         &mut self,
         uid: &RuleUid,
         source: &SourceRef,
-        selected: Option<&Body>,
+        selected: Option<&SourceState>,
         cause: Cause,
         effect: &mut Effect,
     ) {
@@ -243,7 +243,7 @@ impl Index {
         &mut self,
         uid: &RuleUid,
         secret: &SourceRef,
-        body: Option<&Body>,
+        body: Option<&SourceState>,
         effect: &mut Effect,
     ) -> bool {
         if let Some(takes) = self.defer_lent(uid, secret, body, effect) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Refused, RenderErrorKind, Rule, SourceContent, WatchScope};
+use crate::plan::{RenderErrorKind, Rule, SourceContent, SourceState, UnsupportedSource, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
 /// Values as they stand in Secrets.
@@ -36,7 +36,7 @@ fn secret(namespace: &str, name: &str) -> SourceRef {
     SourceRef::new("secrets", namespace, name)
 }
 
-fn body(data: Value) -> Body {
+fn body(data: Value) -> SourceState {
     let fields = [("data".to_owned(), data.clone()), ("type".to_owned(), json!("Opaque"))];
     let canonical = Content { fields: fields.into(), ..Content::default() }.to_bytes();
     let mut revision = [0; 16];
@@ -44,7 +44,7 @@ fn body(data: Value) -> Body {
     text.bytes()
         .enumerate()
         .for_each(|(at, byte)| revision[at % 16] ^= byte.rotate_left(u32::try_from(at / 16).unwrap()));
-    Body::Read(Arc::new(SourceContent::new(Revision(revision), Payload::encode(canonical))))
+    SourceState::Read(Arc::new(SourceContent::new(Revision(revision), Payload::encode(canonical))))
 }
 
 fn index() -> Index {
@@ -77,7 +77,7 @@ fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, S
     Some(Ok(content.payload.decode().unwrap().fields["data"].clone()))
 }
 
-fn set(index: &mut Index, source: &SourceRef, body: Option<Body>) -> bool {
+fn set(index: &mut Index, source: &SourceRef, body: Option<SourceState>) -> bool {
     index.set_source(source.clone(), BTreeMap::new(), body).clusters.contains(&ClusterName::from("eu-1"))
 }
 
@@ -108,7 +108,7 @@ fn a_value_of_a_secret_beside_the_source_goes_where_the_rule_says_and_follows() 
     assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
     assert!(!set(&mut index, &secret("team", "us"), Some(body(json!({"pw": EU})))));
     // What could not be read again stands.
-    set(&mut index, &eu, Some(Body::Unreadable));
+    set(&mut index, &eu, Some(SourceState::Unreadable));
     assert_eq!(sent(&index, "team", "eu-1"), Some(Ok(json!({"user": "dQ==", "password": NEW}))));
     // The same by planning afresh.
     index.set_rule(rule());
@@ -130,8 +130,8 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     set(&mut index, &eu, Some(body(json!({"other": EU}))));
     says(&index, &["secrets/team/eu has no key pw"]);
     // Its owner does not want it to be distributed, or it is a credential of this cluster.
-    for refused in [Refused::Annotation, Refused::Type] {
-        set(&mut index, &eu, Some(Body::Refused(refused)));
+    for refused in [UnsupportedSource::Annotation, UnsupportedSource::Type] {
+        set(&mut index, &eu, Some(SourceState::Refused(refused)));
         says(&index, &["secrets/team/eu is never distributed"]);
     }
     set(&mut index, &eu, Some(body(json!({"pw": EU}))));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::SourceRef;
 
 use super::{Effect, Index};
-use crate::plan::{Body, WatchScope};
+use crate::plan::{SourceState, WatchScope};
 
 /// What a watch last said about an object that is there.
 pub(super) struct Sighting {
@@ -41,7 +41,8 @@ impl Index {
         }
         // Whatever its content is, it is there.
         self.vanished.remove(source);
-        let known = self.sources.get(source).map(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)));
+        let known =
+            self.sources.get(source).map(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)));
         let is_read = known == Some(true) && before == Some(version);
         if doubtful && !is_read {
             return self.forget_content(source, version, labels);
@@ -70,12 +71,12 @@ impl Index {
         let mut effect = Effect::default();
         for source in doubtful {
             let Some(known) = self.sources.get_mut(&source) else { continue };
-            if matches!(known.body, Body::Unread | Body::Unreadable) {
+            if matches!(known.body, SourceState::Unread | SourceState::Unreadable) {
                 continue;
             }
-            known.body = Body::Unread;
+            known.body = SourceState::Unread;
             let labels = known.labels.clone();
-            effect.merge(self.set_source(source, labels, Some(Body::Unreadable)));
+            effect.merge(self.set_source(source, labels, Some(SourceState::Unreadable)));
         }
         effect
     }
@@ -83,14 +84,20 @@ impl Index {
     /// The content that is known is an older one than the agents may hold, so it is unknown until it has been read.
     fn forget_content(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
         if let Some(known) = self.sources.get_mut(source) {
-            known.body = Body::Unread;
+            known.body = SourceState::Unread;
         }
         self.sightings.insert(source.clone(), Sighting { version, awaited: None, doubtful: false });
         self.set_source(source.clone(), labels, None)
     }
 
     /// An object was read. Void if a watch has said something newer since.
-    pub fn read(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>, body: Body) -> Effect {
+    pub fn read(
+        &mut self,
+        source: &SourceRef,
+        version: u64,
+        labels: BTreeMap<String, String>,
+        body: SourceState,
+    ) -> Effect {
         let labels = self.kept(source, labels);
         let Some(sighting) = self.sightings.get_mut(source).filter(|sighting| sighting.version <= version) else {
             return Effect::default();
@@ -104,7 +111,7 @@ impl Index {
     pub fn is_read(&self, source: &SourceRef) -> bool {
         let is_awaited = self.sightings.get(source).is_some_and(|sighting| sighting.awaited.is_some());
         let known = self.sources.get(source);
-        !is_awaited && known.is_some_and(|known| matches!(known.body, Body::Read(_) | Body::Refused(_)))
+        !is_awaited && known.is_some_and(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)))
     }
 
     /// An object could not be read. What was read before stands.
@@ -112,6 +119,6 @@ impl Index {
         let Some(sighting) = self.sightings.get_mut(source) else { return Effect::default() };
         let known = self.sources.get(source).map(|known| &known.labels);
         let Some(labels) = sighting.awaited.take().or_else(|| known.cloned()) else { return Effect::default() };
-        self.set_source(source.clone(), labels, Some(Body::Unreadable))
+        self.set_source(source.clone(), labels, Some(SourceState::Unreadable))
     }
 }

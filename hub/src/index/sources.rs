@@ -6,7 +6,7 @@ use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
 use crate::brake::Cause;
-use crate::plan::{Body, Source, WatchScope};
+use crate::plan::{Source, SourceState, WatchScope};
 
 impl Index {
     /// Whether any rule selects an object with these labels, or takes values from it: whether its content is needed.
@@ -31,33 +31,41 @@ impl Index {
 
     /// A source is there with these labels. `body` is its content if it was read; absent, what was known of its content
     /// stands (stale content is better than a gap, and the reader comes back with the new one).
-    pub fn set_source(&mut self, source: SourceRef, labels: BTreeMap<String, String>, body: Option<Body>) -> Effect {
+    pub fn set_source(
+        &mut self,
+        source: SourceRef,
+        labels: BTreeMap<String, String>,
+        body: Option<SourceState>,
+    ) -> Effect {
         self.vanished.remove(&source);
         let known = self.sources.get(&source).map(|known| known.body.clone());
-        let was_sent = matches!(known, Some(Body::Read(_) | Body::Stale(_))) && self.selected_by.contains_key(&source);
+        let was_sent = matches!(known, Some(SourceState::Read(_) | SourceState::Stale(_)))
+            && self.selected_by.contains_key(&source);
         // Content that was read before outlives a failure to read it again.
         let body = match (body, known) {
-            (None | Some(Body::Unread), Some(known @ (Body::Read(_) | Body::Stale(_)))) => known,
-            (Some(Body::Unreadable), Some(Body::Read(content) | Body::Stale(content))) => Body::Stale(content),
+            (None | Some(SourceState::Unread), Some(known @ (SourceState::Read(_) | SourceState::Stale(_)))) => known,
+            (Some(SourceState::Unreadable), Some(SourceState::Read(content) | SourceState::Stale(content))) => {
+                SourceState::Stale(content)
+            }
             (Some(body), _) => body,
-            (None, known) => known.unwrap_or(Body::Unread),
+            (None, known) => known.unwrap_or(SourceState::Unread),
         };
-        if was_sent && matches!(body, Body::Refused(_)) {
+        if was_sent && matches!(body, SourceState::Refused(_)) {
             self.goes_by_order();
         }
         let mut effect = Effect::default();
         for uid in self.touched(&source, &labels) {
             let selects = self.rules.get(&uid).is_some_and(|entry| entry.rule.selects(&source, &labels));
             // A source that refuses is as one that is deleted.
-            let cause = if matches!(body, Body::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
+            let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
             let lends = self.update_lent(&uid, &source, Some(&body), &mut effect);
-            if (selects || lends) && matches!(body, Body::Unread) {
+            if (selects || lends) && matches!(body, SourceState::Unread) {
                 effect.read.insert(source.clone());
             }
         }
         // Content that no rule needs is not kept.
-        let body = if self.selected_by.contains_key(&source) { body } else { Body::Unread };
+        let body = if self.selected_by.contains_key(&source) { body } else { SourceState::Unread };
         self.sources.insert(source, Source { labels, body });
         effect
     }

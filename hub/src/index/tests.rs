@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Cluster, Directive, Holding, Index, PlaceState};
 use crate::crd;
-use crate::plan::{Body, Rule, RuleGrant, Scope, Source, SourceContent, WatchScope, plan};
+use crate::plan::{Rule, RuleGrant, Scope, Source, SourceContent, SourceState, WatchScope, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -33,11 +33,11 @@ fn cluster(env: &str) -> Cluster {
     Cluster { uid: format!("uid-{env}"), labels, accepted: true, ..Cluster::default() }
 }
 
-fn body(text: &str) -> Body {
+fn body(text: &str) -> SourceState {
     let mut revision = [0; 16];
     revision[..text.len().min(16)].copy_from_slice(&text.as_bytes()[..text.len().min(16)]);
     let payload = Payload::encode(text.as_bytes().to_vec());
-    Body::Read(Arc::new(SourceContent::new(Revision(revision), payload)))
+    SourceState::Read(Arc::new(SourceContent::new(Revision(revision), payload)))
 }
 
 fn labelled(value: &str) -> BTreeMap<String, String> {
@@ -387,7 +387,7 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             let labels = labelled(&format!("v{value}"));
             let read = text.map(|text| body(&text.to_string()));
             naive.vanished.remove(&key);
-            naive.sources.insert(key.clone(), Source { labels: labels.clone(), body: Body::Unread });
+            naive.sources.insert(key.clone(), Source { labels: labels.clone(), body: SourceState::Unread });
             index.set_source(key, labels, read);
         }
         Step::Vanish { namespace, name } => {
@@ -435,7 +435,7 @@ proptest! {
         prop_assert_eq!(index.rules().map(|(uid, _)| uid).collect::<Vec<_>>(), naive.rules.keys().collect::<Vec<_>>());
         // What content the index holds is its own affair; whether it selects is not.
         let bodies: BTreeMap<_, _> = naive.sources.iter().map(|(key, source)| {
-            let body = index.source(key).map_or(Body::Unread, |known| known.body.clone());
+            let body = index.source(key).map_or(SourceState::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
         let is_known = |place: &WatchScope| naive.configmaps_known && place.resource == "configmaps";
@@ -511,7 +511,7 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
 
 #[test]
 fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_there_and_back() {
-    use crate::rollout::{Gate, Portion, Reach, Rollout};
+    use crate::rollout::{AdmittedClusters, Gate, Portion, Rollout};
     use runnel_proto::model::Travel;
     let mut index = known_index();
     for name in ["one", "two"] {
@@ -533,7 +533,7 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     let directive = |index: &Index, cluster: &str| index.directive(&"r1".into(), &cluster.into());
     let target = |index: &Index| index.rule(&"r1".into()).unwrap().target().to_owned();
     let gate = |index: &Index, travel| {
-        let reach = Reach::Only(BTreeMap::from([("one".into(), Instant::now())]));
+        let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
         Gate { revision: target(index), reach, rests: false, travel }
     };
     assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));

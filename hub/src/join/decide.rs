@@ -11,7 +11,7 @@ use crate::crd::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 
 /// Why a join, a renewal or a session is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum JoinRefusal {
     /// There is no such cluster, no join for it, or the token is another. Which of them it is, a stranger is not told.
     #[error("the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`")]
     WrongToken(String),
@@ -74,7 +74,7 @@ pub enum Refusal {
     ExpiredTooLong(String),
 }
 
-impl Refusal {
+impl JoinRefusal {
     /// Why, in the word that `sync.proto` has for it.
     pub fn code(&self) -> &'static str {
         match self {
@@ -118,27 +118,27 @@ pub fn check_token<'a>(
     cluster: &str,
     token: &Token,
     now: Timestamp,
-) -> Result<(&'a MemberCluster, &'a Join), Refusal> {
+) -> Result<(&'a MemberCluster, &'a Join), JoinRefusal> {
     let join = member.and_then(|member| Some((member, member.spec.join.as_ref()?)));
     let join = join.filter(|(_, join)| tokens::is_named(join, token));
-    let (member, join) = join.ok_or_else(|| Refusal::WrongToken(cluster.to_owned()))?;
+    let (member, join) = join.ok_or_else(|| JoinRefusal::WrongToken(cluster.to_owned()))?;
     let used = tokens::used(member);
     let (right, late) = (token.matches(&join.token_hash), join.expires_at.0 <= now);
     if tokens::is_burnt(used, join) {
-        return Err(Refusal::Burnt(cluster.to_owned()));
+        return Err(JoinRefusal::Burnt(cluster.to_owned()));
     }
     if !right && (late || tokens::is_redeemed(used, join)) {
         // There is nothing left to guess.
-        return Err(Refusal::WrongToken(cluster.to_owned()));
+        return Err(JoinRefusal::WrongToken(cluster.to_owned()));
     }
     if !tokens::has_room(used, join, now) {
-        return Err(Refusal::TooManyTokens(cluster.to_owned()));
+        return Err(JoinRefusal::TooManyTokens(cluster.to_owned()));
     }
     if !right {
-        return Err(Refusal::WrongSecret(cluster.to_owned()));
+        return Err(JoinRefusal::WrongSecret(cluster.to_owned()));
     }
     if late {
-        return Err(Refusal::Expired(cluster.to_owned()));
+        return Err(JoinRefusal::Expired(cluster.to_owned()));
     }
     check_wanted(member, cluster)?;
     Ok((member, join))
@@ -155,10 +155,10 @@ pub fn redeem(
     join: &Join,
     key: KeyRecord,
     now: Timestamp,
-) -> Result<Redeemed, Refusal> {
+) -> Result<Redeemed, JoinRefusal> {
     let mut record = tokens::record(member, join);
     if record.key_fingerprint.as_ref().is_some_and(|first| *first != key.fingerprint) {
-        return Err(Refusal::Spent(cluster.to_owned()));
+        return Err(JoinRefusal::Spent(cluster.to_owned()));
     }
     record.key_fingerprint = Some(key.fingerprint.clone());
     Ok(Redeemed { tokens: tokens::with(member, record, now), keys: vec![key] })
@@ -195,10 +195,10 @@ pub fn admit(
     hub_id: &str,
     peer: &PeerCertificate,
     now: Timestamp,
-) -> Result<(), Refusal> {
+) -> Result<(), JoinRefusal> {
     let (cluster, _) = is_member(member, hub_id, peer)?;
     if is_over(peer, Duration::ZERO, now) {
-        return Err(Refusal::CertificateExpired(cluster.to_owned()));
+        return Err(JoinRefusal::CertificateExpired(cluster.to_owned()));
     }
     Ok(())
 }
@@ -214,10 +214,10 @@ pub fn admit_renewal<'a>(
     peer: &PeerCertificate,
     limit: Duration,
     now: Timestamp,
-) -> Result<&'a MemberCluster, Refusal> {
+) -> Result<&'a MemberCluster, JoinRefusal> {
     let (cluster, member) = is_member(member, hub_id, peer)?;
     if is_over(peer, limit, now) {
-        return Err(Refusal::ExpiredTooLong(cluster.to_owned()));
+        return Err(JoinRefusal::ExpiredTooLong(cluster.to_owned()));
     }
     Ok(member)
 }
@@ -239,23 +239,23 @@ fn is_member<'a, 'b>(
     member: Option<&'a MemberCluster>,
     hub_id: &str,
     peer: &'b PeerCertificate,
-) -> Result<(&'b str, &'a MemberCluster), Refusal> {
+) -> Result<(&'b str, &'a MemberCluster), JoinRefusal> {
     let SpiffeId::Cluster { hub_id: of, cluster, uid } = &peer.id else {
-        return Err(Refusal::Gone("of another kind".to_owned()));
+        return Err(JoinRefusal::Gone("of another kind".to_owned()));
     };
     let is_same = |member: &&'a MemberCluster| {
         member.metadata.uid.as_ref() == Some(uid) && member.metadata.name.as_ref() == Some(cluster)
     };
-    let gone = || Refusal::Gone(cluster.clone());
+    let gone = || JoinRefusal::Gone(cluster.clone());
     let member = member.filter(is_same).filter(|_| of == hub_id).ok_or_else(gone)?;
     check_wanted(member, cluster)?;
     let key = peer.key.to_string();
     if keys(member).iter().any(|record| record.fingerprint == key) {
         Ok((cluster, member))
     } else if is_retired(member, &peer.key) {
-        Err(Refusal::RetiredKey(cluster.clone()))
+        Err(JoinRefusal::RetiredKey(cluster.clone()))
     } else {
-        Err(Refusal::UnknownKey(cluster.clone()))
+        Err(JoinRefusal::UnknownKey(cluster.clone()))
     }
 }
 
@@ -265,11 +265,11 @@ pub fn keys(member: &MemberCluster) -> &[KeyRecord] {
     identity.map(|identity| &identity.keys[..]).unwrap_or_default()
 }
 
-fn check_wanted(member: &MemberCluster, cluster: &str) -> Result<(), Refusal> {
+fn check_wanted(member: &MemberCluster, cluster: &str) -> Result<(), JoinRefusal> {
     if member.metadata.deletion_timestamp.is_some() {
-        Err(Refusal::Deleting(cluster.to_owned()))
+        Err(JoinRefusal::Deleting(cluster.to_owned()))
     } else if !member.spec.accepted {
-        Err(Refusal::NotAccepted(cluster.to_owned()))
+        Err(JoinRefusal::NotAccepted(cluster.to_owned()))
     } else {
         Ok(())
     }

@@ -385,7 +385,7 @@ impl ClusterPlans {
     fn each(
         &mut self,
         source: &SourceRef,
-        body: Option<&super::Body>,
+        body: Option<&super::SourceState>,
         mut outcome: impl FnMut(&ClusterName, &BTreeMap<String, String>, &mut Contents) -> Option<RenderOutcome>,
     ) {
         // Locked for one cluster at a time: the index may wait for it while a job renders.

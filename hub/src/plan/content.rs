@@ -39,7 +39,7 @@ pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
 
 /// Why an object is never distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refused {
+pub enum UnsupportedSource {
     /// Its type is a credential of the hub cluster, or a Helm release.
     Type,
     /// It is larger than an agent takes.
@@ -60,13 +60,13 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
 ///
 /// # Errors
 /// [`Refused::Annotation`] for objects whose owner refuses, [`Refused::Type`] for types that are never distributed.
-pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, Refused> {
+pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
     let refuses = |annotations: &Value| annotations.get(DISTRIBUTE_ANNOTATION).and_then(Value::as_str) == Some("false");
     if object.get("metadata").and_then(|meta| meta.get("annotations")).is_some_and(refuses) {
-        return Err(Refused::Annotation);
+        return Err(UnsupportedSource::Annotation);
     }
     if kind.refuses_type(object.get("type").and_then(Value::as_str)) {
-        return Err(Refused::Type);
+        return Err(UnsupportedSource::Type);
     }
     let fields = kind.fields.iter().filter_map(|field| {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
@@ -151,14 +151,14 @@ mod tests {
     fn credentials_of_the_cluster_are_refused() {
         let kind = Kind::by_resource("secrets").unwrap();
         let token = json!({"metadata": {}, "type": "kubernetes.io/service-account-token"});
-        assert!(content_of(kind, &token).err() == Some(Refused::Type));
+        assert!(content_of(kind, &token).err() == Some(UnsupportedSource::Type));
     }
 
     #[test]
     fn an_annotation_of_the_owner_refuses_and_only_with_false() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let says = |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
-        assert!(content_of(kind, &says("false")).err() == Some(Refused::Annotation));
+        assert!(content_of(kind, &says("false")).err() == Some(UnsupportedSource::Annotation));
         for other in ["true", "", "no"] {
             let content = content_of(kind, &says(other)).ok().unwrap();
             assert!(content.annotations.is_empty(), "{other}");

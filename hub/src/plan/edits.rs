@@ -42,14 +42,14 @@ impl Edits {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Body, RulePlan, Scope, SourceContent};
+    use super::super::{RulePlan, Scope, SourceContent, SourceState};
     use super::*;
     use proptest::prelude::*;
     use runnel_proto::model::{Payload, Revision};
 
-    fn body(number: u8) -> Body {
+    fn body(number: u8) -> SourceState {
         let payload = Payload::encode(vec![number]);
-        Body::Read(Arc::new(SourceContent::new(Revision([number; 16]), payload)))
+        SourceState::Read(Arc::new(SourceContent::new(Revision([number; 16]), payload)))
     }
 
     proptest! {

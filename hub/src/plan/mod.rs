@@ -32,7 +32,7 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
 pub(crate) use content::PREVIOUS_SECRETS;
-pub use content::{Refused, content_of, denied_of, is_never_a_source};
+pub use content::{UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;
 use expected::{Expected, Without};
@@ -88,13 +88,13 @@ impl SourceContent {
 
 /// What the hub knows of the content of a source.
 #[derive(Clone)]
-pub enum Body {
+pub enum SourceState {
     /// Not read yet: no rule needed it until now.
     Unread,
     /// It cannot be read for now.
     Unreadable,
     /// It is never distributed, for this reason.
-    Refused(Refused),
+    Refused(UnsupportedSource),
     /// Read.
     Read(Arc<SourceContent>),
     /// Read before; it has changed since, and cannot be read for now.
@@ -107,7 +107,7 @@ pub struct Source {
     /// Its labels, by which rules select.
     pub labels: BTreeMap<String, String>,
     /// Its content.
-    pub body: Body,
+    pub body: SourceState,
 }
 
 /// What one rule selects, or what of it is sent to clusters for which that is the same. On which terms a cluster gets it
@@ -129,12 +129,12 @@ pub struct RulePlan {
     /// Selected sources whose content cannot be read now; those that were read before are in the intents as well.
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
-    pub refused: BTreeMap<SourceRef, Refused>,
+    pub refused: BTreeMap<SourceRef, UnsupportedSource>,
     /// Selected sources that are not sent, because their copies could not be what the rule wants. What stands of them
     /// stays as it is.
     pub render_errors: BTreeMap<SourceRef, RenderError>,
     /// Secrets from which values go into copies of others, as far as they are known.
-    pub secret_refs: BTreeMap<SourceRef, Body>,
+    pub secret_refs: BTreeMap<SourceRef, SourceState>,
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub unknown: BTreeSet<WatchScope>,
     /// Where the hub looks at all.
@@ -210,26 +210,26 @@ impl RulePlan {
 
     /// Takes in what a source is to the rule now (`None`: not selected). Costs about the same however many there are,
     /// also while others hold the plan as it was.
-    pub fn set(&mut self, source: &SourceRef, selected: Option<&Body>) {
+    pub fn set(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
         let before = self.digest;
         self.take_out(source);
         self.note(source, selected);
-        if let Some(Body::Read(content) | Body::Stale(content)) = selected {
+        if let Some(SourceState::Read(content) | SourceState::Stale(content)) = selected {
             self.put_in(source.clone(), content.clone());
         }
         self.edits.note(before, BTreeSet::from([source.clone()]));
     }
 
     /// Notes how far the hub knows the content of a source.
-    fn note(&mut self, source: &SourceRef, selected: Option<&Body>) {
+    fn note(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
         self.unread.remove(source);
         self.unreadable.remove(source);
         self.refused.remove(source);
         match selected {
-            None | Some(Body::Read(_)) => {}
-            Some(Body::Refused(refused)) => drop(self.refused.insert(source.clone(), *refused)),
-            Some(Body::Stale(_) | Body::Unreadable) => drop(self.unreadable.insert(source.clone())),
-            Some(Body::Unread) => drop(self.unread.insert(source.clone())),
+            None | Some(SourceState::Read(_)) => {}
+            Some(SourceState::Refused(refused)) => drop(self.refused.insert(source.clone(), *refused)),
+            Some(SourceState::Stale(_) | SourceState::Unreadable) => drop(self.unreadable.insert(source.clone())),
+            Some(SourceState::Unread) => drop(self.unread.insert(source.clone())),
         }
     }
 
@@ -257,7 +257,7 @@ impl RulePlan {
 
     /// Whether the content of a source is still being read for the first time.
     pub fn awaits(&self, source: &SourceRef) -> bool {
-        self.unread.contains(source) || matches!(self.secret_refs.get(source), Some(Body::Unread))
+        self.unread.contains(source) || matches!(self.secret_refs.get(source), Some(SourceState::Unread))
     }
 
     /// The selected sources that are something else than in a former plan, those that are gone included.
@@ -268,13 +268,13 @@ impl RulePlan {
     }
 
     /// What is known of the content of a selected source.
-    pub fn body(&self, source: &SourceRef) -> Option<Body> {
+    pub fn body(&self, source: &SourceRef) -> Option<SourceState> {
         match self.intents.get(source) {
-            Some(content) if self.unreadable.contains(source) => Some(Body::Stale(content.clone())),
-            Some(content) => Some(Body::Read(content.clone())),
-            None if self.unread.contains(source) => Some(Body::Unread),
-            None if self.unreadable.contains(source) => Some(Body::Unreadable),
-            None => self.refused.get(source).map(|refused| Body::Refused(*refused)),
+            Some(content) if self.unreadable.contains(source) => Some(SourceState::Stale(content.clone())),
+            Some(content) => Some(SourceState::Read(content.clone())),
+            None if self.unread.contains(source) => Some(SourceState::Unread),
+            None if self.unreadable.contains(source) => Some(SourceState::Unreadable),
+            None => self.refused.get(source).map(|refused| SourceState::Refused(*refused)),
         }
     }
 
@@ -285,17 +285,17 @@ impl RulePlan {
     }
 
     /// Whether [`RulePlan::set`] with this would change nothing.
-    pub fn already_says(&self, source: &SourceRef, selected: Option<&Body>) -> bool {
+    pub fn already_says(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
         let intent = self.intents.get(source);
         let flags = (self.unread.contains(source), self.unreadable.contains(source), self.refused.get(source));
         let holds = |content: &SourceContent| intent.is_some_and(|held| held.is(content));
         match selected {
             None => intent.is_none() && flags == (false, false, None),
-            Some(Body::Refused(refused)) => intent.is_none() && flags == (false, false, Some(refused)),
-            Some(Body::Read(content)) => holds(content) && flags == (false, false, None),
-            Some(Body::Stale(content)) => holds(content) && flags == (false, true, None),
-            Some(Body::Unread) => intent.is_none() && flags == (true, false, None),
-            Some(Body::Unreadable) => intent.is_none() && flags == (false, true, None),
+            Some(SourceState::Refused(refused)) => intent.is_none() && flags == (false, false, Some(refused)),
+            Some(SourceState::Read(content)) => holds(content) && flags == (false, false, None),
+            Some(SourceState::Stale(content)) => holds(content) && flags == (false, true, None),
+            Some(SourceState::Unread) => intent.is_none() && flags == (true, false, None),
+            Some(SourceState::Unreadable) => intent.is_none() && flags == (false, true, None),
         }
     }
 

@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef
 
 use super::rendered_plan::RenderOutcome;
 use super::shape::{About, NotRendered, Reads};
-use super::{Body, RenderError, Rule, RulePlan, SecretRefs, SourceContent};
+use super::{RenderError, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
 
 /// The most bytes of rendered content that one rule may have, unless it is configured.
 pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
@@ -133,7 +133,7 @@ fn weight(content: &SourceContent) -> u64 {
 pub(super) struct Renderer<'a> {
     rule: &'a Rule,
     source: &'a SourceRef,
-    body: Option<&'a Body>,
+    body: Option<&'a SourceState>,
     secret_refs: SecretRefs<'a>,
     revision_hasher: &'a RevisionHasher,
     /// The content and what is not copied unless it is allowed, decoded once for all clusters.
@@ -144,7 +144,7 @@ impl<'a> Renderer<'a> {
     pub(super) fn new(
         rule: &'a Rule,
         source: &'a SourceRef,
-        body: Option<&'a Body>,
+        body: Option<&'a SourceState>,
         selection: &'a RulePlan,
         revision_hasher: &'a RevisionHasher,
     ) -> Self {
@@ -153,7 +153,7 @@ impl<'a> Renderer<'a> {
 
     /// What the copies are for whose name a cluster is asked, without their content: that is awaited.
     pub(super) fn awaited(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> Option<RenderOutcome> {
-        if matches!(self.body?, Body::Refused(_)) {
+        if matches!(self.body?, SourceState::Refused(_)) {
             return None;
         }
         Some(match self.rule.shape.name(About { source: self.source, cluster, labels }) {
@@ -169,7 +169,7 @@ impl<'a> Renderer<'a> {
         contents: &mut Contents,
     ) -> Option<RenderOutcome> {
         let awaited = self.awaited(cluster, labels)?;
-        let (Body::Read(content) | Body::Stale(content)) = self.body? else { return Some(awaited) };
+        let (SourceState::Read(content) | SourceState::Stale(content)) = self.body? else { return Some(awaited) };
         let RenderOutcome::Copy(name, _) = awaited else { return Some(awaited) };
         if self.rule.shape.leaves_content() {
             return Some(self.copy(name, content.clone()));

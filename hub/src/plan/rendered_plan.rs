@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{Body, CowSortedMap, RulePlan, SourceContent, WatchScope};
+use super::{CowSortedMap, RulePlan, SourceContent, SourceState, WatchScope};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,7 +99,7 @@ impl RenderedPlan {
     }
 
     /// Takes in what a source is and becomes.
-    pub(super) fn set(&mut self, source: &SourceRef, body: Option<&Body>, outcome: Option<RenderOutcome>) {
+    pub(super) fn set(&mut self, source: &SourceRef, body: Option<&SourceState>, outcome: Option<RenderOutcome>) {
         let Self { plan, outcomes, wanted, meet } = self;
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
@@ -115,7 +115,7 @@ impl RenderedPlan {
         }
         plan.render_errors.remove(source);
         plan.note(source, body);
-        if matches!((body, &outcome), (Some(Body::Read(_)), Some(RenderOutcome::Copy(_, None)))) {
+        if matches!((body, &outcome), (Some(SourceState::Read(_)), Some(RenderOutcome::Copy(_, None)))) {
             // Something that goes into it is still being read.
             plan.unread.insert(source.clone());
         }

@@ -21,13 +21,13 @@ fn rule() -> Rule {
     Rule::cluster_scoped(&object, "runnel-system").unwrap()
 }
 
-fn body(kind: u8) -> Body {
+fn body(kind: u8) -> SourceState {
     let content = Arc::new(SourceContent::new(Revision([kind; 16]), Payload::encode(vec![kind])));
     match kind % 5 {
-        0 => Body::Unread,
-        1 => Body::Refused(super::super::Refused::Annotation),
-        2 => Body::Stale(content),
-        _ => Body::Read(content),
+        0 => SourceState::Unread,
+        1 => SourceState::Refused(super::super::UnsupportedSource::Annotation),
+        2 => SourceState::Stale(content),
+        _ => SourceState::Read(content),
     }
 }
 
@@ -40,7 +40,7 @@ fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() 
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
     let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &RevisionHasher::default());
-    let mut say = |source: &SourceRef, body: Option<Body>| {
+    let mut say = |source: &SourceRef, body: Option<SourceState>| {
         selection.set(source, body.as_ref());
         cluster_plans.update(&rule, &selection, source, &RevisionHasher::default());
         let sent = cluster_plans.plan_of(&"any".into()).unwrap().clone();

@@ -5,7 +5,7 @@
 use runnel_proto::model::SourceRef;
 use serde_json::Value;
 
-use super::{Body, RulePlan};
+use super::{RulePlan, SourceState};
 
 /// The kind that is lent.
 pub const REFERENCED_KIND: &str = "secrets";
@@ -28,12 +28,12 @@ impl<'a> SecretRefs<'a> {
     pub fn value(&self, namespace: &str, name: &str, key: &str) -> Result<Option<Value>, String> {
         let secret = SourceRef::new(REFERENCED_KIND, namespace, name);
         let content = match self.selection.secret_refs.get(&secret) {
-            Some(Body::Unread) => return Ok(None),
-            Some(Body::Read(content) | Body::Stale(content)) => content,
-            Some(Body::Unreadable) => {
+            Some(SourceState::Unread) => return Ok(None),
+            Some(SourceState::Read(content) | SourceState::Stale(content)) => content,
+            Some(SourceState::Unreadable) => {
                 return Err(format!("{secret} cannot be read now; the hub tries again, and its log says why"));
             }
-            Some(Body::Refused(_)) => {
+            Some(SourceState::Refused(_)) => {
                 let why = "its type, its size or its annotation runnel.dev/distribute forbids it";
                 return Err(format!("{secret} is never distributed ({why}); name another Secret"));
             }
@@ -52,7 +52,7 @@ impl<'a> SecretRefs<'a> {
 impl RulePlan {
     /// Takes in what a Secret is from which the rule takes values; `None`: there is none, or it takes none from it.
     /// Returns whether that is news.
-    pub fn set_referenced(&mut self, secret: &SourceRef, body: Option<&Body>) -> bool {
+    pub fn set_referenced(&mut self, secret: &SourceRef, body: Option<&SourceState>) -> bool {
         let news = !lends_the_same(self.secret_refs.get(secret), body);
         match body {
             Some(body) => drop(self.secret_refs.insert(secret.clone(), body.clone())),
@@ -79,15 +79,16 @@ impl RulePlan {
     }
 }
 
-fn lends_the_same(one: Option<&Body>, two: Option<&Body>) -> bool {
+fn lends_the_same(one: Option<&SourceState>, two: Option<&SourceState>) -> bool {
     match (one, two) {
-        (None, None) | (Some(Body::Unread), Some(Body::Unread)) | (Some(Body::Unreadable), Some(Body::Unreadable)) => {
-            true
-        }
-        (Some(Body::Refused(one)), Some(Body::Refused(two))) => one == two,
-        (Some(Body::Read(one) | Body::Stale(one)), Some(Body::Read(two) | Body::Stale(two))) => {
-            one.revision == two.revision
-        }
+        (None, None)
+        | (Some(SourceState::Unread), Some(SourceState::Unread))
+        | (Some(SourceState::Unreadable), Some(SourceState::Unreadable)) => true,
+        (Some(SourceState::Refused(one)), Some(SourceState::Refused(two))) => one == two,
+        (
+            Some(SourceState::Read(one) | SourceState::Stale(one)),
+            Some(SourceState::Read(two) | SourceState::Stale(two)),
+        ) => one.revision == two.revision,
         _ => false,
     }
 }

@@ -2,7 +2,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::diagnose::{Finding, Reach, Workload, address, workload};
+use super::diagnose::{Finding, Reachability, Workload, address, workload};
 use super::rights::Right;
 use super::seen::{condition, full_name, list, number, text, time};
 use super::table::{Tone, age, span};
@@ -179,7 +179,7 @@ pub fn rights(missing: &[Right], all: usize) -> Check {
 }
 
 /// Where agents are told to reach the hub, and how that answers here.
-pub fn addresses(seen: &[(String, Reach)]) -> Vec<Check> {
+pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     if seen.is_empty() {
         let cure = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";
         return vec![Check::fail("the hub advertises no address: no cluster can join", cure)];
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(clocks(Some(now()), now()).level, Level::Ok);
         assert_eq!(clocks("2026-01-01T01:02:00Z".parse().ok(), now()).level, Level::Fail);
         assert_eq!(addresses(&[])[0].level, Level::Fail);
-        let seen = addresses(&[("a:1".into(), Reach::Hub), ("b:1".into(), Reach::Silent)]);
+        let seen = addresses(&[("a:1".into(), Reachability::Hub), ("b:1".into(), Reachability::Silent)]);
         assert_eq!((seen[0].level, seen[1].level), (Level::Ok, Level::Warn));
         assert_eq!(authority("2026-01-03T01:00:00Z".parse().unwrap(), now()).level, Level::Warn);
     }

@@ -43,7 +43,7 @@ fn a_hub_that_is_well() {
     all.extend(definitions(std::slice::from_ref(&own), std::slice::from_ref(&own)));
     all.extend(hub(&Workload { deployment, ..Workload::default() }, "runnel-system"));
     all.extend([lease(&held, now()), authority(at("2030-01-01T00:00:00Z"), now())]);
-    all.extend(addresses(&[("hub.example.com:8443".to_owned(), Reach::Hub)]));
+    all.extend(addresses(&[("hub.example.com:8443".to_owned(), Reachability::Hub)]));
     all.extend(members(&[well], now()));
     all.extend(rules(&[rule("all", "True", "AllApplied", "")]));
     insta::assert_snapshot!(lines(&all, false));
@@ -85,7 +85,7 @@ fn a_hub_with_everything_wrong() {
     all.extend(definitions(&[], &[own]));
     all.extend(hub(&Workload::default(), "runnel-system"));
     all.extend([lease(&Value::Null, now()), authority(at("2026-01-03T01:00:00Z"), now())]);
-    let reached = [("hub:1", Reach::Refused), ("hub:2", Reach::Unknown), ("hub:3", Reach::Silent)];
+    let reached = [("hub:1", Reachability::Refused), ("hub:2", Reachability::Unknown), ("hub:3", Reachability::Silent)];
     all.extend(addresses(&[]));
     all.extend(addresses(&reached.map(|(at, reach)| (at.to_owned(), reach))));
     all.extend(members(&all_members, now()));

@@ -34,7 +34,7 @@ pub struct Workload {
 
 /// How an address of the hub answers, from where this plugin runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum Reachability {
     /// The hub answers, and it is the right one.
     Hub,
     /// Nothing listens.
@@ -48,40 +48,40 @@ pub enum Reach {
 }
 
 /// Understands why a connection failed.
-pub fn reach_of(cause: &str, is_tls: bool) -> Reach {
+pub fn reach_of(cause: &str, is_tls: bool) -> Reachability {
     let lower = cause.to_lowercase();
     if is_tls {
-        return Reach::Other(cause.to_owned());
+        return Reachability::Other(cause.to_owned());
     }
     if lower.contains("refused") {
-        Reach::Refused
+        Reachability::Refused
     } else if ["lookup", "not known", "resolve", "no address"].iter().any(|word| lower.contains(word)) {
-        Reach::Unknown
+        Reachability::Unknown
     } else if ["timed out", "did not answer", "unreachable", "no route"].iter().any(|word| lower.contains(word)) {
-        Reach::Silent
+        Reachability::Silent
     } else {
-        Reach::Other(cause.to_owned())
+        Reachability::Other(cause.to_owned())
     }
 }
 
 /// What is wrong with an address of the hub; `None` when it answers.
-pub fn address(address: &str, reach: &Reach) -> Option<Finding> {
+pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
     let change = "advertise the right one with `kubectl runnel install --advertise HOST:PORT`";
     Some(match reach {
-        Reach::Hub => return None,
-        Reach::Refused => Finding::new(
+        Reachability::Hub => return None,
+        Reachability::Refused => Finding::new(
             format!("the hub's address {address} refuses connections"),
             format!("does the hub run, and is this its Service's load balancer or node port? Else {change}"),
         ),
-        Reach::Silent => Finding::new(
+        Reachability::Silent => Finding::new(
             format!("the hub's address {address} does not answer: something drops the packets"),
             format!("open TCP to it in the firewall or security group, or {change}"),
         ),
-        Reach::Unknown => Finding::new(
+        Reachability::Unknown => Finding::new(
             format!("the name in the hub's address {address} is not known"),
             format!("correct the DNS record, or {change}"),
         ),
-        Reach::Other(why) => Finding::new(
+        Reachability::Other(why) => Finding::new(
             format!("what answers at {address} is not this hub ({why})"),
             format!("a load balancer must pass TLS through untouched, and the address must be this hub's: {change}"),
         ),
@@ -173,7 +173,7 @@ pub struct JoinFacts {
     /// The agent.
     pub agent: Workload,
     /// The addresses in the join string, as they answer here.
-    pub addresses: Vec<(String, Reach)>,
+    pub addresses: Vec<(String, Reachability)>,
 }
 
 /// Why a cluster is not connected, the most telling first; never empty.
@@ -254,21 +254,21 @@ mod tests {
 
     #[test]
     fn causes_are_told_apart() {
-        assert_eq!(reach_of("Connection refused (os error 111)", false), Reach::Refused);
-        assert_eq!(reach_of("failed to lookup address information", false), Reach::Unknown);
-        assert_eq!(reach_of("the hub at x did not answer within 5 seconds", false), Reach::Silent);
-        assert_eq!(reach_of("No route to host", false), Reach::Silent);
-        assert!(matches!(reach_of("TLS ... refused", true), Reach::Other(_)));
+        assert_eq!(reach_of("Connection refused (os error 111)", false), Reachability::Refused);
+        assert_eq!(reach_of("failed to lookup address information", false), Reachability::Unknown);
+        assert_eq!(reach_of("the hub at x did not answer within 5 seconds", false), Reachability::Silent);
+        assert_eq!(reach_of("No route to host", false), Reachability::Silent);
+        assert!(matches!(reach_of("TLS ... refused", true), Reachability::Other(_)));
         for (reach, word) in [
-            (Reach::Refused, "Service"),
-            (Reach::Silent, "firewall"),
-            (Reach::Unknown, "DNS"),
-            (Reach::Other("bad certificate".into()), "untouched"),
+            (Reachability::Refused, "Service"),
+            (Reachability::Silent, "firewall"),
+            (Reachability::Unknown, "DNS"),
+            (Reachability::Other("bad certificate".into()), "untouched"),
         ] {
             let found = address("hub:1", &reach).unwrap();
             assert!(found.cure.contains(word) && found.cure.contains("--advertise") && found.what.contains("hub:1"));
         }
-        assert_eq!(address("hub:1", &Reach::Hub), None);
+        assert_eq!(address("hub:1", &Reachability::Hub), None);
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         let facts = JoinFacts { member: member.clone(), agent: running(), ..JoinFacts::default() };
         assert!(in_short(&join(&facts, "n", now())).starts_with("the agent has not come"));
 
-        let addresses = vec![("hub:1".to_owned(), Reach::Silent)];
+        let addresses = vec![("hub:1".to_owned(), Reachability::Silent)];
         let agent = Workload { deployment: json!({"spec": {"replicas": 1}}), ..Workload::default() };
         let found = join(&JoinFacts { addresses, agent, ..facts.clone() }, "n", now());
         assert_eq!(

@@ -8,11 +8,11 @@ use serde_json::Value;
 use super::access::Cluster;
 use super::args;
 use super::checks::{self, Check, Level};
-use super::diagnose::Reach;
+use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
 use super::progress::colours;
 use super::seen::text;
-use super::{FAILED, Session, cures, ended, for_machines, look, rights, say};
+use super::{CommandContext, FAILED, cures, ended, for_machines, look, rights, say};
 use crate::authority::IDENTITY_SECRET;
 use crate::crd;
 
@@ -20,7 +20,7 @@ use crate::crd;
 const HELM: (u32, u32) = (3, 14);
 
 /// Checks what usually goes wrong.
-pub(super) async fn run(session: &Session<'_>, options: &args::Doctor) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Doctor) -> anyhow::Result<()> {
     let namespace = session.system()?;
     let mut found = vec![helm().await];
     match session.hub().await {
@@ -137,7 +137,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {
             Ok(pin) => look::one(address, pin, &id).await,
-            Err(error) => Reach::Other(cures::whole(&error)),
+            Err(error) => Reachability::Other(cures::whole(&error)),
         };
         seen.push((address.to_owned(), reach));
     }

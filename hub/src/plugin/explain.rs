@@ -3,10 +3,10 @@ use jiff::Timestamp;
 
 use super::args::Explain;
 use super::progress::colours;
-use super::{Session, ask, explained, for_machines, limit, say, usage};
+use super::{CommandContext, ask, explained, for_machines, limit, say, usage};
 
 /// Explains a copy.
-pub(super) async fn run(session: &Session<'_>, options: &Explain) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyhow::Result<()> {
     let question = explained::question(&options.copy).map_err(usage)?;
     let namespace = options.hub_namespace.as_str();
     if !limit::is_name(namespace) {

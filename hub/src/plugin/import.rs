@@ -18,12 +18,12 @@ use serde_json::{Map, Value};
 
 use self::choice::Places;
 use self::labelled::ByLabel;
-use self::paper::Around;
+use self::paper::ReportContext;
 use self::rules::{Aim, Bodies};
 use self::wishes::{Copier, Id, Marked, Objects, Read};
 use super::access::Cluster;
 use super::seen::{list, text};
-use super::{Session, args, ended, join, limit, look, say, usage};
+use super::{CommandContext, args, ended, join, limit, look, say, usage};
 
 /// What can be copied, and what else some copiers copy.
 const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
@@ -36,7 +36,7 @@ const ALSO: [(&str, &str); 3] = [
 const AT_A_TIME: usize = 8;
 
 /// Prints rules.
-pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<()> {
     let label = by_label(session, options)?;
     for name in options.clusters.iter().map(String::as_str).chain(session.namespace) {
         if !limit::is_name(name) {
@@ -74,7 +74,7 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Import) -> anyhow
     let aim = Aim { clusters, is_hub, label, beside };
     let import = rules::made(found, &objects, &places, &bodies, &aim);
     not_on_hub.retain(|id| import.rules.iter().any(|made| made.sources.contains(id)));
-    let around = Around {
+    let around = ReportContext {
         read: named("kubectl --context", &read),
         helm: named("helm --kube-context", &read),
         hub: named("kubectl --context", &hub),
@@ -107,7 +107,7 @@ fn nothing(read: &Cluster, by_label: bool) -> String {
     )
 }
 
-fn by_label(session: &Session<'_>, options: &args::Import) -> anyhow::Result<Option<ByLabel>> {
+fn by_label(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<Option<ByLabel>> {
     let Some(label) = &options.label else { return Ok(None) };
     let told = ByLabel::new(label, &options.to).map_err(usage)?;
     let from = session.namespace.map(str::to_owned);

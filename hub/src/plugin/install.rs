@@ -10,7 +10,7 @@ use super::helm::{self, HUB, Helm};
 use super::progress::Progress;
 use super::seen::{condition, text};
 use super::values::{self, Install};
-use super::{IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use crate::crd;
 
 /// Definitions are served soon after they are made.
@@ -18,7 +18,7 @@ const SERVED: Duration = Duration::from_secs(30);
 const BETWEEN: Duration = Duration::from_millis(200);
 
 /// Installs or upgrades the hub.
-pub(super) async fn run(session: &Session<'_>, options: &args::Install) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Install) -> anyhow::Result<()> {
     if options.values.show_values {
         return say(&helm::shown_values(session.charts, HUB)?);
     }

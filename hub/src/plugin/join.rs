@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args;
-use super::diagnose::{self, Finding, JoinFacts, Reach};
+use super::diagnose::{self, Finding, JoinFacts, Reachability};
 use super::helm::{self, AGENT, Helm};
 use super::install::check;
 use super::progress::Progress;
 use super::seen::{condition, text};
 use super::values::{self, Install};
-use super::{IN_VAIN, Session, ended, limit, look, rights, say, usage};
+use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
 use crate::join::tokens::WRONG_SECRETS;
 use crate::plan::PREVIOUS_SECRETS;
 use crate::token::{self, TokenRequest};
@@ -31,7 +31,7 @@ const BETWEEN: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// Lets a cluster join.
-pub(super) async fn run(session: &Session<'_>, options: &args::Join) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> anyhow::Result<()> {
     if options.values.show_values {
         return say(&helm::shown_values(session.charts, AGENT)?);
     }
@@ -62,12 +62,15 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Join) -> anyhow::
 }
 
 /// The hub of a command whose `--context` names the member.
-pub(super) async fn hub(session: &Session<'_>, access: &args::MemberAccess) -> anyhow::Result<Cluster> {
+pub(super) async fn hub(session: &CommandContext<'_>, access: &args::MemberAccess) -> anyhow::Result<Cluster> {
     Cluster::open("the hub", session.kubeconfig, access.hub_context.as_deref()).await
 }
 
 /// The member of such a command, where it is named.
-pub(super) async fn member(session: &Session<'_>, access: &args::MemberAccess) -> anyhow::Result<Option<Cluster>> {
+pub(super) async fn member(
+    session: &CommandContext<'_>,
+    access: &args::MemberAccess,
+) -> anyhow::Result<Option<Cluster>> {
     if session.context.is_none() && access.member_kubeconfig.is_none() {
         return Ok(None);
     }
@@ -202,7 +205,7 @@ impl Joining<'_> {
         let begin = std::time::Instant::now();
         let mut looked = begin;
         // By the same machine, and only once: the addresses do not change while this waits.
-        let mut addresses: Option<Vec<(String, Reach)>> = None;
+        let mut addresses: Option<Vec<(String, Reachability)>> = None;
         loop {
             let seen = self.hub.get("read the MemberCluster", &look::member_path(name)).await;
             if let Ok(Some(object)) = &seen
@@ -227,7 +230,7 @@ impl Joining<'_> {
         }
     }
 
-    async fn findings(&self, object: Option<Value>, addresses: Vec<(String, Reach)>) -> Vec<Finding> {
+    async fn findings(&self, object: Option<Value>, addresses: Vec<(String, Reachability)>) -> Vec<Finding> {
         let object = object.unwrap_or_default();
         let agent = look::workload(self.member, AGENT, self.namespace).await.unwrap_or_default();
         let hash = text(&object, "/spec/join/tokenHash");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::access::Cluster;
 use super::cures::whole;
-use super::diagnose::{Reach, Workload, reach_of};
+use super::diagnose::{Reachability, Workload, reach_of};
 use super::seen::{list, text};
 
 /// The path of our API group.
@@ -79,21 +79,21 @@ pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Resu
 }
 
 /// How the hub answers at each address of a join string, from here.
-pub async fn reach(join: &JoinString) -> Vec<(String, Reach)> {
+pub async fn reach(join: &JoinString) -> Vec<(String, Reachability)> {
     let asked = join.addresses.iter().map(|address| one(address, join.pin, &join.hub));
     let answers = futures::future::join_all(asked).await;
     join.addresses.iter().cloned().zip(answers).collect()
 }
 
 /// How the hub of that id, with the authority of that pin, answers at an address.
-pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reach {
+pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reachability {
     let config = match join_config(pin, hub) {
         Ok(config) => config,
-        Err(error) => return Reach::Other(error.to_string()),
+        Err(error) => return Reachability::Other(error.to_string()),
     };
     match tokio::time::timeout(ANSWER, Connector::new(config).connect(address)).await {
-        Err(_) => Reach::Silent,
-        Ok(Ok(_)) => Reach::Hub,
+        Err(_) => Reachability::Silent,
+        Ok(Ok(_)) => Reachability::Hub,
         Ok(Err(ConnectError::Tls { source, .. })) => reach_of(&source.to_string(), true),
         Ok(Err(error)) => reach_of(&whole(&error), false),
     }

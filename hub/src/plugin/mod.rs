@@ -75,14 +75,14 @@ fn usage(text: impl Into<String>) -> anyhow::Error {
 }
 
 /// What every command needs to know.
-struct Session<'a> {
+struct CommandContext<'a> {
     kubeconfig: Option<&'a Path>,
     context: Option<&'a str>,
     namespace: Option<&'a str>,
     charts: &'a Dir<'a>,
 }
 
-impl Session<'_> {
+impl CommandContext<'_> {
     /// The hub, where `--context` names it.
     async fn hub(&self) -> anyhow::Result<Cluster> {
         Cluster::open("the hub", self.kubeconfig, self.context).await
@@ -104,7 +104,7 @@ impl Session<'_> {
 /// # Errors
 /// A text for a person; [`Ended`] where the exit code is not [`FAILED`].
 pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
-    let session = Session {
+    let session = CommandContext {
         kubeconfig: cli.kubeconfig.as_deref(),
         context: cli.context.as_deref(),
         namespace: cli.namespace.as_deref(),

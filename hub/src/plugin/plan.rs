@@ -13,14 +13,14 @@ use super::args::{DryRun, Output, Plan};
 use super::planned::{self, Planned};
 use super::progress::colours;
 use super::seen::{text, tidy};
-use super::{Session, ask, ended, for_machines, limit, look, say, status, usage};
+use super::{CommandContext, ask, ended, for_machines, limit, look, say, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
 const WIDE: usize = 160;
 
 /// Plans rules.
-pub(super) async fn run(session: &Session<'_>, options: &Plan) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
     for (flag, name) in [("--namespace", &namespace), ("--hub-namespace", &options.hub_namespace)] {

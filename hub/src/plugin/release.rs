@@ -12,7 +12,7 @@ use super::limit;
 use super::look::rule_path;
 use super::seen::{condition, full_name, number, text};
 use super::wrap::printable;
-use super::{FAILED, IN_VAIN, Session, ended, note, say, status, usage};
+use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
 use crate::crd::RELEASE;
 
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -20,7 +20,7 @@ const BETWEEN: Duration = Duration::from_millis(250);
 const SHOWN: usize = 200;
 
 /// Shows what is held of a rule and releases it.
-pub(super) async fn run(session: &Session<'_>, options: &Release) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &Release) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace);

@@ -8,10 +8,10 @@ use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{Session, ask, detail, ended, for_machines, note, rules, say, seen, usage};
+use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, seen, usage};
 
 /// Shows rules, or one.
-pub(super) async fn run(session: &Session<'_>, options: &Status) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
     if !limit::is_name(&namespace) {
@@ -106,7 +106,7 @@ pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::
 }
 
 /// Shows members.
-pub(super) async fn members(session: &Session<'_>, options: &Members) -> anyhow::Result<()> {
+pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let found: Vec<Value> = match &options.cluster {
         Some(name) if !limit::is_name(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),

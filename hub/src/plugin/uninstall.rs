@@ -9,13 +9,13 @@ use super::helm::{HUB, Helm};
 use super::progress::Progress;
 use super::seen::{condition, full_name, list, text};
 use super::unjoin::remove;
-use super::{FAILED, IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use crate::crd::{self, FINALIZER, RELEASE};
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
 /// Removes Runnel from the hub.
-pub(super) async fn run(session: &Session<'_>, options: &args::Uninstall) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let namespace = session.system()?;
     let binary = Helm::binary()?;

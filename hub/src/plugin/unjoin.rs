@@ -11,12 +11,12 @@ use super::join::{forget_agent, hub, member};
 use super::progress::Progress;
 use super::seen::{condition, full_name, list, number, text};
 use super::table::age;
-use super::{FAILED, IN_VAIN, Session, ended, limit, look, note, rights, say, usage};
+use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
 /// Lets a cluster leave.
-pub(super) async fn run(session: &Session<'_>, options: &args::Unjoin) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let name = &options.cluster;
     if !limit::is_name(name) {

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::helm::HUB;
 use super::seen::text;
-use super::{Session, args, for_machines, look, say};
+use super::{CommandContext, args, for_machines, look, say};
 
 /// Shows versions.
-pub(super) async fn run(session: &Session<'_>, options: &args::Version) -> anyhow::Result<()> {
+pub(super) async fn run(session: &CommandContext<'_>, options: &args::Version) -> anyhow::Result<()> {
     let mut seen = json!({"client": env!("CARGO_PKG_VERSION")});
     let mut why = None;
     if !options.client {
@@ -30,7 +30,7 @@ pub(super) async fn run(session: &Session<'_>, options: &args::Version) -> anyho
     }
 }
 
-async fn of_clusters(session: &Session<'_>) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
+async fn of_clusters(session: &CommandContext<'_>) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
     let hub = session.hub().await?;
     let namespace = session.system()?;
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{HUB}");

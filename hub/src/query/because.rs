@@ -7,7 +7,7 @@ use runnel_proto::model::{
 };
 
 use crate::index::{Index, RuleEntry};
-use crate::plan::Refused;
+use crate::plan::UnsupportedSource;
 
 /// The cluster went back from a change that went wrong, or is to.
 const REVERTED: &str = "Reverted";
@@ -18,7 +18,7 @@ const RULES: usize = 64;
 
 /// What one rule says of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct RuleExplanation {
     /// The rule.
     pub uid: RuleUid,
     /// Its name.
@@ -36,7 +36,7 @@ pub struct Wish {
 /// What keeps a rule from sending a copy; `None`: nothing that the hub knows of.
 type Obstacle = Option<(&'static str, String)>;
 
-impl Wish {
+impl RuleExplanation {
     /// Whether the rule goes to the cluster at all.
     pub fn goes_there(&self) -> bool {
         !matches!(self.state, "ClusterNotChosen" | "ClusterNotGranted")
@@ -52,20 +52,20 @@ impl Wish {
 /// for each rule, as the index must not be held for as long as all of them take.
 pub fn wishes(
     rules: impl IntoIterator<Item = RuleUid>,
-    look: impl Fn(&dyn Fn(&Index) -> Vec<Wish>) -> Vec<Wish>,
+    look: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
     cluster: &ClusterName,
     copy: &SourceRef,
-) -> Vec<Wish> {
+) -> Vec<RuleExplanation> {
     rules.into_iter().flat_map(|uid| look(&|index: &Index| of_rule(index, &uid, cluster, copy))).take(RULES).collect()
 }
 
-fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef) -> Vec<Wish> {
+fn of_rule(index: &Index, uid: &RuleUid, cluster: &ClusterName, copy: &SourceRef) -> Vec<RuleExplanation> {
     let Some(entry) = index.rule(uid) else { return vec![] };
     let wish = |source: SourceRef| {
         let obstacle = obstacle(index, entry, cluster, &source, copy);
         let content = entry.assignment(cluster).and_then(|assignment| assignment.content(&source).cloned());
         let (state, message) = obstacle.unwrap_or_else(|| ("NotSaid", String::new()));
-        Wish {
+        RuleExplanation {
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
             source: source.plain(),
@@ -156,16 +156,16 @@ fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     (!chosen).then(|| ("NamespaceNotChosen", "spec.namespaces does not choose this namespace".to_owned()))
 }
 
-fn why_refused(refused: Refused) -> &'static str {
+fn why_refused(refused: UnsupportedSource) -> &'static str {
     match refused {
-        Refused::Type => "its type is a credential of its cluster, or a Helm release: never copied",
-        Refused::TooLarge => "it is larger than an agent takes",
-        Refused::Annotation => "its owner says so by an annotation",
+        UnsupportedSource::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        UnsupportedSource::TooLarge => "it is larger than an agent takes",
+        UnsupportedSource::Annotation => "its owner says so by an annotation",
     }
 }
 
 /// What the agent says comes before what the hub concludes.
-pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
+pub fn with_answer(wishes: &mut [RuleExplanation], answer: &Inspected) {
     for wish in wishes {
         let said = answer.states.iter().find(|state| state.rule == wish.uid);
         if let Some(said) = said {
@@ -187,7 +187,7 @@ pub fn with_answer(wishes: &mut [Wish], answer: &Inspected) {
 }
 
 /// What the agent says is about what was put back, where anything was.
-fn with_rollback(wish: &mut Wish, stands: Option<&StandingObject>, why: &str) {
+fn with_rollback(wish: &mut RuleExplanation, stands: Option<&StandingObject>, why: &str) {
     let sealed = stands.filter(|stands| stands.ours).and_then(|stands| stands.sealed.as_ref());
     let holds_the_newest =
         sealed.is_some_and(|(rule, _, revision)| *rule == wish.uid && wish.revision.as_ref() == Some(revision));
@@ -256,8 +256,8 @@ mod tests {
 
     use super::*;
     use crate::index::{Cluster, PlaceState};
-    use crate::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
-    use crate::rollout::{Gate, Reach};
+    use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
+    use crate::rollout::{AdmittedClusters, Gate};
 
     fn rule(name: &str, more: Value) -> Rule {
         let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}});
@@ -288,12 +288,12 @@ mod tests {
         for rule in rules {
             index.set_rule(rule);
         }
-        let body = Body::Read(Arc::new(SourceContent::new(Revision([7; 16]), Payload::encode(vec![]))));
+        let body = SourceState::Read(Arc::new(SourceContent::new(Revision([7; 16]), Payload::encode(vec![]))));
         index.set_source(SourceRef::new("configmaps", "home", "s"), BTreeMap::new(), Some(body));
         index
     }
 
-    fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<Wish> {
+    fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<RuleExplanation> {
         let rules: Vec<RuleUid> = index.rules().map(|(uid, _)| uid.clone()).collect();
         wishes(rules, |look| look(index), &ClusterName::from(cluster), copy)
     }
@@ -340,7 +340,7 @@ mod tests {
         let index = index((0..RULES + 9).map(|number| named(&format!("r{number:03}"))).collect(), json!({"all": true}));
         let copy = SourceRef::new("configmaps", "x", "s");
         let looks = Cell::new(0);
-        let look = |one: &dyn Fn(&Index) -> Vec<Wish>| {
+        let look = |one: &dyn Fn(&Index) -> Vec<RuleExplanation>| {
             looks.set(looks.get() + 1);
             let found = one(&index);
             assert!(found.iter().all(|wish| wish.uid == found[0].uid), "one look at several rules: {found:?}");
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "RollingOut")]));
         let uid = RuleUid::from("r");
         let revision = index.rule(&uid).unwrap().target().to_owned();
-        let reach = Reach::Only(BTreeMap::from([("one".into(), Instant::now())]));
+        let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
         let travel = Travel::Revert { target: revision.clone(), base: String::new() };
         index.let_in(&uid, Gate { revision, reach, rests: true, travel });
         assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "Reverted")]), "without the agent's word");

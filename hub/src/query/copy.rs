@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, Inspected, Kind, Revision, RuleUid, Sourc
 use runnel_proto::wire;
 use tonic::{Request, Response, Status};
 
-use super::because::{self, Wish};
+use super::because::{self, RuleExplanation};
 use super::review::{self, User};
 use super::{Questions, address, aside, resource_of};
 
@@ -47,8 +47,9 @@ impl Questions {
             (session.is_some(), session.is_some_and(|session| session.protocol >= INSPECT_SINCE))
         };
         // Nor how namespaces are where none of the caller's rules has a copy.
-        let may_look =
-            |wishes: &[Wish]| member || wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.has_a_place());
+        let may_look = |wishes: &[RuleExplanation]| {
+            member || wishes.iter().any(|wish| visible.contains(&wish.uid) && wish.has_a_place())
+        };
         let asks = can_answer && may_look(&wishes);
         let mut answer = if asks { self.inspect(&cluster, &copy).await } else { None };
         let answered = answer.is_some();
@@ -79,7 +80,7 @@ impl Questions {
     }
 
     /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
-    async fn wishes(&self, cluster: &ClusterName, copy: &SourceRef) -> Result<Vec<Wish>, Status> {
+    async fn wishes(&self, cluster: &ClusterName, copy: &SourceRef) -> Result<Vec<RuleExplanation>, Status> {
         let (shared, cluster, copy) = (self.shared.clone(), cluster.clone(), copy.clone());
         aside(move || {
             let rules: Vec<RuleUid> = shared.index.read().rules().map(|(uid, _)| uid.clone()).collect();
@@ -89,7 +90,7 @@ impl Questions {
     }
 
     /// The rules among these that the caller may get.
-    async fn visible(&self, user: &User, wishes: &[Wish]) -> Result<BTreeSet<RuleUid>, Status> {
+    async fn visible(&self, user: &User, wishes: &[RuleExplanation]) -> Result<BTreeSet<RuleUid>, Status> {
         let mut visible = BTreeSet::new();
         for wish in wishes {
             let Some(resource) = resource_of(&wish.rule).ok().filter(|_| !visible.contains(&wish.uid)) else {
@@ -133,7 +134,7 @@ fn hex(revision: &Revision) -> String {
     HEXLOWER.encode(&revision.0)
 }
 
-fn rule(wish: Wish) -> wire::ExplainedRule {
+fn rule(wish: RuleExplanation) -> wire::ExplainedRule {
     wire::ExplainedRule {
         kind: wish.rule.kind,
         namespace: wish.rule.namespace,

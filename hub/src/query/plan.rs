@@ -19,7 +19,7 @@ use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
 use crate::index::Holding;
-use crate::plan::{Body, Rule, WatchScope, is_never_a_source};
+use crate::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
@@ -144,8 +144,8 @@ impl Questions {
         let read = async |source: SourceRef| (self.read(&source).await, source);
         let reads = stream::iter(unread).map(read).buffer_unordered(READS_AT_A_TIME);
         let mut bytes = 0usize;
-        let fits = move |(body, _): &(Body, SourceRef)| {
-            if let Body::Read(content) | Body::Stale(content) = body {
+        let fits = move |(body, _): &(SourceState, SourceRef)| {
+            if let SourceState::Read(content) | SourceState::Stale(content) = body {
                 bytes = bytes.saturating_add(content.payload.bytes().len());
             }
             std::future::ready(bytes <= READ_BYTES)
@@ -195,13 +195,13 @@ impl Questions {
         }
     }
 
-    async fn read(&self, source: &SourceRef) -> Body {
-        let Some(kind) = Kind::by_resource(&source.resource) else { return Body::Unreadable };
+    async fn read(&self, source: &SourceRef) -> SourceState {
+        let Some(kind) = Kind::by_resource(&source.resource) else { return SourceState::Unreadable };
         let client = self.reviewer.client();
         let api: Api<DynamicObject> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
         match tokio::time::timeout(LOOK, api.get_opt(&source.name)).await {
             Ok(Ok(Some(object))) => body_of(&self.shared, kind, &object),
-            _ => Body::Unreadable,
+            _ => SourceState::Unreadable,
         }
     }
 

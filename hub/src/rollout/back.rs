@@ -5,7 +5,7 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, Travel};
 
 use super::step::{Reached, at_least, look, was_reached};
-use super::{Gate, Health, Observation, Phase, Progress, Reach, Rollout};
+use super::{AdmittedClusters, Gate, Health, Observation, Phase, Progress, Rollout};
 use crate::status::Now;
 
 /// It begins. Until that is written, nobody hears of it, and nobody of the change any more. Who is at work on the change has
@@ -60,5 +60,5 @@ pub(super) fn step(
 fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, rests: bool) -> Gate {
     let target = progress.revision.clone();
     let travel = Travel::Revert { target: target.clone(), base: progress.base() };
-    Gate { revision: target, reach: Reach::Only(these), rests, travel }
+    Gate { revision: target, reach: AdmittedClusters::Only(these), rests, travel }
 }

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, Travel};
 
 /// Which clusters may have a target now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum AdmittedClusters {
     /// Every cluster: the rollout has ended.
     All,
     /// These, and since when.
@@ -19,7 +19,7 @@ pub struct Gate {
     /// The target.
     pub revision: String,
     /// Who may have it.
-    pub reach: Reach,
+    pub reach: AdmittedClusters,
     /// Whether time alone brings no next step: only what a cluster or a person does.
     pub rests: bool,
     /// What those who may have it do with what they had before. Where they go back, it is they who are to.
@@ -31,20 +31,20 @@ impl Gate {
     pub fn lets_in(&self, target: &str, cluster: &ClusterName) -> bool {
         self.revision == target
             && match &self.reach {
-                Reach::All => true,
-                Reach::Only(these) => these.contains_key(cluster),
+                AdmittedClusters::All => true,
+                AdmittedClusters::Only(these) => these.contains_key(cluster),
             }
     }
 
     /// Whether every cluster may have this target.
     pub fn is_open(&self, target: &str) -> bool {
-        self.revision == target && self.reach == Reach::All
+        self.revision == target && self.reach == AdmittedClusters::All
     }
 
     /// Who is under way to this target, or back from it, and since when.
     pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
-            Reach::Only(these) if self.revision == target && self.travel.reverts() == back => these.clone(),
+            AdmittedClusters::Only(these) if self.revision == target && self.travel.reverts() == back => these.clone(),
             _ => BTreeMap::new(),
         }
     }

@@ -50,11 +50,11 @@ mod tests;
 use std::time::Duration;
 
 pub use crate::crd::RolloutPhase as Phase;
-pub use gate::{Gate, Reach};
-pub use order::Turn;
+pub use gate::{AdmittedClusters, Gate};
+pub use order::RolloutPosition;
 pub use progress::Progress;
 pub use step::{Health, Observation, step};
-pub use target::Target;
+pub use target::RolloutTarget;
 
 /// How long a cluster that was let in and is not connected any more is waited for.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(60);

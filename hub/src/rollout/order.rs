@@ -6,14 +6,14 @@ use runnel_proto::model::ClusterName;
 /// A cluster's place in the order: by the value of the label, in natural order (`2` before `10`), those without it last;
 /// then by name, likewise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct RolloutPosition {
     /// The value of the label that orders; none where the cluster has none, or nothing orders.
     pub value: Option<String>,
     /// The cluster.
     pub cluster: ClusterName,
 }
 
-impl Ord for Turn {
+impl Ord for RolloutPosition {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_value = match (&self.value, &other.value) {
             (Some(one), Some(two)) => natural(one, two),
@@ -25,7 +25,7 @@ impl Ord for Turn {
     }
 }
 
-impl PartialOrd for Turn {
+impl PartialOrd for RolloutPosition {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn turn(value: Option<&str>, cluster: &str) -> Turn {
-        Turn { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
+    fn turn(value: Option<&str>, cluster: &str) -> RolloutPosition {
+        RolloutPosition { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 use jiff::Timestamp;
 use runnel_proto::model::Travel;
 
-use super::{Phase, Rollout, Turn};
+use super::{Phase, Rollout, RolloutPosition};
 
 /// How far a rollout has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Progress {
     /// The label that orders.
     pub order_by: Option<String>,
     /// Who is not behind this has been reached.
-    pub cursor: Option<Turn>,
+    pub cursor: Option<RolloutPosition>,
     /// The clusters that the rule chooses.
     pub clusters: u64,
     /// Those that have been reached.
@@ -104,7 +104,7 @@ impl Progress {
     }
 
     /// Whether a cluster has been reached.
-    pub fn has_reached(&self, turn: &Turn) -> bool {
+    pub fn has_reached(&self, turn: &RolloutPosition) -> bool {
         self.cursor.as_ref().is_some_and(|cursor| turn <= cursor)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use runnel_proto::model::{ClusterName, Travel};
 
-use super::{AWAY_LIMIT, Gate, Phase, Progress, QUIET_FOR, Reach, Rollout, STUCK_LIMIT, Turn};
+use super::{AWAY_LIMIT, AdmittedClusters, Gate, Phase, Progress, QUIET_FOR, Rollout, RolloutPosition, STUCK_LIMIT};
 use crate::status::Now;
 
 /// How a cluster is with the target; or, where it is to go back, with what it had before.
@@ -30,7 +30,7 @@ pub struct Observation<'a> {
     /// What they should have.
     pub target: &'a str,
     /// How each of them is, in order.
-    pub clusters: Vec<(Turn, Health)>,
+    pub clusters: Vec<(RolloutPosition, Health)>,
     /// Whether the hub has just begun and some of them may still connect.
     pub settling: bool,
     /// Those that say that they hold what may have gone wrong, or went back from it, wherever they stand in the order: their
@@ -74,7 +74,7 @@ pub fn step(
     progress.keeps &= rollout.reverts;
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
-        return (progress, gate_to(Reach::All, true, Travel::Plain));
+        return (progress, gate_to(AdmittedClusters::All, true, Travel::Plain));
     }
     let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
     let mut reached = look(&progress, &under_way, seen, now.instant);
@@ -116,7 +116,7 @@ pub fn step(
     let is_over = matches!(progress.phase, Phase::Stopped | Phase::Paused | Phase::Completed);
     let rests = is_over && reached.in_flight.is_empty() && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
-    let reach = if has_everybody { Reach::All } else { Reach::Only(reached.let_in) };
+    let reach = if has_everybody { AdmittedClusters::All } else { AdmittedClusters::Only(reached.let_in) };
     let travel = progress.travel();
     (progress, gate_to(reach, rests, travel))
 }
@@ -129,7 +129,7 @@ pub(super) fn look(
     now: Instant,
 ) -> Reached {
     let mut reached = Reached::default();
-    let counts = |turn: &Turn| {
+    let counts = |turn: &RolloutPosition| {
         progress.is_completed() || under_way.contains_key(&turn.cluster) || was_reached(progress, turn, seen)
     };
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
@@ -180,14 +180,14 @@ pub(super) fn look(
 
 /// Whether a cluster was reached, as far as its place in the order or its own word tells. Of a change that goes on, its own
 /// word says nothing: it may have held just that before.
-pub(super) fn was_reached(progress: &Progress, turn: &Turn, seen: &Observation<'_>) -> bool {
+pub(super) fn was_reached(progress: &Progress, turn: &RolloutPosition, seen: &Observation<'_>) -> bool {
     progress.has_reached(turn) || (progress.phase.goes_back() && seen.sent.contains(&turn.cluster))
 }
 
 impl Reached {
     /// Whether nobody is left who could come for the target later: those would come all at once.
     fn has_everybody(&self, seen: &Observation<'_>) -> bool {
-        let is_here = |(_, health): &(Turn, Health)| *health != Health::Away;
+        let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
         self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
     }
 
@@ -215,7 +215,7 @@ fn advance(
         return progress.cursor.as_ref().map_or(Phase::Progressing, |_| Phase::Soaking);
     }
     let room = rollout.max_concurrency.of(seen.clusters.len());
-    let mut wave: Vec<(&Turn, Health)> = Vec::new();
+    let mut wave: Vec<(&RolloutPosition, Health)> = Vec::new();
     let mut cursor = progress.cursor.clone();
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| !progress.has_reached(turn)) {
         let takes_room = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
@@ -248,7 +248,7 @@ fn advance(
 fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     progress.clusters = number(seen.clusters.len());
-    let was_reached = |turn: &Turn| progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster);
+    let was_reached = |turn: &RolloutPosition| progress.has_reached(turn) || reached.let_in.contains_key(&turn.cluster);
     let counted = number(seen.clusters.iter().filter(|(turn, _)| was_reached(turn)).count());
     progress.reached = at_least(counted, progress.reached.min(progress.clusters), seen);
     let applied = seen.clusters.iter().filter(|(_, health)| *health == Health::Applied);

@@ -1,24 +1,24 @@
 //! Names what a rollout brings.
 use ring::digest;
 
-use crate::plan::{Body, Rule, RulePlan};
+use crate::plan::{Rule, RulePlan, SourceState};
 
 /// Names what a rule wants, whichever clusters it chooses: equal after a restart, as revisions are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RolloutTarget {
     whole: String,
     /// While the brake holds a part of it.
     held: String,
 }
 
-impl Target {
+impl RolloutTarget {
     /// What a rule brings that selects this.
     pub fn of(rule: &Rule, plan: &RulePlan) -> Self {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(&plan.digest.to_bytes());
         context.update(&rule.made_by);
         for (secret, body) in &plan.secret_refs {
-            if let Body::Read(content) | Body::Stale(content) = body {
+            if let SourceState::Read(content) | SourceState::Stale(content) = body {
                 context.update(secret.to_string().as_bytes());
                 context.update(&content.revision.0);
             }

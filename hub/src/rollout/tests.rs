@@ -14,7 +14,7 @@ mod schedules;
 struct World {
     rollout: Rollout,
     target: String,
-    clusters: BTreeMap<Turn, Health>,
+    clusters: BTreeMap<RolloutPosition, Health>,
     progress: Option<Progress>,
     gate: Option<Gate>,
     settling: bool,
@@ -39,8 +39,8 @@ fn rollout() -> Rollout {
     }
 }
 
-fn turn(value: Option<&str>, cluster: &str) -> Turn {
-    Turn { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
+fn turn(value: Option<&str>, cluster: &str) -> RolloutPosition {
+    RolloutPosition { value: value.map(ToOwned::to_owned), cluster: cluster.into() }
 }
 
 impl World {
@@ -108,7 +108,8 @@ impl World {
 
     /// Who may have the target, by name.
     fn let_in(&self) -> Vec<&str> {
-        let lets_in = |turn: &&Turn| self.gate.as_ref().is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster));
+        let lets_in =
+            |turn: &&RolloutPosition| self.gate.as_ref().is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster));
         self.clusters.keys().filter(lets_in).map(|turn| turn.cluster.as_str()).collect()
     }
 
@@ -748,7 +749,7 @@ fn who_is_moved_behind_the_cursor_gets_it_with_the_others_all_the_same() {
     world.all_are(&["c5", "c6"], Health::Applied);
     world.moves("c1", "9");
     assert_eq!(world.step(), Phase::Completed);
-    assert_eq!(world.gate.as_ref().unwrap().reach, Reach::All);
+    assert_eq!(world.gate.as_ref().unwrap().reach, AdmittedClusters::All);
 }
 
 #[test]

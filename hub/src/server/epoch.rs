@@ -9,7 +9,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 use super::session::Running;
-use super::{Identity, Server};
+use super::{PeerIdentity, Server};
 use crate::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use crate::join::with_reason;
 use crate::session::SendRestriction;
@@ -59,7 +59,7 @@ impl Server {
     /// revoked then.
     pub(super) fn refused_or_forgotten(
         &self,
-        identity: &Identity,
+        identity: &PeerIdentity,
         witness: Option<&HistoryToken>,
         status: Status,
     ) -> Status {

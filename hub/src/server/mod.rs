@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::crd::MemberCluster;
-use crate::join::decide::{Refusal, admit, admit_renewal};
+use crate::join::decide::{JoinRefusal, admit, admit_renewal};
 use crate::join::tokens::is_named;
 use crate::join::{Caller, Registrar, refused};
 use crate::lease;
@@ -63,14 +63,14 @@ pub struct Server {
 
 /// Who opened a session, as the verified certificate says.
 #[derive(Clone)]
-struct Identity {
+struct PeerIdentity {
     cluster: ClusterName,
     certificate: Arc<PeerCertificate>,
     /// The version of the members ([`Book::members_version`]) with which it was last found to be allowed.
     admitted_at: Arc<AtomicU64>,
 }
 
-impl Identity {
+impl PeerIdentity {
     /// Uid of the `MemberCluster` that the certificate was made for.
     fn uid(&self) -> &str {
         match &self.certificate.id {
@@ -112,14 +112,14 @@ impl Server {
         Ok(())
     }
 
-    fn identify<T>(&self, request: &Request<T>) -> Result<Identity, Status> {
+    fn identify<T>(&self, request: &Request<T>) -> Result<PeerIdentity, Status> {
         let certificate =
             request.extensions().get::<lease::Caller>().and_then(|caller| caller.peer.certificate.clone());
         let certificate = certificate
             .ok_or_else(|| Status::unauthenticated("this call needs the client certificate that a join gives"))?;
         match &certificate.id {
             SpiffeId::Cluster { cluster, .. } => {
-                Ok(Identity { cluster: cluster.as_str().into(), certificate, admitted_at: Arc::default() })
+                Ok(PeerIdentity { cluster: cluster.as_str().into(), certificate, admitted_at: Arc::default() })
             }
             SpiffeId::Hub { .. } => Err(Status::unauthenticated("the client certificate is not a member's")),
         }
@@ -137,7 +137,7 @@ impl Server {
 
     /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
     /// server itself.
-    async fn admit(&self, identity: &Identity) -> Result<(), Status> {
+    async fn admit(&self, identity: &PeerIdentity) -> Result<(), Status> {
         if admission(&self.shared, &self.book, identity).is_ok() {
             return Ok(());
         }
@@ -170,7 +170,7 @@ impl Server {
 
     /// Whether the certificate may be renewed now, for one whom the hub knows. A refusal of any other costs a look at the API
     /// server, and is repeated without one.
-    fn may_renew(&self, identity: &Identity, caller: &MemberKey) -> Result<(), Status> {
+    fn may_renew(&self, identity: &PeerIdentity, caller: &MemberKey) -> Result<(), Status> {
         let now = Instant::now();
         if let Some(status) = self.peers.refused_before(Call::Renew(identity.certificate.not_after), caller, now) {
             return Err(status);
@@ -188,7 +188,7 @@ impl Server {
     }
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
-    fn hold(&self, leash: &lease::Leash, identity: Identity) {
+    fn hold(&self, leash: &lease::Leash, identity: PeerIdentity) {
         let (shared, book) = (self.shared.clone(), self.book.clone());
         leash.hold(move || admission(&shared, &book, &identity).is_ok());
     }
@@ -200,7 +200,7 @@ fn not_leading() -> Status {
 
 /// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
 /// one has changed.
-fn admission(shared: &Shared, book: &Book, identity: &Identity) -> Result<(), Refusal> {
+fn admission(shared: &Shared, book: &Book, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
     let version = book.members_version();
     let is_valid = identity.certificate.not_after > SystemTime::now();
     if is_valid && identity.admitted_at.load(Ordering::Acquire) == version {

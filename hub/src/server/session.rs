@@ -13,10 +13,10 @@ use tonic::{Status, Streaming};
 
 use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
-use super::{Identity, admission, not_leading};
+use super::{PeerIdentity, admission, not_leading};
 use crate::epoch::{Divergence, HistoryToken, TokenRecipient};
 use crate::index::Effect;
-use crate::join::decide::Refusal;
+use crate::join::decide::JoinRefusal;
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
@@ -36,7 +36,7 @@ pub(super) struct Running {
     pub(super) shared: Arc<Shared>,
     pub(super) book: Arc<Book>,
     pub(super) metrics: Arc<HubMetrics>,
-    pub(super) identity: Identity,
+    pub(super) identity: PeerIdentity,
     pub(super) live: Arc<LiveSession>,
     /// The right to lead under which the session began, and with which it ends.
     lead: Lead,
@@ -73,7 +73,7 @@ impl Running {
         shared: Arc<Shared>,
         book: Arc<Book>,
         metrics: Arc<HubMetrics>,
-        identity: Identity,
+        identity: PeerIdentity,
         (lead, number, witness): (Lead, u64, Option<HistoryToken>),
         bounds: Bounds,
         (inbound, signals): (Streaming<wire::AgentFrame>, Signals),
@@ -247,7 +247,7 @@ impl Running {
     }
 
     /// The session is no longer allowed. A revoked cluster is told so, and that is the last that it hears.
-    pub(super) fn cut(&mut self, refusal: &Refusal) {
+    pub(super) fn cut(&mut self, refusal: &JoinRefusal) {
         if self.may_log() {
             tracing::warn!(cluster = %self.identity.cluster, why = %refusal, "a session is cut");
         }
@@ -372,7 +372,7 @@ impl Running {
 }
 
 /// For how long a session's certificate is still good.
-fn life_left(identity: &Identity) -> Duration {
+fn life_left(identity: &PeerIdentity) -> Duration {
     identity.certificate.not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 

@@ -12,7 +12,7 @@ use super::{RULES_LIMIT, SendRestriction, Session};
 use crate::brake::{Item, Judged};
 use crate::crd;
 use crate::index::Directive;
-use crate::plan::{Body, ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent};
+use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, SourceState};
 
 /// What an agent does with batches, in a few lines.
 #[derive(Clone, Default)]
@@ -117,8 +117,8 @@ fn source(name: u8) -> SourceRef {
     SourceRef::new("configmaps", "a", &format!("s{name}"))
 }
 
-fn content(text: u8) -> Body {
-    Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(vec![text]))))
+fn content(text: u8) -> SourceState {
+    SourceState::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(vec![text]))))
 }
 
 fn rule(uid: &str, suspend: bool) -> Rule {
@@ -131,7 +131,7 @@ fn rule(uid: &str, suspend: bool) -> Rule {
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
-fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> ClusterAssignment {
+fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAssignment {
     let rule = rule(uid, suspend);
     let mut plan = RulePlan::empty(&rule);
     for (name, body) in items {
@@ -143,7 +143,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, Body)]) -> ClusterAssignment
     ClusterAssignment { cluster: "one".into(), plan: Arc::new(plan), terms: rule.terms, judged, travel: None }
 }
 
-fn wanted(uid: &str, items: &[(u8, Body)]) -> (RuleUid, Directive) {
+fn wanted(uid: &str, items: &[(u8, SourceState)]) -> (RuleUid, Directive) {
     (uid.into(), Directive::Wanted(share_of(uid, false, items)))
 }
 
@@ -265,7 +265,7 @@ fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
-    session.update([wanted("r", &[(1, content(1)), (2, Body::Unreadable)])]);
+    session.update([wanted("r", &[(1, content(1)), (2, SourceState::Unreadable)])]);
     agent.drain(&mut session);
     assert!(agent.removed.is_empty());
     session.update([wanted("r", &[(1, content(1))])]);
@@ -279,7 +279,7 @@ fn what_is_not_wanted_any_more_waits_for_what_is_being_read_to_take_its_place() 
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
-    session.update([wanted("r", &[(2, Body::Unread)])]);
+    session.update([wanted("r", &[(2, SourceState::Unread)])]);
     agent.drain(&mut session);
     assert!(agent.removed.is_empty());
     session.update([wanted("r", &[(2, content(2))])]);
@@ -370,7 +370,7 @@ fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             noise.push((state >> 33) as u8);
         }
-        Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(noise))))
+        SourceState::Read(Arc::new(SourceContent::new(Revision([text; 16]), Payload::encode(noise))))
     };
     session.update([wanted("old", &[(1, big(1)), (2, big(2))]), wanted("new", &[])]);
     agent.drain(&mut session);
@@ -923,7 +923,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn directive(rule: u8, items: &BTreeMap<u8, u8>, suspend: bool) -> Directive {
-    let items: Vec<_> = items.iter().map(|(s, t)| (*s, if *t == 0 { Body::Unreadable } else { content(*t) })).collect();
+    let items: Vec<_> =
+        items.iter().map(|(s, t)| (*s, if *t == 0 { SourceState::Unreadable } else { content(*t) })).collect();
     Directive::Wanted(ClusterAssignment {
         travel: Some(Travel::Plain),
         ..share_of(&format!("r{rule}"), suspend, &items)
@@ -979,7 +980,7 @@ fn goes_on_in_time(before: &Agent, after: &Agent, directives: &BTreeMap<RuleUid,
     })
 }
 
-fn going(items: &[(u8, Body)], suspend: bool, travel: Option<Travel>) -> ClusterAssignment {
+fn going(items: &[(u8, SourceState)], suspend: bool, travel: Option<Travel>) -> ClusterAssignment {
     ClusterAssignment { travel, ..share_of("r", suspend, items) }
 }
 
@@ -997,7 +998,7 @@ fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
             random.to_be_bytes()[1]
         };
         let payload = Payload::encode((0..40_000).map(|_| byte()).collect());
-        Body::Read(Arc::new(SourceContent::new(Revision([text; 16]), payload)))
+        SourceState::Read(Arc::new(SourceContent::new(Revision([text; 16]), payload)))
     };
     let items = |text: u8| [(1, large(text)), (2, large(text)), (3, large(text))];
     let mut agent = Agent::default();
@@ -1105,7 +1106,7 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
 fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_goes_back_is_sent_nothing_else() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let assignment = |items: &[(u8, Body)], travel: Travel| ClusterAssignment {
+    let assignment = |items: &[(u8, SourceState)], travel: Travel| ClusterAssignment {
         travel: Some(travel),
         ..share_of("r", false, items)
     };
@@ -1151,7 +1152,7 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
 fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let awaits = |items: &[(u8, Body)]| [("r".into(), Directive::AwaitingWave(share_of("r", false, items)))];
+    let awaits = |items: &[(u8, SourceState)]| [("r".into(), Directive::AwaitingWave(share_of("r", false, items)))];
     session.update(awaits(&[(1, content(1))]));
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 0, "what is new waits, too");
@@ -1187,7 +1188,7 @@ fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
 fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_nothing() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
-    let cordoned = |items: &[(u8, Body)]| [("r".into(), Directive::Cordoned(share_of("r", false, items)))];
+    let cordoned = |items: &[(u8, SourceState)]| [("r".into(), Directive::Cordoned(share_of("r", false, items)))];
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
     session.update(cordoned(&[(1, content(9)), (3, content(3))]));

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::{Inquiries, LiveSession, Settings, Shared};
 use crate::index::{Cluster, PlaceState};
-use crate::plan::{Body, Rule, SourceContent, WatchScope};
+use crate::plan::{Rule, SourceContent, SourceState, WatchScope};
 use crate::status::SessionFacts;
 
 fn uid() -> RuleUid {
@@ -60,7 +60,7 @@ fn edit(shared: &Shared, revision: u8) {
     shared.edits.lock().insert(source.clone(), Instant::now());
     let content = SourceContent::new(Revision([revision; 16]), Payload::encode(b"{}".to_vec()));
     shared.change(|index| {
-        let effect = index.set_source(source.clone(), BTreeMap::new(), Some(Body::Read(Arc::new(content))));
+        let effect = index.set_source(source.clone(), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
         shared.follow_edit(index, &source, &effect);
         effect
     });

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::crd::DistributionRule;
-    use crate::plan::{Body, Rule, RulePlan, SourceContent};
+    use crate::plan::{Rule, RulePlan, SourceContent, SourceState};
 
     fn assignment(revision: u8) -> ClusterAssignment {
         let object: DistributionRule = serde_json::from_value(json!({
@@ -162,7 +162,7 @@ mod tests {
         let rule = Rule::namespaced(&object, "runnel-system").unwrap();
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(Arc::new(content))));
+        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(Arc::new(content))));
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
         ClusterAssignment { cluster, plan, terms: rule.terms, judged, travel: None }
     }

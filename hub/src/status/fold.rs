@@ -17,7 +17,7 @@ use crate::crd::conditions::{
 };
 use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::index::{BlockedAgentWork, BlockedRemovals};
-use crate::plan::{ClusterPlans, Refused, Rule, RulePlan, TargetClusters, WatchScope};
+use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {
@@ -376,9 +376,9 @@ fn no_sources(plan: &RulePlan) -> String {
 fn with_refused(plan: &RulePlan, message: &str) -> String {
     let Some((source, refused)) = plan.refused.first_key_value() else { return message.to_owned() };
     let why = match refused {
-        Refused::Type => "its type is a credential of this cluster or a Helm release",
-        Refused::TooLarge => "it is too large",
-        Refused::Annotation => "its annotation runnel.dev/distribute is false; remove that to distribute it",
+        UnsupportedSource::Type => "its type is a credential of this cluster or a Helm release",
+        UnsupportedSource::TooLarge => "it is too large",
+        UnsupportedSource::Annotation => "its annotation runnel.dev/distribute is false; remove that to distribute it",
     };
     match plan.refused.len() {
         1 => format!("{message}; {source} is selected and never distributed: {why}"),

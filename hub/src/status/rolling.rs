@@ -13,7 +13,7 @@ use super::rule_cluster_state::{
 };
 use super::{Ledger, Now, View};
 use crate::crd::conditions::{ConditionStatus, Reason, shortened};
-use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, Turn, step};
+use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, step};
 
 /// A rollout as it is.
 pub struct Rolling<'a> {
@@ -57,7 +57,7 @@ impl View<'_> {
     /// Returns who may have the target once that is written.
     ///
     /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
-    pub fn take_step(&mut self, turns: Vec<Turn>, ledger: &Ledger, now: Now) -> Option<Gate> {
+    pub fn take_step(&mut self, turns: Vec<RolloutPosition>, ledger: &Ledger, now: Now) -> Option<Gate> {
         let rests = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
         let is_known = self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
         if rests || !is_known {
@@ -67,7 +67,7 @@ impl View<'_> {
         let known = rolling.progress.as_ref().filter(|progress| progress.revision == rolling.target);
         let back = known.is_some_and(|progress| progress.phase.goes_back());
         let target = rolling.target.to_owned();
-        let health = |turn: &Turn| match back {
+        let health = |turn: &RolloutPosition| match back {
             true => health_back(self, &self.cluster(ledger, &turn.cluster), &target, now),
             false => health(self, &self.cluster(ledger, &turn.cluster), now),
         };
@@ -92,7 +92,7 @@ impl View<'_> {
         let seen = Observation { target: rolling.target, clusters, settling, sent, at_work };
         let (mut progress, gate) =
             step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
-        let counts = |turn: &Turn| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
+        let counts = |turn: &RolloutPosition| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
         let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
             let message = standing(self, &self.cluster(ledger, &turn.cluster), now.instant).message;
@@ -171,7 +171,7 @@ fn health_back(view: &View<'_>, cluster: &ClusterView<'_>, target: &str, now: No
 fn those(
     view: &View<'_>,
     ledger: &Ledger,
-    clusters: &[(Turn, Health)],
+    clusters: &[(RolloutPosition, Health)],
     is_so: impl Fn(&ClusterView<'_>, &Account) -> bool,
 ) -> BTreeSet<ClusterName> {
     let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::crd::conditions::{ConditionType, condition};
 use crate::crd::{self, ClusterState, RuleStatus};
-use crate::plan::{Body, ClusterPlans, Rule, RulePlan, SourceContent, TargetClusters, WatchScope};
+use crate::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope};
 
 mod pages;
 mod proof;
@@ -69,7 +69,7 @@ impl World {
         let rule = rule(json!({}));
         let mut plan = RulePlan::empty(&rule);
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(b"{}".to_vec()));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
         let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
         let target_clusters = TargetClusters { clusters, ..TargetClusters::default() };
         let mut ledger = Ledger::proving(ProofKey::new([1; 32]));
@@ -204,7 +204,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
     world.fold();
     let before = world.status.revision.clone();
     let content = SourceContent::new(Revision([2; 16]), Payload::encode(vec![]));
-    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
     assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
     world.applied("one");
     assert!(world.fold());
@@ -321,7 +321,7 @@ fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
     assert_eq!(world.says(ConditionType::Reconciling), Default::default());
 
     let unreadable = SourceRef::new("configmaps", "a", "t");
-    world.plan.set(&unreadable, Some(&Body::Unreadable));
+    world.plan.set(&unreadable, Some(&SourceState::Unreadable));
     world.fold();
     assert_eq!(world.says(ConditionType::Stalled), pair("True", "SourceUnreadable"));
     assert_eq!(world.ready(), pair("False", "SourceUnreadable"));
@@ -339,7 +339,7 @@ fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
 fn partial_knowledge_is_never_ready() {
     let mut world = World::new(&["one"]);
     let unread = SourceRef::new("configmaps", "a", "t");
-    world.plan.set(&unread, Some(&Body::Unread));
+    world.plan.set(&unread, Some(&SourceState::Unread));
     world.applied("one");
     assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
     world.fold();
@@ -350,7 +350,7 @@ fn partial_knowledge_is_never_ready() {
     // Read before, changed since, and unreadable now: what is there is not the newest.
     let source = SourceRef::new("configmaps", "a", "s");
     let content = world.plan.intents[&source].clone();
-    world.plan.set(&source, Some(&Body::Stale(content)));
+    world.plan.set(&source, Some(&SourceState::Stale(content)));
     assert_eq!(world.plan.sources(), 1);
     world.fold();
     assert_eq!(world.ready(), pair("False", "SourceUnreadable"));

@@ -16,7 +16,7 @@ use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;
 use super::{Own, READ_LIMIT};
 use crate::index::version_number;
-use crate::plan::{Body, Refused, SourceContent, content_of, denied_of, is_never_a_source};
+use crate::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
 use crate::rounds::Watched;
 use crate::shared::{Shared, until};
 
@@ -234,18 +234,18 @@ fn take_in(shared: &Shared, kind: &'static Kind, source: &SourceRef, object: Dyn
 }
 
 /// The content of an object as the API server gave it, or why it is none.
-pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> Body {
-    let Ok(object) = serde_json::to_value(object) else { return Body::Unreadable };
+pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> SourceState {
+    let Ok(object) = serde_json::to_value(object) else { return SourceState::Unreadable };
     match content_of(kind, &object) {
-        Err(refused) => Body::Refused(refused),
+        Err(refused) => SourceState::Refused(refused),
         Ok(content) => {
             let canonical = content.to_bytes();
             if canonical.len() > PAYLOAD_LIMIT {
-                return Body::Refused(Refused::TooLarge);
+                return SourceState::Refused(UnsupportedSource::TooLarge);
             }
             let revision = shared.settings.revision_key.revision(kind.resource, &canonical);
             let denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
-            Body::Read(Arc::new(SourceContent { denied, ..SourceContent::of(revision, &content, canonical) }))
+            SourceState::Read(Arc::new(SourceContent { denied, ..SourceContent::of(revision, &content, canonical) }))
         }
     }
 }

@@ -101,7 +101,7 @@ fn source(name: &str) -> SourceRef {
 
 fn is_read(shared: &Shared, name: &str) -> bool {
     let index = shared.index.read();
-    index.source(&source(name)).is_some_and(|source| matches!(source.body, Body::Read(_)))
+    index.source(&source(name)).is_some_and(|source| matches!(source.body, SourceState::Read(_)))
 }
 
 /// The list of the place is over.

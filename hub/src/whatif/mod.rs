@@ -21,7 +21,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::brake::DELAY;
 use crate::index::{Around, Holding, Index, PlaceState, RuleEntry};
-use crate::plan::{Body, ClusterAssignment, Rule, WatchScope};
+use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
 pub use ask::{AgentQuestion, Ask, Asking, ClusterEligibility};
 pub use outcome::{Row, SourceRow};
@@ -107,7 +107,7 @@ impl Scene {
     }
 
     /// This is the content of a source.
-    pub fn read(&mut self, source: &SourceRef, body: Body) {
+    pub fn read(&mut self, source: &SourceRef, body: SourceState) {
         self.unread.remove(source);
         if let Some(known) = self.index.source(source) {
             let labels = known.labels.clone();

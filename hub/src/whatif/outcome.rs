@@ -5,7 +5,7 @@ use runnel_proto::model::{Asked, AskedDigest, ClusterName, Foreseen, Kind, Reaso
 
 use super::{Holdings, Said, Scene};
 use crate::index::Holding;
-use crate::plan::{Refused, RulePlan};
+use crate::plan::{RulePlan, UnsupportedSource};
 
 /// By what the brake knows a set that nobody has.
 const TAKEOVERS: AskedDigest = AskedDigest([0x74; 16]);
@@ -186,10 +186,10 @@ fn refused_word(reason: Option<Reason>) -> &'static str {
     }
 }
 
-fn why_refused(refused: Refused) -> &'static str {
+fn why_refused(refused: UnsupportedSource) -> &'static str {
     match refused {
-        Refused::Type => "its type is a credential of its cluster, or a Helm release: never copied",
-        Refused::TooLarge => "it is larger than an agent takes",
-        Refused::Annotation => "its owner says so by an annotation",
+        UnsupportedSource::Type => "its type is a credential of its cluster, or a Helm release: never copied",
+        UnsupportedSource::TooLarge => "it is larger than an agent takes",
+        UnsupportedSource::Annotation => "its owner says so by an annotation",
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::index::Cluster;
 use crate::plan::{RuleGrant, SourceContent};
-use crate::rollout::{Gate, Reach};
+use crate::rollout::{AdmittedClusters, Gate};
 
 const KEY: FieldsKey = FieldsKey([5; 32]);
 
@@ -29,10 +29,13 @@ fn source(name: &str) -> SourceRef {
     SourceRef::new("configmaps", "home", name)
 }
 
-fn body(name: &str) -> Body {
+fn body(name: &str) -> SourceState {
     let data = json!({"k": name});
     let content = Content { fields: BTreeMap::from([("data".to_owned(), data)]), ..Content::default() };
-    Body::Read(Arc::new(SourceContent::new(Revision([name.len() as u8; 16]), Payload::encode(content.to_bytes()))))
+    SourceState::Read(Arc::new(SourceContent::new(
+        Revision([name.len() as u8; 16]),
+        Payload::encode(content.to_bytes()),
+    )))
 }
 
 /// A hub with two members, a grant for all, and so many sources.
@@ -198,13 +201,13 @@ fn who_is_behind_in_a_rollout_under_way_is_named() {
         scene.judge(&nobody, Instant::now());
         scene.clusters(&nobody).into_iter().map(|ask| ask.message.contains("the rollout that is under way")).collect()
     };
-    let let_in = |index: &mut Index, reach: Reach| {
+    let let_in = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
         index.let_in(&"all".into(), Gate { revision, reach, rests: false, travel: Travel::Plain });
     };
-    let_in(&mut index, Reach::Only(BTreeMap::from([("one".into(), Instant::now())])));
+    let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())])));
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));
-    let_in(&mut index, Reach::All);
+    let_in(&mut index, AdmittedClusters::All);
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false; 2], vec![false; 2]));
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
-use runnel_hub::plan::{Body, Rule, RuleGrant, SourceContent, WatchScope};
+use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
 use runnel_tests::speed::text::noise;
 use serde_json::json;
@@ -53,13 +53,13 @@ pub fn payload(number: usize) -> Payload {
 }
 
 /// A source's content, as the hub has read it. What is planned does not look into it: it is one for all.
-pub fn body(number: usize) -> Body {
+pub fn body(number: usize) -> SourceState {
     static CONTENT: LazyLock<Payload> = LazyLock::new(|| payload(0));
-    Body::Read(Arc::new(SourceContent::new(revision(number), CONTENT.clone())))
+    SourceState::Read(Arc::new(SourceContent::new(revision(number), CONTENT.clone())))
 }
 
 /// One after another, edits of the source 7 that a rule of this number selects.
-pub fn edits(rule: usize) -> impl FnMut() -> (SourceRef, Labels, Body) {
+pub fn edits(rule: usize) -> impl FnMut() -> (SourceRef, Labels, SourceState) {
     let mut number = 1_000_000;
     move || {
         number += 1;
@@ -87,7 +87,7 @@ fn everything() -> RuleGrant {
 pub struct Shown {
     clusters: Vec<(ClusterName, Cluster)>,
     rules: Vec<Rule>,
-    sources: Vec<(SourceRef, Labels, Body)>,
+    sources: Vec<(SourceRef, Labels, SourceState)>,
 }
 
 /// So many sources, clusters and rules; each source is selected by one rule.

@@ -11,7 +11,7 @@ use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::{Cluster, Effect, Index, PlaceState};
-use runnel_hub::plan::{Body, RuleGrant, SourceContent, WatchScope as Source};
+use runnel_hub::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub::session::Session;
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::{Value, json};
@@ -130,7 +130,7 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
             let payload = Payload::encode(Content::default().to_bytes());
             let content = SourceContent::new(Revision([1; 16]), payload);
             let source = SourceRef::new(kind, home.name, "item-1");
-            index.set_source(source, BTreeMap::new(), Some(Body::Read(Arc::new(content))));
+            index.set_source(source, BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
         }
     }
     index

@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::super::{Cluster, Effect, Index};
 use super::{has_content, lend_now};
-use crate::plan::Body;
+use crate::plan::SourceState;
 
 impl Index {
     /// Whether what one source is to a rule now waits to be rendered.
@@ -13,7 +13,7 @@ impl Index {
         &mut self,
         uid: &RuleUid,
         source: &SourceRef,
-        selected: Option<&Body>,
+        selected: Option<&SourceState>,
         effect: &mut Effect,
     ) -> bool {
         let Some(entry) =
@@ -38,7 +38,7 @@ impl Index {
         &mut self,
         uid: &RuleUid,
         secret: &SourceRef,
-        body: Option<&Body>,
+        body: Option<&SourceState>,
         effect: &mut Effect,
     ) -> Option<bool> {
         let aside = self.rendering.aside;
@@ -47,7 +47,7 @@ impl Index {
             return Some(false);
         }
         self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());
-        if matches!(body, Some(Body::Unread)) {
+        if matches!(body, Some(SourceState::Unread)) {
             entry.unrendered.note(secret);
             let plan = Arc::make_mut(&mut entry.plan);
             lend_now(

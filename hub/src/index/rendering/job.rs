@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use crate::plan::{Body, ClusterPlans, Labels, RevisionHasher, Rule, RulePlan};
+use crate::plan::{ClusterPlans, Labels, RevisionHasher, Rule, RulePlan, SourceState};
 
 /// All that it takes to render what has changed of a rule.
 pub struct RenderJob {
@@ -21,7 +21,7 @@ pub(super) enum Work {
     Changes {
         plan: Arc<RulePlan>,
         cluster_plans: ClusterPlans,
-        sources: Vec<(SourceRef, Option<Body>, Option<Body>)>,
+        sources: Vec<(SourceRef, Option<SourceState>, Option<SourceState>)>,
         clusters: Vec<(ClusterName, Labels)>,
         again: bool,
     },

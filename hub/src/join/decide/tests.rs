@@ -44,14 +44,14 @@ fn a_token_opens_its_own_cluster_in_time_only() {
     let (token, other) = (Token::generate().unwrap(), Token::generate().unwrap());
     let whole = member(&token);
     assert!(check_token(Some(&whole), "eu-3", &token, at(0)).is_ok());
-    let wrong = Err(Refusal::WrongToken("eu-3".to_owned()));
+    let wrong = Err(JoinRefusal::WrongToken("eu-3".to_owned()));
     assert_eq!(check_token(Some(&whole), "eu-3", &other, at(0)).map(drop), wrong);
     assert_eq!(check_token(None, "eu-3", &token, at(0)).map(drop), wrong);
     let mut without = whole.clone();
     without.spec.join = None;
     assert_eq!(check_token(Some(&without), "eu-3", &token, at(0)).map(drop), wrong);
     let late = check_token(Some(&whole), "eu-3", &token, at(3600)).map(drop);
-    assert_eq!(late, Err(Refusal::Expired("eu-3".to_owned())));
+    assert_eq!(late, Err(JoinRefusal::Expired("eu-3".to_owned())));
 }
 
 /// The same id, and another secret.
@@ -66,23 +66,23 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     let mut member = member(&token);
     let join = member.spec.join.clone().unwrap();
     let looked = |member: &MemberCluster, token: &Token| check_token(Some(member), "eu-3", token, at(0)).map(drop);
-    assert_eq!(looked(&member, &guess(&token)), Err(Refusal::WrongSecret("eu-3".to_owned())));
+    assert_eq!(looked(&member, &guess(&token)), Err(JoinRefusal::WrongSecret("eu-3".to_owned())));
     // What a stranger hears is the same.
     assert_eq!(
-        Refusal::WrongSecret("c".to_owned()).to_string() + Refusal::WrongSecret("c".to_owned()).code(),
-        Refusal::WrongToken("c".to_owned()).to_string() + Refusal::WrongToken("c".to_owned()).code()
+        JoinRefusal::WrongSecret("c".to_owned()).to_string() + JoinRefusal::WrongSecret("c".to_owned()).code(),
+        JoinRefusal::WrongToken("c".to_owned()).to_string() + JoinRefusal::WrongToken("c".to_owned()).code()
     );
-    assert_eq!(looked(&member, &Token::generate().unwrap()), Err(Refusal::WrongToken("eu-3".to_owned())));
+    assert_eq!(looked(&member, &Token::generate().unwrap()), Err(JoinRefusal::WrongToken("eu-3".to_owned())));
     let burnt = UsedToken { wrong_secrets: tokens::WRONG_SECRETS, ..tokens::record(&member, &join) };
     member.status = Some(MemberClusterStatus { tokens: vec![burnt], ..MemberClusterStatus::default() });
     for token in [&token, &guess(&token)] {
-        assert_eq!(looked(&member, token), Err(Refusal::Burnt("eu-3".to_owned())));
+        assert_eq!(looked(&member, token), Err(JoinRefusal::Burnt("eu-3".to_owned())));
     }
     // A new one is good, and without its id its secrets are not counted.
     let new = Token::generate().unwrap();
     member.spec.join = Some(Join { token_hash: new.hash(), token_id: None, ..join });
     assert_eq!(looked(&member, &new), Ok(()));
-    assert_eq!(looked(&member, &guess(&new)), Err(Refusal::WrongToken("eu-3".to_owned())));
+    assert_eq!(looked(&member, &guess(&new)), Err(JoinRefusal::WrongToken("eu-3".to_owned())));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_join_that_is_brought_back_stays_spent() {
     member.spec.join = Some(back.clone());
     assert!(check_token(Some(&member), "eu-3", &old, at(5000)).is_ok());
     let other = redeem(&member, "eu-3", &back, key_record(print("thief"), at(1), at(9)), at(5000));
-    assert_eq!(other, Err(Refusal::Spent("eu-3".to_owned())));
+    assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
 }
 
 #[test]
@@ -111,13 +111,13 @@ fn a_cluster_that_is_not_wanted_does_not_spend_its_token() {
     let mut refused = member(&token);
     refused.spec.accepted = false;
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
-    assert_eq!(answer, Err(Refusal::NotAccepted("eu-3".to_owned())));
+    assert_eq!(answer, Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
     // Only who has the token is told so.
     let stranger = check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
-    assert_eq!(stranger, Err(Refusal::WrongToken("eu-3".to_owned())));
+    assert_eq!(stranger, Err(JoinRefusal::WrongToken("eu-3".to_owned())));
     refused.metadata.deletion_timestamp = Some(Time(at(0)));
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
-    assert_eq!(answer, Err(Refusal::Deleting("eu-3".to_owned())));
+    assert_eq!(answer, Err(JoinRefusal::Deleting("eu-3".to_owned())));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_token_is_for_one_key_which_may_repeat() {
     let again = redeem(&member, "eu-3", &join, key_record(print("a"), at(1), at(10)), at(1)).unwrap();
     assert_eq!((again.tokens, again.keys.len()), (first.tokens, 1));
     let other = redeem(&member, "eu-3", &join, key_record(print("b"), at(1), at(10)), at(1));
-    assert_eq!(other, Err(Refusal::Spent("eu-3".to_owned())));
+    assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
     // A new token is good for a new key, and the old key is out.
     let new = Join { token_hash: Token::generate().unwrap().hash(), ..join };
     let redeemed = redeem(&member, "eu-3", &new, key_record(print("b"), at(1), at(10)), at(1)).unwrap();
@@ -144,21 +144,21 @@ fn only_a_known_key_of_the_very_cluster_is_let_in() {
     let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
     let admitted = |member: Option<&MemberCluster>, peer| admit(member, "hubid", &peer, at(50));
     assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 100)), Ok(()));
-    let gone = Err(Refusal::Gone("eu-3".to_owned()));
+    let gone = Err(JoinRefusal::Gone("eu-3".to_owned()));
     assert_eq!(admitted(None, peer("hubid", "eu-3", "uid-1", "a", 100)), gone);
     assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-2", "a", 100)), gone);
     assert_eq!(admitted(Some(&whole), peer("other", "eu-3", "uid-1", "a", 100)), gone);
     assert_eq!(
         admitted(Some(&whole), peer("hubid", "eu-33", "uid-1", "a", 100)),
-        Err(Refusal::Gone("eu-33".to_owned()))
+        Err(JoinRefusal::Gone("eu-33".to_owned()))
     );
-    let unknown = Err(Refusal::UnknownKey("eu-3".to_owned()));
+    let unknown = Err(JoinRefusal::UnknownKey("eu-3".to_owned()));
     assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "b", 100)), unknown);
-    let expired = Err(Refusal::CertificateExpired("eu-3".to_owned()));
+    let expired = Err(JoinRefusal::CertificateExpired("eu-3".to_owned()));
     assert_eq!(admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 50)), expired);
     let mut cut = whole;
     cut.spec.accepted = false;
-    let refused = Err(Refusal::NotAccepted("eu-3".to_owned()));
+    let refused = Err(JoinRefusal::NotAccepted("eu-3".to_owned()));
     assert_eq!(admitted(Some(&cut), peer("hubid", "eu-3", "uid-1", "a", 100)), refused);
 }
 
@@ -173,12 +173,12 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
     for now in [50, 100, 1099] {
         assert_eq!(renewal(Some(&whole), "a", now), Ok(()));
     }
-    assert_eq!(renewal(Some(&whole), "a", 1100), Err(Refusal::ExpiredTooLong("eu-3".to_owned())));
-    assert_eq!(renewal(Some(&whole), "b", 200), Err(Refusal::UnknownKey("eu-3".to_owned())));
-    assert_eq!(renewal(None, "a", 200), Err(Refusal::Gone("eu-3".to_owned())));
+    assert_eq!(renewal(Some(&whole), "a", 1100), Err(JoinRefusal::ExpiredTooLong("eu-3".to_owned())));
+    assert_eq!(renewal(Some(&whole), "b", 200), Err(JoinRefusal::UnknownKey("eu-3".to_owned())));
+    assert_eq!(renewal(None, "a", 200), Err(JoinRefusal::Gone("eu-3".to_owned())));
     let mut cut = whole.clone();
     cut.spec.accepted = false;
-    assert_eq!(renewal(Some(&cut), "a", 200), Err(Refusal::NotAccepted("eu-3".to_owned())));
+    assert_eq!(renewal(Some(&cut), "a", 200), Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
     assert_eq!(renewable_until(keys(&whole), limit), Some(at(1100)));
     assert_eq!(renewable_until(&[], limit), None);
 }
@@ -186,20 +186,20 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
 #[test]
 fn every_refusal_names_the_cluster_and_a_cure() {
     let all = [
-        Refusal::WrongToken("c".into()),
-        Refusal::WrongSecret("c".into()),
-        Refusal::Burnt("c".into()),
-        Refusal::TooManyTokens("c".into()),
-        Refusal::Expired("c".into()),
-        Refusal::Spent("c".into()),
-        Refusal::TooManyTries("c".into()),
-        Refusal::NotAccepted("c".into()),
-        Refusal::Deleting("c".into()),
-        Refusal::Gone("c".into()),
-        Refusal::UnknownKey("c".into()),
-        Refusal::RetiredKey("c".into()),
-        Refusal::CertificateExpired("c".into()),
-        Refusal::ExpiredTooLong("c".into()),
+        JoinRefusal::WrongToken("c".into()),
+        JoinRefusal::WrongSecret("c".into()),
+        JoinRefusal::Burnt("c".into()),
+        JoinRefusal::TooManyTokens("c".into()),
+        JoinRefusal::Expired("c".into()),
+        JoinRefusal::Spent("c".into()),
+        JoinRefusal::TooManyTries("c".into()),
+        JoinRefusal::NotAccepted("c".into()),
+        JoinRefusal::Deleting("c".into()),
+        JoinRefusal::Gone("c".into()),
+        JoinRefusal::UnknownKey("c".into()),
+        JoinRefusal::RetiredKey("c".into()),
+        JoinRefusal::CertificateExpired("c".into()),
+        JoinRefusal::ExpiredTooLong("c".into()),
     ];
     for refusal in all {
         let text = refusal.to_string();

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Payload, SourceRef};
 use serde_json::json;
 
-use super::super::{Body, ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent};
+use super::super::{ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
 use super::*;
 
 fn rule(spec: Value) -> Rule {
@@ -188,11 +188,11 @@ fn what_a_member_would_refuse_is_not_sent() {
     assert!(shape(typed, "configmaps", content(json!({"x": "1"})), &[]).is_ok());
 }
 
-fn body(text: &str) -> Body {
+fn body(text: &str) -> SourceState {
     let content = content(json!({"app.yaml": text, "other": "x"}));
     let canonical = content.to_bytes();
     let revision = runnel_proto::model::RevisionKey::new(b"key").revision("configmaps", &canonical);
-    Body::Read(SourceContent::new(revision, Payload::encode(canonical)).into())
+    SourceState::Read(SourceContent::new(revision, Payload::encode(canonical)).into())
 }
 
 fn fleet(tiers: &[Option<&str>]) -> Vec<(ClusterName, BTreeMap<String, String>)> {
@@ -275,7 +275,7 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
     let second = becomes("two");
     assert!(first != second && becomes("one") == first, "{first} {second}");
     // What cannot be read has no new name, and what stands stays.
-    selection.set(&source, Some(&Body::Unreadable));
+    selection.set(&source, Some(&SourceState::Unreadable));
     cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
     let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));

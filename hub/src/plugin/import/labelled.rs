@@ -9,7 +9,7 @@ use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
 use super::choice::{self, Choice, Places};
-use super::wishes::{Copier, Id, Marked, Objects, Read, Wish};
+use super::wishes::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use crate::crd::{LabelExpression, Operator, limits};
 
 /// What a person says of such a copier.
@@ -109,7 +109,12 @@ pub fn beside(on_hub: &Objects, told: &ByLabel, read: &Read) -> BTreeSet<Id> {
 /// Leaves out what is neither said nor shown, and what could not be told from something else. `beside` has the label and is not
 /// copied; `is_equal`: whether a copy of it stands where the copier copies to, with its content. Gives what a rule must leave
 /// out by name.
-pub fn sure(read: &mut Read, told: &ByLabel, beside: &BTreeSet<Id>, is_equal: impl Fn(&Wish) -> bool) -> BTreeSet<Id> {
+pub fn sure(
+    read: &mut Read,
+    told: &ByLabel,
+    beside: &BTreeSet<Id>,
+    is_equal: impl Fn(&CopyRequest) -> bool,
+) -> BTreeSet<Id> {
     let equal = read.wishes.iter().filter(|wish| is_equal(wish)).map(|wish| &wish.source);
     let shown: BTreeSet<(String, String)> = equal.map(|id| (id.namespace.clone(), id.resource.clone())).collect();
     leave_out(read, |Id { resource, namespace, .. }| match () {
@@ -124,7 +129,7 @@ pub fn sure(read: &mut Read, told: &ByLabel, beside: &BTreeSet<Id>, is_equal: im
         () => None,
     });
     let mut contested: BTreeMap<(String, String), BTreeSet<Id>> = BTreeMap::new();
-    for Wish { source, .. } in &read.wishes {
+    for CopyRequest { source, .. } in &read.wishes {
         let copy = (source.resource.clone(), source.name.clone());
         contested.entry(copy).or_default().insert(source.clone());
     }

@@ -14,7 +14,7 @@ const WIDTH: usize = 118;
 
 /// What the text has to say besides the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Around {
+pub struct ReportContext {
     /// `kubectl --context NAME` of the cluster that is read.
     pub read: String,
     /// `helm --kube-context NAME` of it.
@@ -33,7 +33,7 @@ pub struct Around {
 ///
 /// # Errors
 /// When a rule cannot be written.
-pub fn text(import: &Import, around: &Around) -> anyhow::Result<String> {
+pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
     let mut out = String::new();
     if import.rules.is_empty() {
         comment(&mut out, "No rule was made by kubectl runnel import: nothing was found that one can do.");
@@ -97,8 +97,8 @@ fn head(out: &mut String, import: &Import) {
     );
 }
 
-fn order(out: &mut String, import: &Import, around: &Around) {
-    let Around { read, hub, .. } = around;
+fn order(out: &mut String, import: &Import, around: &ReportContext) {
+    let ReportContext { read, hub, .. } = around;
     comment(out, "");
     comment(out, "The safe order, in which no copy is deleted or made anew:");
     let used: BTreeSet<Copier> = import.rules.iter().map(|made| made.copier).collect();
@@ -165,7 +165,7 @@ fn order(out: &mut String, import: &Import, around: &Around) {
 }
 
 /// Sources that have to be brought to the hub first.
-fn missing(out: &mut String, around: &Around) {
+fn missing(out: &mut String, around: &ReportContext) {
     if around.not_on_hub.is_empty() {
         return;
     }

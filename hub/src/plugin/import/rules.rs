@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::{Choice, Places};
 use super::labelled::{self, ByLabel};
-use super::wishes::{Copier, Id, Objects, Read, Wish};
+use super::wishes::{Copier, CopyRequest, Id, Objects, Read};
 use crate::crd::{GROUP, VERSION, limits};
 
 /// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
@@ -65,7 +65,7 @@ pub struct Import {
 }
 
 /// The copies that a wish makes in the namespaces of now.
-pub fn copies<'a>(wish: &'a Wish, places: &Places) -> impl Iterator<Item = Id> + 'a {
+pub fn copies<'a>(wish: &'a CopyRequest, places: &Places) -> impl Iterator<Item = Id> + 'a {
     let own = wish.source.clone();
     let reached = wish.choice.reaches(places).into_iter();
     let copy = |namespace| Id { resource: wish.source.resource.clone(), namespace, name: wish.copy_name.clone() };
@@ -88,7 +88,7 @@ struct Kind {
 /// Makes the rules. What cannot be a source by its content is left out, with a note; so is what a rule by label would copy and
 /// the copier may not.
 pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies, aim: &Aim) -> Import {
-    let is_equal = |wish: &Wish| {
+    let is_equal = |wish: &CopyRequest| {
         let equals = |copy: &Id| standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal;
         // What Runnel copied shows nothing of what the copier does.
         let is_ours = |copy: &Id| objects.get(copy).is_some_and(|marked| marked.labels.contains_key(HUB_LABEL));
@@ -96,7 +96,7 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
     };
     let excluded = aim.label.as_ref().map(|told| labelled::sure(&mut read, told, &aim.beside, is_equal));
     let aim = &Aim { beside: excluded.unwrap_or_default(), ..aim.clone() };
-    let mut groups: BTreeMap<Kind, Vec<Wish>> = BTreeMap::new();
+    let mut groups: BTreeMap<Kind, Vec<CopyRequest>> = BTreeMap::new();
     let mut import = Import { left: read.notes, ..Import::default() };
     for wish in read.wishes {
         if let Some(why) = refused(&wish.source, bodies) {
@@ -132,7 +132,7 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
     import
 }
 
-fn kind(wish: &Wish) -> Kind {
+fn kind(wish: &CopyRequest) -> Kind {
     Kind {
         namespace: wish.source.namespace.clone(),
         copier: wish.copier,
@@ -146,7 +146,7 @@ fn kind(wish: &Wish) -> Kind {
 }
 
 /// As many rules as it takes to stay within the limits of one. Sources that are chosen by a label are not counted.
-fn chunks<'a>(kind: &'a Kind, wishes: &'a [Wish]) -> Vec<(&'a [Wish], Vec<String>)> {
+fn chunks<'a>(kind: &'a Kind, wishes: &'a [CopyRequest]) -> Vec<(&'a [CopyRequest], Vec<String>)> {
     let names: Vec<String> = kind.names.iter().cloned().collect();
     let mut of_names: Vec<Vec<String>> = names.chunks(limits::NAMESPACES).map(<[String]>::to_vec).collect();
     if of_names.is_empty() {
@@ -158,7 +158,7 @@ fn chunks<'a>(kind: &'a Kind, wishes: &'a [Wish]) -> Vec<(&'a [Wish], Vec<String
 
 fn one(
     kind: &Kind,
-    wishes: &[Wish],
+    wishes: &[CopyRequest],
     names: &[String],
     places: &Places,
     bodies: &Bodies,
@@ -174,7 +174,7 @@ fn one(
     let mut notes = BTreeSet::new();
     for wish in wishes {
         notes.extend(wish.choice.notes.iter().cloned());
-        let wish = Wish { choice: part.clone(), ..wish.clone() };
+        let wish = CopyRequest { choice: part.clone(), ..wish.clone() };
         for copy in copies(&wish, places) {
             if is_own_place(kind, &copy, aim) {
                 continue;
@@ -209,7 +209,7 @@ fn free_name(kind: &Kind, taken: &mut BTreeSet<(String, String)>) -> String {
     name
 }
 
-fn rule(kind: &Kind, wishes: &[Wish], choice: &Choice, places: &Places, aim: &Aim, name: &str) -> Value {
+fn rule(kind: &Kind, wishes: &[CopyRequest], choice: &Choice, places: &Places, aim: &Aim, name: &str) -> Value {
     let mut spec = json!({
         "sources": sources(kind, wishes, aim),
         "clusters": if aim.clusters.is_empty() { json!({"all": true}) } else { json!({"names": aim.clusters}) },
@@ -243,7 +243,7 @@ fn rule(kind: &Kind, wishes: &[Wish], choice: &Choice, places: &Places, aim: &Ai
     })
 }
 
-fn sources(kind: &Kind, wishes: &[Wish], aim: &Aim) -> Value {
+fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &Aim) -> Value {
     if let (Copier::Label, Some(told)) = (kind.copier, &aim.label) {
         let copied = wishes.iter().map(|wish| wish.source.resource.as_str()).collect();
         return labelled::entries(told, &kind.namespace, copied, &aim.beside);

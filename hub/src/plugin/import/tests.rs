@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
-use super::paper::{self, Around};
+use super::paper::{self, ReportContext};
 use super::rules::{Aim, Bodies, CopyComparison, Import, made};
 use super::wishes::{Copier, Id, Marked, Objects, read};
 use crate::crd::DistributionRule;
@@ -330,7 +330,7 @@ fn printed(is_hub: bool) -> String {
     let aim = Aim { is_hub, ..aim() };
     let import = made(read(&all, &places(), &Copier::KNOWN), &all, &places(), &bodies, &aim);
     let found = vec![("replicator".to_owned(), "replicator".to_owned(), Some("replicator".to_owned()))];
-    let around = Around {
+    let around = ReportContext {
         read: "kubectl --context eu-1".to_owned(),
         helm: "helm --kube-context eu-1".to_owned(),
         hub: if is_hub { "kubectl --context eu-1".to_owned() } else { "kubectl --context hub".to_owned() },
@@ -361,7 +361,7 @@ fn what_is_printed_is_rules_and_no_content() {
     }
     // Nothing that stands in an annotation ends a comment.
     let all = objects(&[("secrets/platform/ca", REPLICATOR, &[("replicate-to", "team-(\nkind: Secret\n")])]);
-    let text = paper::text(&import(&all), &Around::default()).unwrap();
+    let text = paper::text(&import(&all), &ReportContext::default()).unwrap();
     assert!(text.lines().all(|line| line.starts_with('#')), "{text}");
 }
 

@@ -135,7 +135,7 @@ pub type Objects = BTreeMap<Id, Marked>;
 
 /// One source, and where it is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct CopyRequest {
     /// Who copies it today.
     pub copier: Copier,
     /// The source.
@@ -156,7 +156,7 @@ pub struct Wish {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// What is to be copied.
-    pub wishes: Vec<Wish>,
+    pub wishes: Vec<CopyRequest>,
     /// What cannot be carried over: of which object, and why.
     pub notes: Vec<(Id, String)>,
 }
@@ -166,8 +166,8 @@ impl Read {
         self.notes.push((of.clone(), text.into()));
     }
 
-    pub(super) fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut Wish {
-        self.wishes.push(Wish {
+    pub(super) fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut CopyRequest {
+        self.wishes.push(CopyRequest {
             copier,
             source: source.clone(),
             choice,
@@ -328,7 +328,7 @@ fn once_each(read: &mut Read, places: &Places) {
     let pushed: BTreeSet<(Id, String)> = (read.wishes.iter().filter(|wish| !wish.filled))
         .flat_map(|wish| wish.choice.reaches(places).into_iter().map(|place| (wish.source.clone(), place)))
         .collect();
-    let mut merged: BTreeMap<(Id, String), Wish> = BTreeMap::new();
+    let mut merged: BTreeMap<(Id, String), CopyRequest> = BTreeMap::new();
     let (mut kept, all) = (Vec::new(), std::mem::take(&mut read.wishes));
     for mut wish in all {
         if !wish.filled {

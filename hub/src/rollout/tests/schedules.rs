@@ -95,7 +95,7 @@ impl Simulated {
         simulated
     }
 
-    fn turn(&self, number: usize) -> Turn {
+    fn turn(&self, number: usize) -> RolloutPosition {
         turn(Some(&self.clusters[number].tier.to_string()), &format!("c{number}"))
     }
 
@@ -179,7 +179,7 @@ impl Simulated {
             let allowed = before.as_ref().is_some_and(same) || behind <= told.failed;
             prop_assert!(allowed, "completed, and {behind} are behind");
         }
-        if self.hub.gate.as_ref().unwrap().reach == Reach::All {
+        if self.hub.gate.as_ref().unwrap().reach == AdmittedClusters::All {
             // Whoever is let in without being counted is there already.
             let was_open = gate.as_ref().is_some_and(|gate| gate.is_open(&self.hub.target));
             let is_away = |health: &Health| *health == Health::Away;
@@ -188,8 +188,10 @@ impl Simulated {
         }
         // Concurrency: who has been let in and has not settled.
         let since = |name: &str| match &self.hub.gate.as_ref().unwrap().reach {
-            Reach::Only(these) => self.hub.now().instant - these[&runnel_proto::model::ClusterName::from(name)],
-            Reach::All => Duration::ZERO,
+            AdmittedClusters::Only(these) => {
+                self.hub.now().instant - these[&runnel_proto::model::ClusterName::from(name)]
+            }
+            AdmittedClusters::All => Duration::ZERO,
         };
         let in_flight = self.hub.let_in().into_iter().filter(|name| match health(name) {
             Health::Pending => since(name) < STUCK_LIMIT,
@@ -204,11 +206,11 @@ impl Simulated {
         // The budget, and the pause.
         let reached =
             |name: &str| told.has_reached(self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap());
-        let had_reached = |turn: &Turn| {
+        let had_reached = |turn: &RolloutPosition| {
             before.as_ref().is_some_and(|before| before.revision == told.revision && before.has_reached(turn))
         };
         // Who fails already when its wave begins is counted from then on.
-        let counts = |turn: &Turn| had_reached(turn) || were_in.contains(turn.cluster.as_str());
+        let counts = |turn: &RolloutPosition| had_reached(turn) || were_in.contains(turn.cluster.as_str());
         let failed = self.hub.clusters.iter().filter(|(turn, how)| **how == Health::Failed && counts(turn));
         let failed = u64::try_from(failed.count()).unwrap();
         prop_assert!(sent.is_empty() || failed <= self.hub.rollout.max_failures, "{failed} failed, and it went on");
@@ -241,7 +243,7 @@ impl Simulated {
     fn went_back(&mut self, told: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
         let gate = self.hub.gate.clone().unwrap();
         let is_back = matches!(&gate.travel, Travel::Revert { target, .. } if *target == told.revision);
-        prop_assert!(is_back && gate.reach != Reach::All, "not the way back");
+        prop_assert!(is_back && gate.reach != AdmittedClusters::All, "not the way back");
         prop_assert!(!self.completed.contains(&told.revision), "it was completed, and goes back");
         prop_assert!(!self.unkept, "there is nothing that did well to go back to");
         let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
@@ -249,7 +251,7 @@ impl Simulated {
         let was_sent = |name: &str| self.hub.sent.contains(&ClusterName::from(name)) || were_in.contains(name);
         let is_reached = |name: &String| told.has_reached(&turn_of(name)) || was_sent(name);
         prop_assert!(let_in.iter().all(is_reached), "beyond the cursor");
-        let Reach::Only(these) = &gate.reach else { return Ok(()) };
+        let AdmittedClusters::Only(these) = &gate.reach else { return Ok(()) };
         let in_flight = these.iter().filter(|(name, at)| match self.hub.clusters.get(&turn_of(name.as_str())) {
             Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
             Some(Health::Away) => true,

@@ -35,7 +35,7 @@ fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
         let fields = serde_json::from_value(fields.clone()).unwrap();
         let payload = Payload::encode(Content { fields, ..Content::default() }.to_bytes());
         let content = SourceContent::new(Revision([u8::try_from(number).unwrap(); 16]), payload);
-        world.plan.set(&SourceRef::new(resource, "a", name), Some(&Body::Read(content.into())));
+        world.plan.set(&SourceRef::new(resource, "a", name), Some(&SourceState::Read(content.into())));
     }
     let gold = BTreeMap::from([("tier".to_owned(), "gold".to_owned())]);
     let clusters = [(ClusterName::from("eu-1"), gold.into()), (ClusterName::from("eu-2"), BTreeMap::new().into())];
@@ -93,7 +93,7 @@ fn what_is_not_granted_in_one_cluster_and_not_at_all_in_the_other() {
     world.becomes(rule(spec));
     world.plan = RulePlan::empty(&world.rule);
     let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
-    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+    world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
     let namespaces = NamespaceChoice { names: vec![Pattern::new("team-*")], ..NamespaceChoice::default() };
     let grant = Grant { resources: vec!["configmaps".into()], namespaces: Some(namespaces), ..Grant::default() };
     let terms = NamedTerms::new(Terms { grants: Some(vec![grant]), ..Terms::clone(&world.rule.terms) });
@@ -109,7 +109,7 @@ fn rule_with_more_sources_than_granted_copies() {
     world.plan = RulePlan::empty(&world.rule);
     for name in ["s", "t", "u"] {
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(vec![]));
-        world.plan.set(&SourceRef::new("configmaps", "a", name), Some(&Body::Read(content.into())));
+        world.plan.set(&SourceRef::new("configmaps", "a", name), Some(&SourceState::Read(content.into())));
     }
     let resources = vec!["configmaps".into(), "secrets".into()];
     let grant = Grant { resources, overwrite: true, adopt: true, create_namespaces: true, ..Grant::default() };

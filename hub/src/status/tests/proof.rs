@@ -98,11 +98,11 @@ fn what_is_on_its_way_or_of_another_plan_is_not_compared() {
     let content = SourceContent::new(Revision([2; 16]), Payload::encode(br#"{"fields":{"data":{"k":"v"}}}"#.to_vec()));
     let source = SourceRef::new("configmaps", "a", "s");
     let before = world.plan.intents.get(&source).cloned().unwrap();
-    world.plan.set(&source, Some(&Body::Read(content.into())));
+    world.plan.set(&source, Some(&SourceState::Read(content.into())));
     assert_eq!(world.detail("one"), (false, Proved::Untold));
     assert_ne!(world.right(), right, "another content, another proof");
     // It was taken back before the agent heard of it.
-    world.plan.set(&source, Some(&Body::Read(before)));
+    world.plan.set(&source, Some(&SourceState::Read(before)));
     assert_eq!((world.right(), world.detail("one")), (right, (true, Proved::Yes)));
 }
 
@@ -113,7 +113,7 @@ fn fields_that_are_left_alone_do_not_count() {
         let mut plan = RulePlan::empty(&rule);
         let content = json!({"fields": {"data": {"k": text, "own": "x"}}}).to_string();
         let content = SourceContent::new(Revision([1; 16]), Payload::encode(content.into_bytes()));
-        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&Body::Read(content.into())));
+        plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
         proof_on(&plan, &rule.terms, &key()).unwrap()
     };
     assert_ne!(plan(json!([]), "one"), plan(json!([]), "two"));
@@ -125,7 +125,7 @@ fn what_is_not_granted_is_not_expected() {
     let mut world = World::new(&["one"]);
     let before = world.right();
     let content = SourceContent::new(Revision([5; 16]), Payload::encode(b"{}".to_vec()));
-    world.plan.set(&SourceRef::new("secrets", "a", "t"), Some(&Body::Read(content.into())));
+    world.plan.set(&SourceRef::new("secrets", "a", "t"), Some(&SourceState::Read(content.into())));
     let grant = runnel_proto::model::Grant { resources: vec!["configmaps".into()], ..Default::default() };
     let narrow = runnel_proto::model::Terms { grants: Some(vec![grant]), ..(*world.rule.terms.shared()).clone() };
     assert_ne!(world.right(), before);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::pages::page;
 use super::*;
-use crate::rollout::{Gate, Phase, Portion, Progress, Reach, Rollout, Turn};
+use crate::rollout::{AdmittedClusters, Gate, Phase, Portion, Progress, Rollout, RolloutPosition};
 
 /// A rollout that is under way.
 pub(super) struct Under {
@@ -45,7 +45,7 @@ fn world(phase: Phase) -> World {
         paused: phase == Phase::Paused,
         reverts: false,
     };
-    let turn = Turn { value: Some("1".to_owned()), cluster: "canary-1".into() };
+    let turn = RolloutPosition { value: Some("1".to_owned()), cluster: "canary-1".into() };
     let progress = Progress {
         phase,
         wave: 1,
@@ -57,7 +57,7 @@ fn world(phase: Phase) -> World {
         applied_at: (phase == Phase::Soaking).then(|| at(3480)),
         ..Progress::begin("target", &rollout, None, at(3300))
     };
-    let reach = Reach::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
+    let reach = AdmittedClusters::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
     let gate = Gate { revision: "target".to_owned(), reach, rests: false, travel: Travel::Plain };
     world.rolling = Some(Under { rollout, progress, gate, failing: None });
     world
@@ -88,7 +88,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let mut before = world(Phase::Progressing);
     let by_name = Rollout { order_by: None, ..before.rolling.as_ref().unwrap().rollout.clone() };
     *progress(&mut before) = Progress { clusters: 3, ..Progress::begin("target", &by_name, None, at(3590)) };
-    before.rolling.as_mut().unwrap().gate.reach = Reach::Only(BTreeMap::new());
+    before.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::Only(BTreeMap::new());
     insta::assert_snapshot!("before_the_first_wave", shown(&mut before));
 
     let mut wave = world(Phase::Progressing);
@@ -134,14 +134,14 @@ fn snapshots_of_a_rollout_in_each_phase() {
     insta::assert_snapshot!("gone_back", shown(reverted));
 
     let mut completed = world(Phase::Completed);
-    completed.rolling.as_mut().unwrap().gate.reach = Reach::All;
+    completed.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::All;
     let told = progress(&mut completed);
     (told.wave, told.reached, told.applied, told.ended_at) = (2, 3, 3, Some(at(3500)));
     insta::assert_snapshot!("completed", shown(&mut completed));
 }
 
-fn turn(value: &str, cluster: &str) -> Turn {
-    Turn { value: Some(value.to_owned()), cluster: cluster.into() }
+fn turn(value: &str, cluster: &str) -> RolloutPosition {
+    RolloutPosition { value: Some(value.to_owned()), cluster: cluster.into() }
 }
 
 /// Who the next step lets in, of the three clusters in their order; by a leader that has just begun, or another.
@@ -201,7 +201,7 @@ fn what_is_left_is_the_sum_of_what_clusters_say_that_went_back_from_just_this() 
         let state = RuleState { travel, left, ..world.state(cluster, counts) };
         world.ledger.report(&cluster.into(), 1, state);
     }
-    let left = |world: &World, turns: Vec<Turn>| {
+    let left = |world: &World, turns: Vec<RolloutPosition>| {
         let mut view = world.view(&world.status);
         view.take_step(turns, &world.ledger, world.now()).unwrap();
         view.progress().unwrap().left

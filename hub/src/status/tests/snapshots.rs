@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::*;
-use crate::plan::Refused;
+use crate::plan::UnsupportedSource;
 
 /// The status as lines: counts, conditions, clusters.
 fn shown(world: &mut World) -> String {
@@ -102,7 +102,7 @@ fn a_silent_cluster_beside_one_that_is_well() {
 fn a_rule_that_selects_nothing_but_what_is_refused() {
     let mut world = World::new(&["eu-1"]);
     world.plan = RulePlan::empty(&world.rule);
-    world.plan.set(&SourceRef::new("secrets", "a", "token"), Some(&Body::Refused(Refused::Type)));
+    world.plan.set(&SourceRef::new("secrets", "a", "token"), Some(&SourceState::Refused(UnsupportedSource::Type)));
     world.report("eu-1", Counts::default(), vec![]);
     insta::assert_snapshot!(shown(&mut world));
 }
@@ -123,7 +123,7 @@ fn a_rule_that_rests() {
 #[test]
 fn a_source_that_cannot_be_read() {
     let mut world = World::new(&["eu-1"]);
-    world.plan.set(&SourceRef::new("secrets", "a", "hidden"), Some(&Body::Unreadable));
+    world.plan.set(&SourceRef::new("secrets", "a", "hidden"), Some(&SourceState::Unreadable));
     world.applied("eu-1");
     insta::assert_snapshot!(shown(&mut world));
 }
