@@ -472,7 +472,7 @@ fn edit(world: &mut World, dice: &mut Dice) {
             world.index.vanish_source(&gone, world.now);
             let now = world.now + GRACE;
             world.now = now;
-            world.change(|index| index.bury(now, GRACE));
+            world.change(|index| index.expire_deleted(now, GRACE));
             world.deleted.insert(gone);
         }
         8 => {
@@ -487,7 +487,7 @@ fn edit(world: &mut World, dice: &mut Dice) {
             }
             world.now += GRACE;
             let now = world.now;
-            world.change(|index| index.bury(now, GRACE));
+            world.change(|index| index.expire_deleted(now, GRACE));
         }
         9 => world.restart(),
         12 => {

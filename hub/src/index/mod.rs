@@ -13,6 +13,7 @@ mod clusters;
 mod going_tests;
 mod grants;
 mod labels;
+mod observed_versions;
 mod places;
 mod readers;
 mod rendering;
@@ -22,7 +23,6 @@ mod rollouts;
 mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
-mod sightings;
 mod sources;
 mod strays;
 mod suppose;
@@ -46,11 +46,11 @@ pub use brake::{BlockedAgentWork, BlockedRemovals, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
 use labels::LabelRoom;
+pub use observed_versions::version_number;
 pub use places::PlaceState;
 use readers::Readers;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
-pub use sightings::version_number;
 pub use suppose::Around;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
@@ -169,7 +169,7 @@ pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
     sources: BTreeMap<SourceRef, Source>,
     /// What the watches last said.
-    sightings: BTreeMap<SourceRef, sightings::Sighting>,
+    sightings: BTreeMap<SourceRef, observed_versions::ObservedVersion>,
     /// Sources that vanished, and when: they count as being there until the grace is over.
     vanished: BTreeMap<SourceRef, Instant>,
     /// Names contents that are made out of those of sources.

@@ -140,17 +140,17 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             *last = None;
             index.remove_rule(&"r".into())
         }
-        Step::Seen { secret, name, value } => index.saw(&source(*secret, *name), count, labels(*value)),
+        Step::Seen { secret, name, value } => index.observe(&source(*secret, *name), count, labels(*value)),
         Step::Read { secret, name, value, text: number } => {
             let source = source(*secret, *name);
-            let mut effect = index.saw(&source, count, labels(*value));
+            let mut effect = index.observe(&source, count, labels(*value));
             effect.merge(index.read(&source, count, labels(*value), content(text(*secret, *number))));
             effect
         }
         Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
         Step::Gone { secret, name } => {
             index.vanish_source(&source(*secret, *name), now);
-            index.bury(now + GRACE, GRACE)
+            index.expire_deleted(now + GRACE, GRACE)
         }
         Step::Cluster { name, env } => index.set_cluster(format!("c{name}").as_str().into(), cluster(*env)),
         Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
@@ -159,8 +159,8 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             index.set_place(WatchScope::everywhere("configmaps"), state)
         }
         Step::Doubt => {
-            index.doubt(&WatchScope::everywhere("secrets"));
-            index.doubt(&WatchScope::everywhere("configmaps"));
+            index.mark_stale(&WatchScope::everywhere("secrets"));
+            index.mark_stale(&WatchScope::everywhere("configmaps"));
             Effect::default()
         }
         Step::Begin | Step::Take => Effect::default(),
@@ -252,7 +252,7 @@ proptest! {
         for (source, labels) in sources {
             let secret = *source.resource == *"secrets";
             for index in [&mut aside, &mut here] {
-                let mut effect = index.saw(&source, 1000, labels.clone());
+                let mut effect = index.observe(&source, 1000, labels.clone());
                 effect.merge(index.read(&source, 1000, labels.clone(), content(text(secret, 1))));
                 follow(index, effect, &mut render);
             }
@@ -310,7 +310,7 @@ fn rule_over_its_render_budget_sends_nothing() {
     let mut index = many(Index::new().hashing_with(revision_hasher), 10);
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
     let read = |index: &mut Index, name: u8, version: u64, text: &str| {
-        index.saw(&source(false, name), version, labels(0));
+        index.observe(&source(false, name), version, labels(0));
         index.read(&source(false, name), version, labels(0), content(text));
     };
     read(&mut index, 0, 1, &noise(1));
@@ -359,7 +359,7 @@ fn settle(index: &mut Index) -> usize {
 }
 
 fn noisy(index: &mut Index, name: u8) -> Effect {
-    let mut effect = index.saw(&source(false, name), 1, labels(0));
+    let mut effect = index.observe(&source(false, name), 1, labels(0));
     effect.merge(index.read(&source(false, name), 1, labels(0), content(&noise(u64::from(name) + 1))));
     effect
 }
@@ -377,12 +377,12 @@ fn rule_over_its_budget_is_rendered_again_aside() {
     settle(&mut index);
     assert!(exceeds(&index));
     // A source that has no content yet, and one that goes.
-    let effect = index.saw(&source(false, 2), 1, labels(0));
+    let effect = index.observe(&source(false, 2), 1, labels(0));
     assert!(effect.render.contains(&"r".into()) && exceeds(&index));
     settle(&mut index);
     assert!(exceeds(&index));
     index.vanish_source(&source(false, 1), Instant::now());
-    let effect = index.bury(Instant::now() + GRACE, GRACE);
+    let effect = index.expire_deleted(Instant::now() + GRACE, GRACE);
     assert!(effect.render.contains(&"r".into()) && exceeds(&index), "nothing is rendered while the index is locked");
     assert_eq!((settle(&mut index), exceeds(&index), sent(&index, "c9")), (1, false, 1));
     // Clusters that leave.
@@ -421,7 +421,7 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
     let mut index = narrow(1_000);
     for (turn, value) in ["v0", "v1", "v0", "v1"].iter().enumerate() {
         let of = source(false, u8::try_from(turn).unwrap());
-        index.saw(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]));
+        index.observe(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]));
         index.set_rule(rule(1, value, &json!({"all": true}), &shapes()[1], false));
         settle(&mut index);
         index.read(&of, 1, BTreeMap::from([("rule".to_owned(), (*value).to_owned())]), content(&noise(1)));
@@ -433,7 +433,7 @@ fn nothing_is_kept_of_sources_that_a_rule_left() {
         settle(&mut index);
         let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
         assert_eq!(cluster_plans.rendered_sources(), 0, "{turn}");
-        index.bury(Instant::now() + GRACE, GRACE);
+        index.expire_deleted(Instant::now() + GRACE, GRACE);
     }
 }
 
@@ -448,7 +448,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
         index.take_rendered(&mut rendered)
     };
     take(&mut index);
-    index.saw(&source(false, 0), 1, labels(0));
+    index.observe(&source(false, 0), 1, labels(0));
     let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
     assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_)));
     index.begin_to_judge();
@@ -456,7 +456,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     assert!(take(&mut index).clusters.contains(&"c0".into()));
     assert!(matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1));
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
-    index.saw(&source(false, 0), 2, labels(0));
+    index.observe(&source(false, 0), 2, labels(0));
     index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));
     let job = index.render_job(&"r".into()).unwrap();
     index.begin_to_judge();
@@ -478,14 +478,14 @@ fn labels_of_unselected_object_are_bounded() {
     let of = source(false, 0);
     let kept = |index: &Index, name| index.source(&source(false, name)).map(|known| known.labels.len());
     for name in 1..=11 {
-        index.saw(&source(false, name), 1, labelled(&[]));
+        index.observe(&source(false, name), 1, labelled(&[]));
     }
     assert_eq!((kept(&index, 1), kept(&index, 11)), (Some(50_000), Some(0)), "there is room for some objects");
-    index.saw(&of, 1, labelled(&[("rule", "v0")]));
+    index.observe(&of, 1, labelled(&[("rule", "v0")]));
     assert_eq!(index.source(&of).map(|known| known.labels.len()), Some(0), "no rule chooses by any of them");
     let rule = rule(1, "v0", &json!({"all": true}), &json!({}), false);
     assert!(index.set_rule(rule.clone()).relist, "the label by which it chooses was left out");
-    let effect = index.saw(&of, 1, labelled(&[("rule", "v0")]));
+    let effect = index.observe(&of, 1, labelled(&[("rule", "v0")]));
     assert!(effect.read.contains(&of), "it is selected after all");
     assert!(!index.set_rule(rule).relist, "nothing is missing any more");
     // What is read of it is cut in the same way.
@@ -493,7 +493,7 @@ fn labels_of_unselected_object_are_bounded() {
     assert_eq!((sent(&index, "c0"), index.source(&of).map(|known| known.labels.len())), (1, Some(1)));
     // An object that goes makes room.
     index.vanish_source(&source(false, 1), Instant::now());
-    index.bury(Instant::now() + GRACE, GRACE);
-    index.saw(&source(false, 11), 2, labelled(&[]));
+    index.expire_deleted(Instant::now() + GRACE, GRACE);
+    index.observe(&source(false, 11), 2, labelled(&[]));
     assert_eq!(kept(&index, 11), Some(50_000));
 }

@@ -140,7 +140,7 @@ fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
     let now = Instant::now();
     index.vanish_source(&eu, now);
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
-    index.bury(now + GRACE, GRACE);
+    index.expire_deleted(now + GRACE, GRACE);
     says(&index, &["there is no secrets/team/eu"]);
     // A Secret of that name elsewhere is of no use: each source takes from its own namespace.
     set(&mut index, &secret("other", "eu"), Some(body(json!({"pw": NEW}))));

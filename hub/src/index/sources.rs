@@ -90,7 +90,7 @@ impl Index {
     }
 
     /// Removes the sources that vanished at least `grace` ago.
-    pub fn bury(&mut self, now: Instant, grace: Duration) -> Effect {
+    pub fn expire_deleted(&mut self, now: Instant, grace: Duration) -> Effect {
         let over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
         let gone: Vec<_> = self.vanished.iter().filter(|(_, since)| over(since)).map(|(key, _)| key.clone()).collect();
         let mut effect = Effect::default();

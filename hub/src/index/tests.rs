@@ -117,15 +117,15 @@ fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let now = Instant::now();
     index.vanish_source(&source("a", "s"), now);
-    assert!(index.bury(now + GRACE / 2, GRACE).rules.is_empty());
+    assert!(index.expire_deleted(now + GRACE / 2, GRACE).rules.is_empty());
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Back in time: nothing happened, and its grace starts afresh the next time.
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
     assert_eq!(index.next_burial(GRACE), None);
-    assert!(index.bury(now + GRACE * 2, GRACE).rules.is_empty());
+    assert!(index.expire_deleted(now + GRACE * 2, GRACE).rules.is_empty());
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     index.vanish_source(&source("a", "s"), now);
-    assert_eq!(index.bury(now + GRACE, GRACE).rules.len(), 1);
+    assert_eq!(index.expire_deleted(now + GRACE, GRACE).rules.len(), 1);
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
 }
 
@@ -147,11 +147,11 @@ fn source_is_read_until_a_watch_shows_a_newer_version_of_it() {
     let mut index = known_index();
     let of = source("a", "s");
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.saw(&of, 1, labelled("x"));
+    index.observe(&of, 1, labelled("x"));
     assert!(!index.is_read(&of));
     index.read(&of, 1, labelled("x"), body("1"));
     assert!(index.is_read(&of));
-    index.saw(&of, 2, labelled("x"));
+    index.observe(&of, 2, labelled("x"));
     assert!(!index.is_read(&of));
     index.read(&of, 1, labelled("x"), body("1"));
     assert!(!index.is_read(&of), "it was read before it changed");
@@ -253,7 +253,7 @@ fn what_a_list_of_one_namespace_does_not_show_vanishes_there_and_nowhere_else() 
     }
     let now = Instant::now();
     index.retain_sources(&WatchScope::within("configmaps", "a"), &BTreeSet::new(), now);
-    index.bury(now + GRACE, GRACE);
+    index.expire_deleted(now + GRACE, GRACE);
     assert_eq!((wanted(&index, "r1", "one"), wanted(&index, "r2", "one")), (Some(0), Some(1)));
 }
 
@@ -401,7 +401,7 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             for key in std::mem::take(&mut naive.vanished) {
                 naive.sources.remove(&key);
             }
-            index.bury(now + GRACE, GRACE);
+            index.expire_deleted(now + GRACE, GRACE);
         }
         Step::Cluster { name, env } => {
             let name = ClusterName::from(format!("c{name}"));
@@ -460,23 +460,23 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     for (name, version) in [("same", 7), ("edited", 8), ("restored", 9)] {
-        index.saw(&source("a", name), version, labelled("x"));
+        index.observe(&source("a", name), version, labelled("x"));
         index.read(&source("a", name), version, labelled("x"), body(name));
     }
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
-    index.doubt(&WatchScope::everywhere("configmaps"));
+    index.mark_stale(&WatchScope::everywhere("configmaps"));
     // A late answer of a read takes no doubt away.
     index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
-    assert!(index.saw(&source("a", "same"), 7, labelled("x")).read.is_empty());
-    assert_eq!(index.saw(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
-    assert_eq!(index.saw(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
+    assert!(index.observe(&source("a", "same"), 7, labelled("x")).read.is_empty());
+    assert_eq!(index.observe(&source("a", "edited"), 12, labelled("x")).read, BTreeSet::from([source("a", "edited")]));
+    assert_eq!(index.observe(&source("a", "restored"), 3, labelled("x")).read.len(), 1);
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.is_unknown(&source("a", "edited")) && assignment.is_unknown(&source("a", "restored")));
     assert!(assignment.plan.intents.contains_key(&source("a", "same")) && assignment.plan.intents.len() == 1);
     // A watch that goes on as usual keeps the old content until the new one is there.
     index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
-    index.saw(&source("a", "edited"), 13, labelled("x"));
+    index.observe(&source("a", "edited"), 13, labelled("x"));
     assert_eq!(wanted(&index, "r1", "one"), Some(2));
 }
 
@@ -486,25 +486,25 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
     let (place, known) = (WatchScope::everywhere("configmaps"), source("a", "known"));
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.saw(&known, 7, labelled("x"));
+    index.observe(&known, 7, labelled("x"));
     index.read(&known, 7, labelled("x"), body("old"));
     let refuse = |index: &mut Index| {
         let mut effect = index.set_place(place.clone(), PlaceState::Unreadable("forbidden".to_owned()));
-        effect.merge(index.disbelieve(&place));
+        effect.merge(index.invalidate_stale(&place));
         effect
     };
     // While it leads, a watch that is refused takes nothing away.
     refuse(&mut index);
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Another one led meanwhile, and the agents may hold newer content.
-    index.doubt(&place);
+    index.mark_stale(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
     let Directive::Wanted(assignment) = index.directive(&"r1".into(), &"one".into()) else { panic!("not wanted") };
     assert!(assignment.plan.intents.is_empty() && assignment.is_unknown(&known) && !assignment.is_growing());
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
     index.set_place(place.clone(), PlaceState::Known);
-    assert_eq!(index.saw(&known, 7, labelled("x")).read, BTreeSet::from([known.clone()]));
+    assert_eq!(index.observe(&known, 7, labelled("x")).read, BTreeSet::from([known.clone()]));
     index.read(&known, 7, labelled("x"), body("old"));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }

@@ -58,13 +58,13 @@ impl Candidate {
     }
 
     /// The Lease was looked at, which ended at `now`.
-    pub fn saw(&mut self, lease: Option<Lease>, now: Instant) {
+    pub fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         if let Some(lease) = &lease
             && (self.election.is_older(lease) || LeaderHistory::of(lease).is_some())
         {
             self.line = LeaderHistory::of(lease).unwrap_or_default();
         }
-        self.election.saw(lease, now);
+        self.election.observe(lease, now);
     }
 
     /// A write that was sent at `sent` gave this Lease.
@@ -175,14 +175,14 @@ mod tests {
     #[test]
     fn who_lives_through_a_restore_takes_the_lead_anew_and_the_line_says_how_far_the_backup_went() {
         let (start, mut a) = (Instant::now(), candidate("a"));
-        a.saw(Some(foreign("e1", 5, "", 7)), start);
+        a.observe(Some(foreign("e1", 5, "", 7)), start);
         let taken = stored(replaced(next(&mut a, start)), "e1", 6);
         a.wrote(taken.clone(), start, start);
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
         a.wrote(renewed, start + at(2), start + at(2));
         assert_eq!(a.standing(start + at(3)).map(|standing| standing.version), Some(9));
         // What it wrote itself, by its own term, but earlier than what it has seen.
-        a.saw(Some(taken), start + at(3));
+        a.observe(Some(taken), start + at(3));
         assert_eq!((a.lead(start + at(3)), a.standing(start + at(3))), (None, None));
         let again = replaced(next(&mut a, start + at(4)));
         assert_eq!(term(&again), 9);
@@ -192,10 +192,10 @@ mod tests {
     #[test]
     fn the_line_outlives_the_lease_as_long_as_somebody_has_seen_it() {
         let (start, mut a) = (Instant::now(), candidate("a"));
-        a.saw(None, start);
+        a.observe(None, start);
         let made = stored(replaced(next(&mut a, start)), "e1", 1);
         a.wrote(made, start, start);
-        a.saw(None, start + at(1));
+        a.observe(None, start + at(1));
         let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
         a.wrote(made, start + at(3), start + at(3));
         let renewed = replaced(next(&mut a, start + at(5)));
@@ -205,11 +205,11 @@ mod tests {
     #[test]
     fn a_line_that_somebody_took_away_comes_back_with_the_next_renewal() {
         let (start, mut a) = (Instant::now(), candidate("a"));
-        a.saw(Some(foreign("e1", 5, "", 7)), start);
+        a.observe(Some(foreign("e1", 5, "", 7)), start);
         let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);
         a.wrote(taken.clone(), start, start);
         let line = taken.metadata.annotations.take();
-        a.saw(Some(stored(taken, "e1", 7)), start + at(1));
+        a.observe(Some(stored(taken, "e1", 7)), start + at(1));
         let renewed = replaced(next(&mut a, start + at(2)));
         assert_eq!(renewed.metadata.annotations.unwrap()[LINE], line.unwrap()[LINE]);
     }

@@ -130,7 +130,7 @@ impl Election {
         match answer {
             Answer::Lease(Some(lease)) if step != Step::Look => self.candidate.wrote(*lease, sent, now),
             Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
-            Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), now),
+            Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
         }
@@ -226,7 +226,7 @@ impl Election {
                 }
                 // A renewal that was cut off may have arrived.
                 Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self.candidate.saw(seen.map(|lease| *lease), Instant::now()),
+                    Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), Instant::now()),
                     Answer::Changed | Answer::Failed => break,
                 },
                 Answer::Failed => break,

@@ -28,7 +28,7 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
         match event {
             Ok(Event::Init) => {
                 seen.clear();
-                book.doubt_members();
+                book.mark_members_stale();
             }
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name()));
@@ -163,7 +163,7 @@ mod tests {
         let (shared, book) = hub();
         take_in_member(member("old", 1, true), &shared, &book);
         take_in_member(member("gone", 2, true), &shared, &book);
-        book.doubt_members();
+        book.mark_members_stale();
         take_in_member(member("old", 1, true), &shared, &book);
         // Its session was admitted after the list was made.
         take_in_member(member("new", 3, true), &shared, &book);
@@ -178,7 +178,7 @@ mod tests {
     fn a_list_after_a_restore_is_heeded_though_its_versions_are_lower() {
         let (shared, book) = hub();
         take_in_member(member("eu-1", 900, true), &shared, &book);
-        book.doubt_members();
+        book.mark_members_stale();
         take_in_member(member("eu-1", 400, false), &shared, &book);
         assert!(!shared.index.read().cluster(&"eu-1".into()).unwrap().accepted);
     }

@@ -262,7 +262,7 @@ pub async fn bury_sources(shared: Arc<Shared>) {
         };
         tokio::select! {
             () = shared.vanished.notified() => {}
-            () = until(next) => shared.change(|index| index.bury(Instant::now(), grace)),
+            () = until(next) => shared.change(|index| index.expire_deleted(Instant::now(), grace)),
             () = until(judgement.map(|(at, _)| at)) => shared.judge_due(),
         }
     }

@@ -90,7 +90,7 @@ fn hub(api: &FakeApi, names: Value) -> Arc<Shared> {
     let rule = Rule::namespaced(&rule, "runnel-system").unwrap();
     shared.change(|index| index.set_rule(rule));
     for (number, name) in api.objects.keys().enumerate() {
-        shared.change(|index| index.saw(&source(name), number as u64 + 1, BTreeMap::new()));
+        shared.change(|index| index.observe(&source(name), number as u64 + 1, BTreeMap::new()));
     }
     shared
 }

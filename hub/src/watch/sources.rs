@@ -112,7 +112,7 @@ impl SourceWatch {
         if self.round != round {
             self.round = round;
             self.patience.begin(Instant::now());
-            self.shared.change_quietly(|index| index.doubt(&self.place));
+            self.shared.change_quietly(|index| index.mark_stale(&self.place));
         }
     }
 
@@ -138,7 +138,7 @@ impl SourceWatch {
     fn cannot_read(&mut self, why: String) {
         self.shared.change(|index| {
             let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
-            effect.merge(index.disbelieve(&self.place));
+            effect.merge(index.invalidate_stale(&self.place));
             effect
         });
         self.heard_all();
@@ -167,7 +167,7 @@ impl SourceWatch {
             }
             Ok(Event::Delete(object)) => {
                 if let Some(source) = self.reference(&object) {
-                    self.vanish(&source);
+                    self.mark_deleted(&source);
                 }
             }
             Err(error) => return self.complain(&error),
@@ -191,12 +191,12 @@ impl SourceWatch {
         let source = self.reference(object)?;
         let labels = object.labels();
         if is_never_a_source(self.kind, &source.name, labels) || object.meta().deletion_timestamp.is_some() {
-            self.vanish(&source);
+            self.mark_deleted(&source);
             return None;
         }
         let version = version_number(object.meta().resource_version.as_deref());
         self.shared.change(|index| {
-            let effect = index.saw(&source, version, labels.clone());
+            let effect = index.observe(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
                 self.shared.edits.lock().entry(source.clone()).or_insert_with(Instant::now);
             }
@@ -205,7 +205,7 @@ impl SourceWatch {
         Some(source)
     }
 
-    fn vanish(&mut self, source: &SourceRef) {
+    fn mark_deleted(&mut self, source: &SourceRef) {
         self.shared.edits.lock().remove(source);
         self.shared.change_quietly(|index| index.vanish_source(source, Instant::now()));
         self.shared.vanished.notify_one();

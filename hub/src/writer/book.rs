@@ -210,7 +210,7 @@ impl Book {
     }
 
     /// A list of the members begins.
-    pub fn doubt_members(&self) {
+    pub fn mark_members_stale(&self) {
         self.members.lock().values_mut().for_each(|known| known.doubtful = true);
         self.gone.lock().clear();
     }
@@ -319,14 +319,14 @@ mod tests {
         let version = book.members_version();
         assert!(!book.set_member(name.clone(), member(40)) && book.members_version() == version);
         // The API server was restored from a backup.
-        book.doubt_members();
+        book.mark_members_stale();
         assert!(book.set_member(name.clone(), member(40)));
         assert!(!book.set_member(name.clone(), member(39)) && book.set_member(name.clone(), member(41)));
         // What was taken in since the list began is newer than what it shows.
-        book.doubt_members();
+        book.mark_members_stale();
         assert!(book.set_member(name.clone(), member(43)) && !book.set_member(name.clone(), member(42)));
         assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), false)]);
-        book.doubt_members();
+        book.mark_members_stale();
         assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
         assert!(book.members_not_in(&[name].into()).is_empty());
     }
@@ -345,7 +345,7 @@ mod tests {
         assert!(book.set_member(name.clone(), anew));
         assert!(!book.set_member(name.clone(), member(93)));
         // A backup may have brought it back.
-        book.doubt_members();
+        book.mark_members_stale();
         assert!(book.set_member(name.clone(), member(40)));
     }
 

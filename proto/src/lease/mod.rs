@@ -198,7 +198,7 @@ impl Candidate {
                 self.heard_at = Some(now);
             }
             (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) > version(known) => {
-                self.saw(Some(new), now);
+                self.observe(Some(new), now);
             }
             (None, None) => {}
             _ => self.stale = true,
@@ -209,7 +209,7 @@ impl Candidate {
     }
 
     /// The Lease was looked at, which ended at `now`.
-    pub fn saw(&mut self, lease: Option<Lease>, now: Instant) {
+    pub fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         self.stale = false;
         self.heard_at = Some(now);
         let Some(lease) = lease else {

@@ -60,7 +60,7 @@ fn times_that_do_not_fit_are_refused_by_the_flag() {
 fn the_first_makes_the_lease_and_renews_it() {
     let (start, mut a) = (Instant::now(), candidate("a"));
     assert_eq!(next(&mut a, start), Step::Look);
-    a.saw(None, start);
+    a.observe(None, start);
     assert!(matches!(a.next(false, start, Timestamp::UNIX_EPOCH), Step::Wait(_)), "it does not know enough to lead");
     let made = replaced(next(&mut a, start));
     assert_eq!(holder(&made), Some("a_0"));
@@ -82,12 +82,12 @@ fn the_first_makes_the_lease_and_renews_it() {
 #[test]
 fn another_waits_from_when_it_saw_the_last_change() {
     let (start, mut b) = (Instant::now(), candidate("b"));
-    b.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    b.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(b.leader(), Some(Leader { identity: "a_0".into(), address: None }));
     assert!(matches!(next(&mut b, start), Step::Wait(_)));
     b.heard(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
     assert_eq!(next(&mut b, start + at(20)), Step::Look);
-    b.saw(Some(foreign("e1", 6, "a_0", 3)), start + at(20));
+    b.observe(Some(foreign("e1", 6, "a_0", 3)), start + at(20));
     assert_eq!(next(&mut b, start + at(23)), Step::Wait(start + at(24)));
     let taken = replaced(next(&mut b, start + at(25)));
     assert_eq!((holder(&taken), term(&taken)), (Some("b_0"), 4));
@@ -98,7 +98,7 @@ fn another_waits_from_when_it_saw_the_last_change() {
 fn lease_touched_by_others_does_not_delay_failover() {
     let (start, mut b) = (Instant::now(), candidate("b"));
     let silent = foreign("e1", 5, "a_0", 3);
-    b.saw(Some(silent.clone()), start);
+    b.observe(Some(silent.clone()), start);
     // Some controller annotates the Lease again and again; its holder is dead.
     let mut version = 5;
     for second in [4, 8, 12] {
@@ -115,20 +115,20 @@ fn lease_touched_by_others_does_not_delay_failover() {
 fn nothing_is_passed_on_to_a_predecessor_at_the_same_address() {
     let start = Instant::now();
     let mut before = candidate("a");
-    before.saw(None, start);
+    before.observe(None, start);
     let made = stored(replaced(next(&mut before, start)), "e1", 1);
     let mut again = Candidate::new(NAME, me("a", "1", false), TIMING);
-    again.saw(Some(made), start);
+    again.observe(Some(made), start);
     assert_eq!(again.leader(), Some(Leader { identity: "a_0".into(), address: None }));
 }
 
 #[test]
 fn what_is_given_away_is_taken_at_once() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
-    a.saw(Some(foreign("e1", 5, "", 3)), start);
+    a.observe(Some(foreign("e1", 5, "", 3)), start);
     let taken = replaced(next(&mut a, start));
     a.wrote(stored(taken.clone(), "e1", 6), start, start);
-    b.saw(Some(stored(taken, "e1", 6)), start);
+    b.observe(Some(stored(taken, "e1", 6)), start);
     assert_eq!(b.leader().and_then(|leader| leader.address), Some("a:8444".into()));
     let released = a.release().unwrap();
     assert_eq!(a.lead(start), None);
@@ -141,34 +141,34 @@ fn what_is_given_away_is_taken_at_once() {
 fn a_successor_of_its_own_name_does_not_wait_but_only_at_its_start() {
     let start = Instant::now();
     let mut again = Candidate::new(NAME, me("a", "1", true), TIMING);
-    again.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    again.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(term(&replaced(next(&mut again, start))), 4);
     // A name that others may have says nothing.
     let mut unnamed = Candidate::new(NAME, me("a", "1", false), TIMING);
-    unnamed.saw(Some(foreign("e1", 5, "a_0", 3)), start);
+    unnamed.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert!(matches!(next(&mut unnamed, start), Step::Wait(_)));
     // Once it has met a holder, one of its own name is no predecessor.
     let mut second = Candidate::new(NAME, me("a", "1", true), TIMING);
-    second.saw(Some(foreign("e1", 5, "b_0", 3)), start);
-    second.saw(Some(foreign("e1", 6, "a_0", 4)), start);
+    second.observe(Some(foreign("e1", 5, "b_0", 3)), start);
+    second.observe(Some(foreign("e1", 6, "a_0", 4)), start);
     assert!(matches!(next(&mut second, start), Step::Wait(_)));
 }
 
 #[test]
 fn a_lease_that_vanishes_is_made_again_when_its_holder_has_ended() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
-    a.saw(None, start);
+    a.observe(None, start);
     let made = stored(replaced(next(&mut a, start)), "e1", 1);
     a.wrote(made.clone(), start, start);
-    b.saw(Some(made), start);
+    b.observe(Some(made), start);
     a.heard(None, start + at(1));
     assert_eq!(next(&mut a, start + at(2)), Step::Look);
-    a.saw(None, start + at(2));
+    a.observe(None, start + at(2));
     assert_eq!(a.lead(start + at(2)), None);
     let made = replaced(next(&mut a, start + at(2)));
     assert_eq!((made.metadata.uid, made.metadata.resource_version), (None, None));
-    b.saw(None, start + at(14));
-    b.saw(None, start + at(20));
+    b.observe(None, start + at(14));
+    b.observe(None, start + at(20));
     assert_eq!(next(&mut b, start + at(28)), Step::Look);
     assert!(matches!(next(&mut b, start + at(29)), Step::Create(_)));
 }
@@ -176,16 +176,16 @@ fn a_lease_that_vanishes_is_made_again_when_its_holder_has_ended() {
 #[test]
 fn a_restored_lease_does_not_bring_old_terms_back() {
     let (start, mut a) = (Instant::now(), candidate("a"));
-    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 6);
     a.wrote(taken, start, start);
     // Restored from a backup, with what stood there long ago.
-    a.saw(Some(foreign("e1", 3, "z_9", 2)), start + at(1));
+    a.observe(Some(foreign("e1", 3, "z_9", 2)), start + at(1));
     assert_eq!(a.lead(start + at(1)), None);
-    a.saw(Some(foreign("e1", 3, "z_9", 2)), start + at(15));
+    a.observe(Some(foreign("e1", 3, "z_9", 2)), start + at(15));
     assert_eq!(term(&replaced(next(&mut a, start + at(16)))), 9);
     // With our own name in it, but not our term.
-    a.saw(Some(foreign("e1", 4, "a_0", 3)), start + at(17));
+    a.observe(Some(foreign("e1", 4, "a_0", 3)), start + at(17));
     assert_eq!(term(&replaced(next(&mut a, start + at(17)))), 9);
 }
 
@@ -196,21 +196,21 @@ fn rubbish_bricks_nobody() {
         let mut a = candidate("a");
         let mut lease = foreign("e1", 1, "no underscore, and far too long", -3);
         lease.spec.as_mut().unwrap().lease_duration_seconds = seconds;
-        a.saw(Some(lease), start);
+        a.observe(Some(lease), start);
         assert_eq!(term(&replaced(next(&mut a, start + at(15)))), 1);
     }
     let mut a = candidate("a");
-    a.saw(Some(stored(Lease::default(), "e1", 1)), start);
+    a.observe(Some(stored(Lease::default(), "e1", 1)), start);
     assert_eq!(term(&replaced(next(&mut a, start))), 1);
     let mut a = candidate("a");
-    a.saw(Some(foreign("e1", 1, "", i32::MAX)), start);
+    a.observe(Some(foreign("e1", 1, "", i32::MAX)), start);
     assert_eq!(next(&mut a, start), Step::Remove("e1".into()));
 }
 
 #[test]
 fn a_late_word_of_the_watch_deposes_nobody() {
     let (start, mut a) = (Instant::now(), candidate("a"));
-    a.saw(Some(foreign("e1", 5, "", 7)), start);
+    a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 9);
     a.wrote(taken.clone(), start, start);
     a.heard(Some(foreign("e1", 4, "z_9", 6)), start);

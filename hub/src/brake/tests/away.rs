@@ -239,7 +239,7 @@ fn member_that_invents_sources_holds_up_no_other_rule() {
     world.index.vanish_source(&source(0), world.now);
     world.now += GRACE;
     let now = world.now;
-    world.change(|index| index.bury(now, GRACE));
+    world.change(|index| index.expire_deleted(now, GRACE));
     let gone = world.follow();
     assert_eq!((gone[&uid].len(), gone[&other].len()), (5, 5));
 }

@@ -70,7 +70,7 @@ impl Process for Replica {
     }
 
     fn saw(&mut self, lease: Option<Lease>, now: Instant) {
-        self.candidate.saw(lease, now);
+        self.candidate.observe(lease, now);
     }
 
     fn watched(&mut self, lease: Option<Lease>, now: Instant) {

@@ -31,7 +31,7 @@ impl Process for Candidate {
     }
 
     fn saw(&mut self, lease: Option<Lease>, now: Instant) {
-        self.saw(lease, now);
+        self.observe(lease, now);
     }
 
     fn watched(&mut self, lease: Option<Lease>, now: Instant) {
@@ -68,7 +68,7 @@ impl World {
     fn started(&mut self, number: usize) -> Candidate {
         self.lives += 1;
         let mut started = Candidate::new(NAME, me(&format!("p{number}"), &self.lives.to_string(), true), TIMING);
-        started.saw(self.election.lease.clone(), self.election.now);
+        started.observe(self.election.lease.clone(), self.election.now);
         started
     }
 
@@ -87,8 +87,8 @@ impl World {
                 election.requests.retain(|request| request.write.metadata.uid.is_some());
                 for process in &mut election.processes {
                     if process.lead(election.now).is_none() {
-                        process.saw(Some(removed.clone()), election.now);
-                        process.saw(None, election.now);
+                        process.observe(Some(removed.clone()), election.now);
+                        process.observe(None, election.now);
                     }
                 }
             }

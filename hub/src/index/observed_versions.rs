@@ -8,7 +8,7 @@ use super::{Effect, Index};
 use crate::plan::{SourceState, WatchScope};
 
 /// What a watch last said about an object that is there.
-pub(super) struct Sighting {
+pub(super) struct ObservedVersion {
     version: u64,
     /// The labels of an object whose content is being read: both are taken in together.
     awaited: Option<BTreeMap<String, String>>,
@@ -32,7 +32,7 @@ impl Index {
 
     /// A watch shows an object that may be a source. From the first sight on the plans know that it is there; a change
     /// of one that is selected waits until its content has been read, so that labels and content change together.
-    pub fn saw(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
+    pub fn observe(&mut self, source: &SourceRef, version: u64, labels: BTreeMap<String, String>) -> Effect {
         let labels = self.kept(source, labels);
         let doubtful = self.sightings.get(source).is_some_and(|sighting| sighting.doubtful);
         let before = self.sightings.get(source).map(|sighting| sighting.version);
@@ -49,7 +49,7 @@ impl Index {
         }
         let reads = known.is_some() && !is_read && self.is_selected(source, &labels);
         let awaited = reads.then(|| labels.clone());
-        self.sightings.insert(source.clone(), Sighting { version, awaited, doubtful: false });
+        self.sightings.insert(source.clone(), ObservedVersion { version, awaited, doubtful: false });
         if reads {
             return Effect { read: [source.clone()].into(), ..Effect::default() };
         }
@@ -58,14 +58,14 @@ impl Index {
 
     /// What the watch of this place has said so far is doubtful until its next list: it may have been behind while
     /// another replica led, and the agents may hold newer content.
-    pub fn doubt(&mut self, place: &WatchScope) {
+    pub fn mark_stale(&mut self, place: &WatchScope) {
         let here = self.sightings.iter_mut().filter(|(source, _)| place.holds(source));
         here.for_each(|(_, sighting)| sighting.doubtful = true);
     }
 
     /// The watch of this place was refused, so nothing takes its doubts away: what is known of a doubtful object may be
     /// older than what the agents hold, and is unknown until the watch is back.
-    pub fn disbelieve(&mut self, place: &WatchScope) -> Effect {
+    pub fn invalidate_stale(&mut self, place: &WatchScope) -> Effect {
         let here = self.sightings.iter().filter(|(source, sighting)| sighting.doubtful && place.holds(source));
         let doubtful: Vec<_> = here.map(|(source, _)| source.clone()).collect();
         let mut effect = Effect::default();
@@ -86,7 +86,7 @@ impl Index {
         if let Some(known) = self.sources.get_mut(source) {
             known.body = SourceState::Unread;
         }
-        self.sightings.insert(source.clone(), Sighting { version, awaited: None, doubtful: false });
+        self.sightings.insert(source.clone(), ObservedVersion { version, awaited: None, doubtful: false });
         self.set_source(source.clone(), labels, None)
     }
 
@@ -103,7 +103,7 @@ impl Index {
             return Effect::default();
         };
         // What was read may have been read before the doubt arose.
-        *sighting = Sighting { version, awaited: None, doubtful: sighting.doubtful };
+        *sighting = ObservedVersion { version, awaited: None, doubtful: sighting.doubtful };
         self.set_source(source.clone(), labels, Some(body))
     }
 
