@@ -26,7 +26,7 @@ use crate::epoch::{Divergences, LeaderPosition};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
 use crate::plan::{ClusterAssignment, RevisionHasher, WatchScope};
-use crate::rounds::{Rounds, Watched};
+use crate::relist_barrier::{RelistBarrier, Watched};
 use crate::session::Session;
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
@@ -96,7 +96,7 @@ pub struct Shared {
     /// Since when this process serves: since it has listed everything anew after it took the lead.
     pub ready: watch::Sender<Option<Instant>>,
     /// The lists that must be there before it serves.
-    pub rounds: Rounds,
+    pub rounds: RelistBarrier,
     /// The hub's authorities, DER, the one that signs now first; empty until they are read.
     pub authorities: watch::Sender<Vec<Bytes>>,
     /// Woken when a source vanished.
@@ -141,7 +141,7 @@ impl Shared {
             doubts: Mutex::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
-            rounds: Rounds::default(),
+            rounds: RelistBarrier::default(),
             taking: Mutex::default(),
             authorities: watch::Sender::default(),
             vanished: Notify::new(),

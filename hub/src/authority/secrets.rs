@@ -5,13 +5,13 @@ use kube::Api;
 use kube::runtime::watcher::Event;
 
 use crate::index::version_number;
-use crate::rounds::Follower;
-use crate::watch::{Anew, WatchEvent, events_of, failure, refusal};
+use crate::relist_barrier::RelistSubscription;
+use crate::watch::{RelistingWatch, WatchEvent, events_of, failure, refusal};
 
 /// One Secret of the hub, as its watch shows it. A new right to lead begins with a new list.
 pub(super) struct SecretWatch {
     name: &'static str,
-    events: Anew<Secret>,
+    events: RelistingWatch<Secret>,
     state: SecretState,
 }
 
@@ -28,8 +28,8 @@ struct SecretState {
 
 impl SecretWatch {
     /// A watch of the Secret of this name.
-    pub(super) fn new(api: Api<Secret>, name: &'static str, rounds: Follower) -> Self {
-        let events = Anew::new(rounds, move || events_of(api.clone(), name).boxed());
+    pub(super) fn new(api: Api<Secret>, name: &'static str, rounds: RelistSubscription) -> Self {
+        let events = RelistingWatch::new(rounds, move || events_of(api.clone(), name).boxed());
         Self { name, events, state: SecretState::default() }
     }
 

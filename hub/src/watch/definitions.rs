@@ -9,7 +9,7 @@ use kube::api::PartialObjectMeta;
 use kube::{Api, Client, CustomResourceExt};
 
 use super::grants::Into;
-use super::{Anew, Own, events_of, mapped};
+use super::{Own, RelistingWatch, events_of, mapped};
 use crate::index::Index;
 use crate::shared::Shared;
 
@@ -23,7 +23,7 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, shared: Arc<
         without: "Few rules that are deleted with their definition count as deleted on purpose",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-    let events = Anew::new(shared.rounds.subscribe(), move || {
+    let events = RelistingWatch::new(shared.rounds.subscribe(), move || {
         events_of(api.clone(), K::crd_name()).map(|event| mapped(event, Own::from)).boxed()
     });
     let is_dying =

@@ -14,11 +14,11 @@ use tokio::sync::watch;
 
 use super::defined::{Defined, look};
 use super::patience::Patience;
-use super::{Anew, Own, WatchEvent, events, failure, own_events, refusal};
+use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
 use crate::crd::DistributionGrant;
 use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
-use crate::rounds::Watched;
+use crate::relist_barrier::Watched;
 use crate::shared::{Shared, until};
 use crate::writer::make_first_grant;
 
@@ -58,7 +58,7 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
     let looked = client.clone();
     let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
-    let events = Anew::new(shared.rounds.subscribe(), grants);
+    let events = RelistingWatch::new(shared.rounds.subscribe(), grants);
     into.follow(events, &shared, |grant| RuleGrant::read(&grant)).await;
 }
 
@@ -67,7 +67,7 @@ pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
     let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
     let into = Into { resource: "namespaces", one, all, known: |_, _| None, without: WITHOUT };
     let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
-    let events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let events = RelistingWatch::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
         dying: namespace.metadata.deletion_timestamp.is_some(),
@@ -95,7 +95,12 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     /// Takes in what a watch shows, for ever.
-    pub(super) async fn follow<K: Resource>(&self, mut events: Anew<Own<K>>, shared: &Shared, read: impl Fn(K) -> T) {
+    pub(super) async fn follow<K: Resource>(
+        &self,
+        mut events: RelistingWatch<Own<K>>,
+        shared: &Shared,
+        read: impl Fn(K) -> T,
+    ) {
         let mut seen = Some(BTreeMap::new());
         let mut patience = Patience::new(Instant::now());
         loop {

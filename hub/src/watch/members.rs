@@ -8,10 +8,10 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
-use super::{Anew, Own, READ_LIMIT, own_events, refusal};
+use super::{Own, READ_LIMIT, RelistingWatch, own_events, refusal};
 use crate::crd::MemberCluster;
 use crate::index::Cluster;
-use crate::rounds::Watched;
+use crate::relist_barrier::Watched;
 use crate::shared::Shared;
 use crate::writer::Book;
 
@@ -21,7 +21,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Watches the member clusters for ever. `listed` is called at each complete list.
 pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
     let own = client.clone();
-    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
+    let mut events =
+        RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else { continue };

@@ -29,7 +29,7 @@ use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-use crate::rounds::Follower;
+use crate::relist_barrier::RelistSubscription;
 pub use definitions::watch_definition;
 pub use grants::{watch_grants, watch_hub_namespaces};
 pub use members::{take_in_member, watch_members};
@@ -70,8 +70,8 @@ where
 }
 
 /// The events of one watch, which begins anew with a new list in each round (see [`crate::rounds`]).
-pub(crate) struct Anew<K> {
-    rounds: Follower,
+pub(crate) struct RelistingWatch<K> {
+    rounds: RelistSubscription,
     begin: Box<dyn Fn() -> BoxStream<'static, WatchEvent<K>> + Send>,
     events: BoxStream<'static, WatchEvent<K>>,
     /// The round that the events belong to.
@@ -84,9 +84,9 @@ pub(crate) struct Anew<K> {
     waiting: Option<(Instant, WatchEvent<K>)>,
 }
 
-impl<K> Anew<K> {
+impl<K> RelistingWatch<K> {
     pub(crate) fn new(
-        mut rounds: Follower,
+        mut rounds: RelistSubscription,
         begin: impl Fn() -> BoxStream<'static, WatchEvent<K>> + Send + 'static,
     ) -> Self {
         let round = *rounds.asked.borrow_and_update();
@@ -301,19 +301,19 @@ pub async fn cluster_uid(client: &Client) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rounds::Rounds;
+    use crate::relist_barrier::RelistBarrier;
     use futures::FutureExt;
     use futures::channel::mpsc;
     use parking_lot::Mutex;
 
     #[test]
     fn a_list_for_which_nobody_asked_waits_for_a_renewal_of_the_lead() {
-        let (rounds, before) = (Rounds::default(), Instant::now());
+        let (rounds, before) = (RelistBarrier::default(), Instant::now());
         rounds.renewed(Some(before));
         let (say, said) = mpsc::unbounded::<WatchEvent<&str>>();
         let said = Mutex::new(Some(said));
         let begin = move || said.lock().take().map_or_else(|| futures::stream::pending().boxed(), StreamExt::boxed);
-        let mut events = Anew::new(rounds.subscribe(), begin);
+        let mut events = RelistingWatch::new(rounds.subscribe(), begin);
         let list = |name| {
             for event in [Event::Init, Event::InitApply(name), Event::InitDone, Event::Apply(name)] {
                 say.unbounded_send(Ok(event)).unwrap();

@@ -17,7 +17,7 @@ use super::sources::api_resource;
 use super::{Own, READ_LIMIT};
 use crate::index::version_number;
 use crate::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
-use crate::rounds::Watched;
+use crate::relist_barrier::Watched;
 use crate::shared::{Shared, until};
 
 /// Reads at a time.

@@ -10,10 +10,10 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 use serde::de::DeserializeOwned;
 
-use super::{Anew, Own, own_events, refusal};
+use super::{Own, RelistingWatch, own_events, refusal};
 use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::plan::Rule;
-use crate::rounds::Watched;
+use crate::relist_barrier::Watched;
 use crate::shared::Shared;
 use crate::writer::{Book, RuleObject};
 
@@ -59,7 +59,7 @@ impl RuleKind for crd::ClusterDistributionRule {
 /// A rule counts only once it carries the finalizer, so that none of its copies can outlive it unnoticed; the writer
 /// sets it.
 pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
-    let mut events = Anew::new(shared.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
+    let mut events = RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else { continue };

@@ -11,10 +11,10 @@ use runnel_proto::model::{Kind, SourceRef};
 
 use super::patience::Patience;
 use super::source_meta::SourceMeta;
-use super::{Anew, events, failure, refusal};
+use super::{RelistingWatch, events, failure, refusal};
 use crate::index::{PlaceState, version_number};
 use crate::plan::{WatchScope, is_never_a_source};
-use crate::rounds::Watched;
+use crate::relist_barrier::Watched;
 use crate::shared::{Shared, until};
 
 /// How long to wait before a refused watch is tried again.
@@ -38,7 +38,7 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
-    let mut events = Anew::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let mut events = RelistingWatch::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
     let patience = Patience::new(Instant::now());
     let mut relist = shared.relist.subscribe();
     let (mut listed_at, mut relist_at) = (None, None);

@@ -27,13 +27,13 @@ pub enum Watched {
 
 /// Which round is on, and which lists it has had.
 #[derive(Default)]
-pub struct Rounds {
+pub struct RelistBarrier {
     asked: watch::Sender<u64>,
     renewed: watch::Sender<Option<Instant>>,
     done: Mutex<BTreeMap<Watched, u64>>,
 }
 
-impl Rounds {
+impl RelistBarrier {
     /// Asks every watch for a new list.
     pub fn begin(&self) {
         self.asked.send_modify(|round| *round += 1);
@@ -49,8 +49,8 @@ impl Rounds {
     }
 
     /// The round that is on and its changes, and the renewals.
-    pub fn subscribe(&self) -> Follower {
-        Follower { asked: self.asked.subscribe(), renewed: self.renewed.subscribe() }
+    pub fn subscribe(&self) -> RelistSubscription {
+        RelistSubscription { asked: self.asked.subscribe(), renewed: self.renewed.subscribe() }
     }
 
     /// A watch has delivered the list of this round, or was refused in it.
@@ -67,7 +67,7 @@ impl Rounds {
 }
 
 /// What a watch follows.
-pub struct Follower {
+pub struct RelistSubscription {
     /// The round that is on.
     pub asked: watch::Receiver<u64>,
     /// When the last renewal that succeeded was sent.
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_round_is_over_when_each_has_had_its_own_list() {
-        let rounds = Rounds::default();
+        let rounds = RelistBarrier::default();
         let (a, b) = (Watched::Own("a"), Watched::Own("b"));
         let both = || rounds.have_all([a.clone(), b.clone()]);
         rounds.done(a.clone(), 0);
