@@ -18,7 +18,7 @@ use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::PlaceState;
 use runnel_hub::join::{Lives, Registrar};
-use runnel_hub::lease::{self, Accepted, Door, Election, Leashes, Timing};
+use runnel_hub::lease::{self, Accepted, ConnectionGuards, ConnectionRouter, Election, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
 use runnel_hub::query::{Questions, Reviewer};
@@ -259,7 +259,7 @@ async fn start(
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (door, accepted) = Door::new(listener, replicas, shared.clone(), metrics.clone());
+    let (door, accepted) = ConnectionRouter::new(listener, replicas, shared.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
     let questions =
         Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()), options.plan_account.clone());
@@ -373,8 +373,8 @@ async fn serve(
     (shared, metrics): (Arc<Shared>, Arc<HubMetrics>),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let leashes = Leashes::counting(metrics);
-    let fenced = lease::fenced(tls::incoming(accepted, tls), shared, leashes.clone());
+    let guards = ConnectionGuards::counting(metrics);
+    let fenced = lease::fenced(tls::incoming(accepted, tls), shared, guards.clone());
     let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(tls::PING_LIMIT))
@@ -387,7 +387,7 @@ async fn serve(
     tokio::select! {
         served = serving => served.context("the gRPC server failed"),
         // As long as there are connections, the last ones of a hub that ends included.
-        never = leashes.watch() => match never {},
+        never = guards.watch() => match never {},
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId};
 
-use super::fence::Tie;
+use super::fence::GuardState;
 
 /// Connections without a session that one key may have: one for its next session, one for a renewal, and those that a broken
 /// network leaves behind.
@@ -37,26 +37,27 @@ impl MemberKey {
 
 /// The connections of members, the oldest first.
 #[derive(Default)]
-pub(super) struct MemberConnections(BTreeMap<Arc<str>, Vec<Weak<Tie>>>);
+pub(super) struct MemberConnections(BTreeMap<Arc<str>, Vec<Weak<GuardState>>>);
 
 impl MemberConnections {
     /// One more is there. Ends the oldest without a session where the key, or the member, has too many, and returns how many
     /// it has ended.
-    pub(super) fn enter(&mut self, new: &Arc<Tie>) -> u64 {
+    pub(super) fn enter(&mut self, new: &Arc<GuardState>) -> u64 {
         let Some(member) = new.member() else { return 0 };
         let known = self.0.entry(member.uid.clone()).or_default();
-        known.retain(|tie| tie.strong_count() > 0);
+        known.retain(|guard_state| guard_state.strong_count() > 0);
         known.push(Arc::downgrade(new));
-        let mut idle: Vec<_> = known.iter().filter_map(Weak::upgrade).filter(|tie| tie.is_idle()).collect();
+        let mut idle: Vec<_> =
+            known.iter().filter_map(Weak::upgrade).filter(|guard_state| guard_state.is_idle()).collect();
         let mut ended = 0;
         loop {
             let mut by_key: BTreeMap<Option<&MemberKey>, usize> = BTreeMap::new();
-            idle.iter().for_each(|tie| *by_key.entry(tie.member()).or_default() += 1);
+            idle.iter().for_each(|guard_state| *by_key.entry(guard_state.member()).or_default() += 1);
             let most = by_key.values().copied().max().unwrap_or_default();
             if most <= PER_KEY && idle.len() <= PER_MEMBER {
                 return ended;
             }
-            let oldest = idle.iter().position(|tie| by_key.get(&tie.member()) == Some(&most));
+            let oldest = idle.iter().position(|guard_state| by_key.get(&guard_state.member()) == Some(&most));
             let Some(oldest) = oldest.map(|oldest| idle.remove(oldest)) else { return ended };
             oldest.end();
             ended += 1;
@@ -66,7 +67,7 @@ impl MemberConnections {
     /// Forgets connections that are gone.
     pub(super) fn drop_gone(&mut self) {
         self.0.retain(|_, known| {
-            known.retain(|tie| tie.strong_count() > 0);
+            known.retain(|guard_state| guard_state.strong_count() > 0);
             !known.is_empty()
         });
     }

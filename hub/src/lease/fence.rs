@@ -34,10 +34,10 @@ type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 /// By which the sessions on a connection hold it. A stream whose peer gives it no window is not asked for frames, and so
 /// cannot end itself: the connection ends under it then, with all that was handed over and waits for the window.
 #[derive(Clone)]
-pub struct Leash(Arc<Tie>);
+pub struct ConnectionGuard(Arc<GuardState>);
 
 /// One connection, as its leash sees it.
-pub(super) struct Tie {
+pub(super) struct GuardState {
     /// Whose it is; none for a peer without a certificate, which has a short life anyway.
     member: Option<MemberKey>,
     /// Sessions on it that are registered.
@@ -53,7 +53,7 @@ pub(super) struct Tie {
 }
 
 /// A registered session on a connection: while there is one, the connection is not idle.
-pub struct RegisteredSession(Arc<Tie>);
+pub struct RegisteredSession(Arc<GuardState>);
 
 impl Drop for RegisteredSession {
     fn drop(&mut self) {
@@ -62,7 +62,7 @@ impl Drop for RegisteredSession {
     }
 }
 
-impl Leash {
+impl ConnectionGuard {
     /// From now on the connection lasts only while this is so.
     pub fn hold(&self, allowed: impl Fn() -> bool + Send + Sync + 'static) {
         *self.0.allowed.lock() = Some(Arc::new(allowed));
@@ -90,7 +90,7 @@ impl Leash {
     }
 }
 
-impl Tie {
+impl GuardState {
     fn new(member: Option<MemberKey>) -> Self {
         Self {
             member,
@@ -138,29 +138,29 @@ impl Tie {
 /// The leashes of all connections. One look goes over all of them: connections that were woken for it one by one would
 /// cost more than all that they are sent.
 #[derive(Clone, Default)]
-pub struct Leashes(Arc<Mutex<Table>>, Arc<HubMetrics>);
+pub struct ConnectionGuards(Arc<Mutex<Table>>, Arc<HubMetrics>);
 
 #[derive(Default)]
 struct Table {
-    all: Vec<Weak<Tie>>,
+    all: Vec<Weak<GuardState>>,
     members: MemberConnections,
 }
 
-impl Leashes {
+impl ConnectionGuards {
     /// No leashes yet. What they end is counted here.
     pub fn counting(metrics: Arc<HubMetrics>) -> Self {
         Self(Arc::default(), metrics)
     }
 
     /// The leash of a new connection. A member with too many of them loses another one for it.
-    fn leash(&self, peer: Option<&PeerCertificate>) -> Leash {
+    fn guard(&self, peer: Option<&PeerCertificate>) -> ConnectionGuard {
         let member = peer.and_then(MemberKey::of);
-        let leash = Leash(Arc::new(Tie::new(member)));
+        let guard = ConnectionGuard(Arc::new(GuardState::new(member)));
         let mut table = self.0.lock();
-        let ended = table.members.enter(&leash.0);
-        table.all.push(Arc::downgrade(&leash.0));
+        let ended = table.members.enter(&guard.0);
+        table.all.push(Arc::downgrade(&guard.0));
         self.1.limited(PeerLimit::Connections, ended);
-        leash
+        guard
     }
 
     /// Looks after them for ever.
@@ -174,18 +174,18 @@ impl Leashes {
         loop {
             look.tick().await;
             let now = Instant::now();
-            let late = self.held().into_iter().filter(|tie| tie.look(now)).count();
+            let late = self.held().into_iter().filter(|guard_state| guard_state.look(now)).count();
             self.1.limited(PeerLimit::IdleConnections, late as u64);
         }
     }
 
-    fn held(&self) -> Vec<Arc<Tie>> {
+    fn held(&self) -> Vec<Arc<GuardState>> {
         let mut held = Vec::new();
         let mut table = self.0.lock();
-        table.all.retain(|tie| {
-            let tie = tie.upgrade();
-            let is_held = tie.is_some();
-            held.extend(tie);
+        table.all.retain(|guard_state| {
+            let guard_state = guard_state.upgrade();
+            let is_held = guard_state.is_some();
+            held.extend(guard_state);
             is_held
         });
         table.members.drop_gone();
@@ -199,7 +199,7 @@ pub struct Caller {
     /// Who.
     pub peer: Peer,
     /// Ends the connection.
-    pub leash: Leash,
+    pub guard: ConnectionGuard,
 }
 
 /// A connection that belongs to one right to lead and ends with it. The clock is looked at before each write, so what
@@ -208,20 +208,20 @@ pub struct Fenced {
     connection: Connection,
     lead: Lead,
     shared: Arc<Shared>,
-    leash: Leash,
+    guard: ConnectionGuard,
 }
 
 /// The connections that were made while this process leads, each on one of these leashes.
 pub fn fenced(
     connections: impl Stream<Item = io::Result<Connection>> + Send,
     shared: Arc<Shared>,
-    leashes: Leashes,
+    guards: ConnectionGuards,
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
         let (shared, lead) = (shared.clone(), shared.current_lead());
         let peer = connection.as_ref().ok().and_then(|connection| connection.peer().certificate.as_deref());
-        let leash = leashes.leash(peer);
-        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, leash })) }
+        let guard = guards.guard(peer);
+        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, guard })) }
     })
 }
 
@@ -238,7 +238,7 @@ impl Connected for Fenced {
     type ConnectInfo = Caller;
 
     fn connect_info(&self) -> Caller {
-        Caller { peer: self.connection.connect_info(), leash: self.leash.clone() }
+        Caller { peer: self.connection.connect_info(), guard: self.guard.clone() }
     }
 }
 
@@ -248,7 +248,7 @@ impl AsyncRead for Fenced {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.leash.go_on(context)?;
+        self.guard.go_on(context)?;
         Pin::new(&mut self.connection).poll_read(context, buffer)
     }
 }
@@ -256,7 +256,7 @@ impl AsyncRead for Fenced {
 impl AsyncWrite for Fenced {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.leash.go_on(context)?;
+        self.guard.go_on(context)?;
         Pin::new(&mut self.connection).poll_write(context, bytes)
     }
 
@@ -266,7 +266,7 @@ impl AsyncWrite for Fenced {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check()?;
-        self.leash.go_on(context)?;
+        self.guard.go_on(context)?;
         Pin::new(&mut self.connection).poll_write_vectored(context, slices)
     }
 
@@ -276,7 +276,7 @@ impl AsyncWrite for Fenced {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
-        self.leash.go_on(context)?;
+        self.guard.go_on(context)?;
         Pin::new(&mut self.connection).poll_flush(context)
     }
 
@@ -296,9 +296,9 @@ mod tests {
     #[tokio::test]
     async fn a_connection_ends_with_the_leave_of_its_session_though_nobody_asks_for_frames() {
         let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
-        let leashes = Leashes::default();
-        let leash = leashes.leash(None);
-        let held = leash.clone();
+        let guards = ConnectionGuards::default();
+        let guard = guards.guard(None);
+        let held = guard.clone();
         let over = std::future::poll_fn(move |context| match held.go_on(context) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
@@ -306,7 +306,7 @@ mod tests {
         let over = async {
             tokio::select! {
                 error = over => error,
-                never = leashes.watch_every(look) => match never {},
+                never = guards.watch_every(look) => match never {},
             }
         };
         let mut over = Box::pin(over);
@@ -314,51 +314,51 @@ mod tests {
         assert!(timeout(some_looks, &mut over).await.is_err());
         let allowed = Arc::new(AtomicBool::new(true));
         let asked = allowed.clone();
-        leash.hold(move || asked.load(Ordering::Relaxed));
+        guard.hold(move || asked.load(Ordering::Relaxed));
         assert!(timeout(some_looks, &mut over).await.is_err());
         allowed.store(false, Ordering::Relaxed);
         let began = Instant::now();
         timeout(Duration::from_secs(20), &mut over).await.expect("the end of the connection");
         assert!(began.elapsed() >= look, "no time for a last word");
-        drop((leash, over));
-        assert!(leashes.held().is_empty(), "a connection that is gone is looked after");
+        drop((guard, over));
+        assert!(guards.held().is_empty(), "a connection that is gone is looked after");
     }
 
-    fn tie_of(key: u8) -> Arc<Tie> {
-        Arc::new(Tie::new(Some(MemberKey { uid: "uid".into(), key: Fingerprint::of_key(&[key]) })))
+    fn tie_of(key: u8) -> Arc<GuardState> {
+        Arc::new(GuardState::new(Some(MemberKey { uid: "uid".into(), key: Fingerprint::of_key(&[key]) })))
     }
 
     #[test]
     fn connection_without_a_session_ends_after_its_time() {
-        let tie = tie_of(0);
+        let guard_state = tie_of(0);
         let (before, after) = (Instant::now() + IDLE_LIFE / 2, Instant::now() + 2 * IDLE_LIFE);
-        assert!(!tie.look(before) && tie.is_idle());
-        let session = Leash(tie.clone()).registered();
-        assert!(!tie.look(after), "it has a session");
+        assert!(!guard_state.look(before) && guard_state.is_idle());
+        let session = ConnectionGuard(guard_state.clone()).registered();
+        assert!(!guard_state.look(after), "it has a session");
         // The session ended, and the connection stays for a while.
         drop(session);
-        assert!(!tie.look(before) && tie.look(after) && !tie.is_idle());
+        assert!(!guard_state.look(before) && guard_state.look(after) && !guard_state.is_idle());
     }
 
     #[test]
     fn member_with_many_connections_loses_its_oldest() {
         let mut members = MemberConnections::default();
         let registered = tie_of(0);
-        let session = Leash(registered.clone()).registered();
+        let session = ConnectionGuard(registered.clone()).registered();
         assert_eq!(members.enter(&registered), 0);
         let own = tie_of(1);
         assert_eq!(members.enter(&own), 0);
         // Whoever has an old key of the member, or a hundred connections with one.
         let many: Vec<_> = (0..100).map(|_| tie_of(2)).collect();
-        let ended: u64 = many.iter().map(|tie| members.enter(tie)).sum();
-        let left = many.iter().filter(|tie| tie.is_idle()).count();
+        let ended: u64 = many.iter().map(|guard_state| members.enter(guard_state)).sum();
+        let left = many.iter().filter(|guard_state| guard_state.is_idle()).count();
         assert_eq!((left, ended), (PER_KEY, (100 - PER_KEY) as u64));
         assert!(own.is_idle() && many[99].is_idle() && !registered.over.load(Ordering::Acquire));
         let others: Vec<_> = (3..60).map(tie_of).collect();
-        for tie in &others {
-            members.enter(tie);
+        for guard_state in &others {
+            members.enter(guard_state);
         }
-        let idle = many.iter().chain(&others).chain([&own]).filter(|tie| tie.is_idle()).count();
+        let idle = many.iter().chain(&others).chain([&own]).filter(|guard_state| guard_state.is_idle()).count();
         assert!(idle <= PER_MEMBER && !registered.over.load(Ordering::Acquire), "{idle}");
         drop((many, others, own, registered, session));
         members.drop_gone();

@@ -1,7 +1,7 @@
 //! One leader among the hub's replicas: an election over a `Lease`, and what the others do meanwhile.
 //!
 //! All replicas watch and read, so that each is warm; one of them leads, and only that one serves agents and writes to
-//! the hub's API. The others pass the connections of agents on to it ([`Door`]), so it does not matter to which replica
+//! the hub's API. The others pass the connections of agents on to it ([`ConnectionRouter`]), so it does not matter to which replica
 //! a load balancer sends them.
 //!
 //! The timing is client-go's: who holds the Lease renews it every `retry`, and stops leading when no renewal succeeded
@@ -15,15 +15,15 @@
 //! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on. Who has led stands in it too,
 //! by which members notice a hub that was restored ([`crate::epoch`]); who leads and sees the Lease's version go back takes
 //! the lead anew.
+mod connection_router;
 mod connections;
 pub mod decide;
-mod door;
 mod elect;
 mod fence;
 mod passed_on;
 
+pub use connection_router::{Accepted, ConnectionRouter};
 pub use connections::MemberKey;
 pub use decide::{Holder, LEASE, Lead, Leader, Timing};
-pub use door::{Accepted, Door};
 pub use elect::{Election, HAND_OVER_LIMIT, holder};
-pub use fence::{Caller, Fenced, Leash, Leashes, RegisteredSession, fenced};
+pub use fence::{Caller, ConnectionGuard, ConnectionGuards, Fenced, RegisteredSession, fenced};

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::peers::{Peers, UnregisteredStream};
 use super::session::Running;
-use crate::lease::{Leash, RegisteredSession};
+use crate::lease::{ConnectionGuard, RegisteredSession};
 use crate::metrics::{HubMetrics, PeerLimit};
 use crate::rate_limit::{Rate, RateLimit};
 use crate::session::RULES_LIMIT;
@@ -37,7 +37,7 @@ pub(super) struct Bounds {
     peers: Arc<Peers>,
     /// Until the session is registered.
     stream: Option<UnregisteredStream>,
-    leash: Option<Leash>,
+    guard: Option<ConnectionGuard>,
     /// From then on.
     session: Option<RegisteredSession>,
     reads: RateLimit,
@@ -56,11 +56,11 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// Those of a stream that begins on a connection.
-    pub(super) fn new(peers: Arc<Peers>, stream: Option<UnregisteredStream>, leash: Option<Leash>) -> Self {
+    pub(super) fn new(peers: Arc<Peers>, stream: Option<UnregisteredStream>, guard: Option<ConnectionGuard>) -> Self {
         Self {
             peers,
             stream,
-            leash,
+            guard,
             session: None,
             reads: RateLimit::new(READS),
             read_at: None,
@@ -80,15 +80,15 @@ impl Bounds {
 
     /// The agent goes on saying what it holds.
     fn extend(&self) {
-        if let Some(leash) = &self.leash {
-            leash.extend();
+        if let Some(guard) = &self.guard {
+            guard.extend();
         }
     }
 
     /// The session counts as connected.
     pub(super) fn registered(&mut self) {
         self.stream = None;
-        self.session = self.leash.as_ref().map(Leash::registered);
+        self.session = self.guard.as_ref().map(ConnectionGuard::registered);
     }
 
     fn spend_reads(&mut self, items: usize, metrics: &HubMetrics) {

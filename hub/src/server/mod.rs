@@ -188,9 +188,9 @@ impl Server {
     }
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
-    fn hold(&self, leash: &lease::Leash, identity: PeerIdentity) {
+    fn hold(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
         let (shared, book) = (self.shared.clone(), self.book.clone());
-        leash.hold(move || admission(&shared, &book, &identity).is_ok());
+        guard.hold(move || admission(&shared, &book, &identity).is_ok());
     }
 }
 
@@ -259,10 +259,10 @@ impl Runnel for Server {
         }
         let lead = self.shared.current_lead().ok_or_else(not_leading)?;
         let caller = request.extensions().get::<lease::Caller>();
-        let leash = caller.map(|caller| caller.leash.clone());
+        let guard = caller.map(|caller| caller.guard.clone());
         let meter = caller.map(|caller| caller.peer.meter.clone()).unwrap_or_default();
-        if let Some(leash) = &leash {
-            self.hold(leash, identity.clone());
+        if let Some(guard) = &guard {
+            self.hold(guard, identity.clone());
         }
         let stream = self.peers.stream(identity.caller());
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -272,7 +272,7 @@ impl Runnel for Server {
             self.metrics.clone(),
             identity,
             (lead, number, witness),
-            Bounds::new(self.peers.clone(), Some(stream), leash),
+            Bounds::new(self.peers.clone(), Some(stream), guard),
             (request.into_inner(), signals::signals(&self.shared, meter, self.shutdown.clone())),
         );
         Ok(Response::new(Box::pin(running.frames())))

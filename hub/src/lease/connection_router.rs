@@ -62,7 +62,7 @@ impl Accept for Accepted {
 }
 
 /// The listeners, and what becomes of their connections.
-pub struct Door {
+pub struct ConnectionRouter {
     public: TcpListener,
     replicas: Option<TcpListener>,
     shared: Arc<Shared>,
@@ -70,7 +70,7 @@ pub struct Door {
     served: mpsc::Sender<Incoming>,
 }
 
-impl Door {
+impl ConnectionRouter {
     /// A door with its listener for agents, and the one for other replicas.
     pub fn new(
         public: TcpListener,
