@@ -25,7 +25,7 @@ use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
-use runnel_hub::writer::{Book, RemovalRecorder, WAITING, Writer, publish_events};
+use runnel_hub::writer::{ObjectCache, RemovalRecorder, WAITING, Writer, publish_events};
 use runnel_proto::model::KINDS;
 use runnel_proto::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_proto::tls;
@@ -230,13 +230,13 @@ async fn start(
         render_budget: options.render_budget.0,
         revision_key: identity.revision_key.clone(),
     };
-    let (shared, book) = (Shared::new(settings), Arc::new(Book::default()));
+    let (shared, object_cache) = (Shared::new(settings), Arc::new(ObjectCache::default()));
     let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
     let (events, waiting) = mpsc::channel(WAITING);
     let parts = Parts {
         client: client.clone(),
         shared: shared.clone(),
-        book: book.clone(),
+        object_cache: object_cache.clone(),
         lives,
         authority_life: options.authority_life,
         events: events.clone(),
@@ -246,7 +246,7 @@ async fn start(
     let (tls, authorities) = (keeper.tls(), keeper.authorities());
     registry.register_collector(Box::new(StateCollector {
         shared: shared.clone(),
-        book: book.clone(),
+        object_cache: object_cache.clone(),
         tls: tls.clone(),
         authorities: authorities.clone(),
         metrics: metrics.clone(),
@@ -254,15 +254,19 @@ async fn start(
     }));
     let registrar = Registrar::new(client.clone(), authorities, lives);
     let server =
-        Server::new(shared.clone(), book.clone(), registrar, metrics.clone(), client.clone(), shutdown.clone());
+        Server::new(shared.clone(), object_cache.clone(), registrar, metrics.clone(), client.clone(), shutdown.clone());
 
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (door, accepted) = ConnectionRouter::new(listener, replicas, shared.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
-    let questions =
-        Questions::new(shared.clone(), book.clone(), Reviewer::new(client.clone()), options.plan_account.clone());
+    let questions = Questions::new(
+        shared.clone(),
+        object_cache.clone(),
+        Reviewer::new(client.clone()),
+        options.plan_account.clone(),
+    );
     let serve = serve(accepted, tls, (server, questions), (shared.clone(), metrics), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", keeper.run());
@@ -279,12 +283,16 @@ async fn start(
         tasks,
         stop(),
         "watch of members",
-        watch::watch_members(client.clone(), shared.clone(), book.clone(), members),
+        watch::watch_members(client.clone(), shared.clone(), object_cache.clone(), members),
     );
-    let watched = watch::watch_rules::<DistributionRule>(client.clone(), shared.clone(), book.clone(), rules);
+    let watched = watch::watch_rules::<DistributionRule>(client.clone(), shared.clone(), object_cache.clone(), rules);
     forever(tasks, stop(), "watch of rules", watched);
-    let watched =
-        watch::watch_rules::<ClusterDistributionRule>(client.clone(), shared.clone(), book.clone(), cluster_rules);
+    let watched = watch::watch_rules::<ClusterDistributionRule>(
+        client.clone(),
+        shared.clone(),
+        object_cache.clone(),
+        cluster_rules,
+    );
     forever(tasks, stop(), "watch of cluster rules", watched);
     let grants = watch::watch_grants(client.clone(), shared.clone(), options.grant_everything);
     forever(tasks, stop(), "watch of grants", grants);
@@ -317,9 +325,9 @@ async fn start(
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
-    let recorder = RemovalRecorder::new(client.clone(), shared.clone(), book.clone());
+    let recorder = RemovalRecorder::new(client.clone(), shared.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
-    forever(tasks, stop(), "writer", Writer::new(client, shared, book, events).run());
+    forever(tasks, stop(), "writer", Writer::new(client, shared, object_cache, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
 }

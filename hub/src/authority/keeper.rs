@@ -21,7 +21,7 @@ use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTI
 use crate::join::Lives;
 use crate::shared::Shared;
 use crate::status::{EventReason, Notice};
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// How long the hub's serving certificate lives; it is made anew at half of it.
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -80,7 +80,7 @@ pub struct Parts {
     /// What the hub's tasks share.
     pub shared: Arc<Shared>,
     /// The members, whose certificates say which authorities they need.
-    pub book: Arc<Book>,
+    pub object_cache: Arc<ObjectCache>,
     /// How long members can use what they have.
     pub lives: Lives,
     /// How long an authority of the hub's own lives.
@@ -216,7 +216,7 @@ impl Keeper {
             return next;
         }
         let mut needs = Needs::default();
-        self.parts.book.each_member(|member| needs.add(member, lives.expired_renewal));
+        self.parts.object_cache.each_member(|member| needs.add(member, lives.expired_renewal));
         next.retired(&needs, overlap, now)
     }
 

@@ -14,14 +14,14 @@ use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
 use crate::index::RuleEntry;
 use crate::shared::Shared;
 use crate::status::Sent;
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
     /// What the hub knows.
     pub shared: Arc<Shared>,
     /// The statuses that it wrote.
-    pub book: Arc<Book>,
+    pub object_cache: Arc<ObjectCache>,
     /// What it serves with.
     pub tls: Arc<ServerTls>,
     /// What signs.
@@ -171,7 +171,7 @@ impl StateCollector {
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
         let index = self.shared.index.read();
         for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.suspend) {
-            let known = self.book.with_rule(uid, |object| {
+            let known = self.object_cache.with_rule(uid, |object| {
                 let conditions = &object?.status.conditions;
                 Some(condition(conditions, ConditionType::Ready)?.status == ConditionStatus::True.as_str())
             });

@@ -22,7 +22,7 @@ use crate::brake::{Item, Matter};
 use crate::lease::Caller;
 use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
-use crate::writer::{Book, view};
+use crate::writer::{ObjectCache, view};
 pub use review::{AUDIENCE, Reviewer};
 
 /// Clusters, or what is held, on a page.
@@ -40,7 +40,7 @@ const KINDS: [(&str, &str); 2] =
 /// The gRPC service.
 pub struct Questions {
     shared: Arc<Shared>,
-    book: Arc<Book>,
+    object_cache: Arc<ObjectCache>,
     reviewer: Reviewer,
     /// The ServiceAccount in the hub's namespace that is trusted with plans.
     planner: Option<String>,
@@ -50,8 +50,13 @@ pub struct Questions {
 
 impl Questions {
     /// A service that answers whom `reviewer` lets, and about plans the ServiceAccount `planner` in the hub's namespace too.
-    pub fn new(shared: Arc<Shared>, book: Arc<Book>, reviewer: Reviewer, planner: Option<String>) -> Self {
-        Self { shared, book, reviewer, planner, plans: Semaphore::new(PLANS) }
+    pub fn new(
+        shared: Arc<Shared>,
+        object_cache: Arc<ObjectCache>,
+        reviewer: Reviewer,
+        planner: Option<String>,
+    ) -> Self {
+        Self { shared, object_cache, reviewer, planner, plans: Semaphore::new(PLANS) }
     }
 
     /// The service for a tonic router.
@@ -63,7 +68,7 @@ impl Questions {
         let since = self.shared.serving_since()?;
         let index = self.shared.index.read();
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
-        let status = self.book.rule(uid).map(|object| object.status).unwrap_or_default();
+        let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
         let ledger = self.shared.ledger.lock();
         let view = view(&index, uid, &status, since, false, &ledger)?;
         Some(details(&view, &ledger, Instant::now()))

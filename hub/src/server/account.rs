@@ -38,7 +38,7 @@ impl Running {
         }
         self.lasts();
         // From here on a change of the member wakes the session; what changed before is seen now.
-        if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
+        if let Err(refusal) = admission(&self.shared, &self.object_cache, &self.identity) {
             return self.cut(&refusal);
         }
         // The confirmation of a doubt may have come since the agent's Hello was judged: nobody else looks again.

@@ -14,7 +14,7 @@ use crate::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, j
 use crate::join::with_reason;
 use crate::session::SendRestriction;
 use crate::shared::Shared;
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
 pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<HistoryToken> {
@@ -35,11 +35,11 @@ fn weigh(shared: &Shared, to: TokenRecipient, witness: &HistoryToken) -> Option<
     Some((judge(&facts, witness), standing.line.newer().any(|taking| witness.is_of(taking))))
 }
 
-fn is_confirmed(book: &Book, cluster: &ClusterName, doubt: &Divergence) -> bool {
+fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, doubt: &Divergence) -> bool {
     let said = |member: &crate::crd::MemberCluster| {
         member.annotations().get(CONFIRMED).map(|said| said.trim() == doubt.name())
     };
-    book.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
+    object_cache.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
 }
 
 fn note(shared: &Shared, cluster: &ClusterName, doubt: &Divergence) {
@@ -66,7 +66,7 @@ impl Server {
         let to = witness.map_or(TokenRecipient::new("", ""), |witness| witness.to);
         let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
         let weighs = |doubt: &Divergence| {
-            doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.book, &identity.cluster, doubt)
+            doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.object_cache, &identity.cluster, doubt)
         };
         let Some(doubt) = doubt.filter(weighs) else { return status };
         note(&self.shared, &identity.cluster, &doubt);
@@ -86,7 +86,7 @@ impl Running {
         let live = ledger.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
         let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
         drop(ledger);
-        self.book.with_member(cluster, |member| {
+        self.object_cache.with_member(cluster, |member| {
             let member = member?;
             let confirmed = member.annotations().get(CONFIRMED).map(|said| said.trim());
             let is_confirmed = |(uid, _): &&(String, bool)| confirmed == Some(uid.as_str());
@@ -106,7 +106,7 @@ impl Running {
         let cluster = &self.identity.cluster;
         if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
             let doubt = Divergence::Cloned { known, other: cluster_uid.to_owned() };
-            if !is_confirmed(&self.book, cluster, &doubt) {
+            if !is_confirmed(&self.object_cache, cluster, &doubt) {
                 note(&self.shared, cluster, &doubt);
                 return self.end(refusal(doubt.message(cluster.as_str())));
             }
@@ -124,7 +124,7 @@ impl Running {
             return;
         };
         // What was confirmed is to be forgotten there.
-        self.gives_witness = is_confirmed(&self.book, cluster, &doubt);
+        self.gives_witness = is_confirmed(&self.object_cache, cluster, &doubt);
         if self.gives_witness {
             tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
             return;
@@ -176,7 +176,7 @@ impl Running {
 
     /// Whether an administrator has confirmed meanwhile: the agent is to come again.
     pub(super) fn is_confirmed(&self) -> bool {
-        self.doubt.as_ref().is_some_and(|doubt| is_confirmed(&self.book, &self.identity.cluster, doubt))
+        self.doubt.as_ref().is_some_and(|doubt| is_confirmed(&self.object_cache, &self.identity.cluster, doubt))
     }
 
     /// The agent opens another stream at once, which is judged anew.

@@ -41,7 +41,7 @@ use crate::lease::MemberKey;
 use crate::metrics::HubMetrics;
 use crate::shared::Shared;
 use crate::watch::take_in_member;
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// How long a call waits for a hub that is starting.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -52,7 +52,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
 /// The gRPC service.
 pub struct Server {
     shared: Arc<Shared>,
-    book: Arc<Book>,
+    object_cache: Arc<ObjectCache>,
     registrar: Registrar,
     metrics: Arc<HubMetrics>,
     client: Client,
@@ -66,7 +66,7 @@ pub struct Server {
 struct PeerIdentity {
     cluster: ClusterName,
     certificate: Arc<PeerCertificate>,
-    /// The version of the members ([`Book::members_version`]) with which it was last found to be allowed.
+    /// The version of the members ([`ObjectCache::members_version`]) with which it was last found to be allowed.
     admitted_at: Arc<AtomicU64>,
 }
 
@@ -89,14 +89,14 @@ impl Server {
     /// A service that ends its sessions when `shutdown` is cancelled.
     pub fn new(
         shared: Arc<Shared>,
-        book: Arc<Book>,
+        object_cache: Arc<ObjectCache>,
         registrar: Registrar,
         metrics: Arc<HubMetrics>,
         client: Client,
         shutdown: CancellationToken,
     ) -> Self {
         let peers = Arc::new(Peers::new(metrics.clone(), registrar.certificate_life()));
-        Self { shared, book, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
+        Self { shared, object_cache, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
     }
 
     /// The service for a tonic router.
@@ -129,7 +129,7 @@ impl Server {
     fn knows_token(&self, request: &wire::JoinRequest) -> bool {
         let Ok(token) = Token::parse(&request.token) else { return false };
         let cluster = ClusterName::from(request.cluster.as_str());
-        self.book.with_member(&cluster, |member| {
+        self.object_cache.with_member(&cluster, |member| {
             let join = member.and_then(|member| member.spec.join.as_ref());
             join.is_some_and(|join| is_named(join, &token))
         })
@@ -138,7 +138,7 @@ impl Server {
     /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
     /// server itself.
     async fn admit(&self, identity: &PeerIdentity) -> Result<(), Status> {
-        if admission(&self.shared, &self.book, identity).is_ok() {
+        if admission(&self.shared, &self.object_cache, identity).is_ok() {
             return Ok(());
         }
         let caller = identity.caller();
@@ -150,12 +150,12 @@ impl Server {
         let members: Api<MemberCluster> = Api::all(self.client.clone());
         let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
         match look {
-            Ok(Ok(Some(member))) => take_in_member(member, &self.shared, &self.book),
+            Ok(Ok(Some(member))) => take_in_member(member, &self.shared, &self.object_cache),
             Ok(Ok(None)) => {}
             // Who cannot be looked up is not revoked.
             _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
         }
-        let Err(refusal) = admission(&self.shared, &self.book, identity) else { return Ok(()) };
+        let Err(refusal) = admission(&self.shared, &self.object_cache, identity) else { return Ok(()) };
         let status = refused(&refusal);
         self.peers.refuse(Call::Session(identity.certificate.not_after), &caller, &status, Instant::now());
         if let Some(skipped) = self.peers.line(&caller.uid, Instant::now()) {
@@ -176,7 +176,7 @@ impl Server {
             return Err(status);
         }
         let (hub_id, limit) = (&self.shared.settings.hub_id, self.shared.settings.expired_renewal_limit);
-        let is_known = self.book.with_member(&identity.cluster, |member| {
+        let is_known = self.object_cache.with_member(&identity.cluster, |member| {
             admit_renewal(member, hub_id, &identity.certificate, limit, Timestamp::now()).is_ok()
         });
         if is_known && !self.peers.may_renew(caller, now) {
@@ -189,8 +189,8 @@ impl Server {
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
     fn hold(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
-        let (shared, book) = (self.shared.clone(), self.book.clone());
-        guard.hold(move || admission(&shared, &book, &identity).is_ok());
+        let (shared, object_cache) = (self.shared.clone(), self.object_cache.clone());
+        guard.hold(move || admission(&shared, &object_cache, &identity).is_ok());
     }
 }
 
@@ -200,14 +200,15 @@ fn not_leading() -> Status {
 
 /// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
 /// one has changed.
-fn admission(shared: &Shared, book: &Book, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
-    let version = book.members_version();
+fn admission(shared: &Shared, object_cache: &ObjectCache, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
+    let version = object_cache.members_version();
     let is_valid = identity.certificate.not_after > SystemTime::now();
     if is_valid && identity.admitted_at.load(Ordering::Acquire) == version {
         return Ok(());
     }
     let hub_id = &shared.settings.hub_id;
-    book.with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))?;
+    object_cache
+        .with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))?;
     identity.admitted_at.store(version, Ordering::Release);
     Ok(())
 }
@@ -268,7 +269,7 @@ impl Runnel for Server {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let running = session::Running::new(
             self.shared.clone(),
-            self.book.clone(),
+            self.object_cache.clone(),
             self.metrics.clone(),
             identity,
             (lead, number, witness),

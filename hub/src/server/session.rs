@@ -22,7 +22,7 @@ use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{HelloStates, SendRestriction, Session};
 use crate::shared::{Inquiries, LiveSession, Shared, until};
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// How long an agent may take for each frame by which it says what it holds; these are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 /// A running session.
 pub(super) struct Running {
     pub(super) shared: Arc<Shared>,
-    pub(super) book: Arc<Book>,
+    pub(super) object_cache: Arc<ObjectCache>,
     pub(super) metrics: Arc<HubMetrics>,
     pub(super) identity: PeerIdentity,
     pub(super) live: Arc<LiveSession>,
@@ -71,7 +71,7 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn new(
         shared: Arc<Shared>,
-        book: Arc<Book>,
+        object_cache: Arc<ObjectCache>,
         metrics: Arc<HubMetrics>,
         identity: PeerIdentity,
         (lead, number, witness): (Lead, u64, Option<HistoryToken>),
@@ -87,7 +87,7 @@ impl Running {
         let limit = HELLO_LIMIT.min(life_left(&identity));
         Self {
             shared,
-            book,
+            object_cache,
             metrics,
             identity,
             live: Arc::new(live),
@@ -262,7 +262,7 @@ impl Running {
         let newest = self.shared.sessions.get(&self.identity.cluster).map(|live| live.number);
         if newest.is_some_and(|newest| newest > self.live.number) {
             self.end(with_reason(Status::aborted("another session of this cluster took over"), "replaced"));
-        } else if let Err(refusal) = admission(&self.shared, &self.book, &self.identity) {
+        } else if let Err(refusal) = admission(&self.shared, &self.object_cache, &self.identity) {
             self.cut(&refusal);
         } else if self.is_confirmed() {
             self.come_again();

@@ -13,13 +13,18 @@ use crate::crd::MemberCluster;
 use crate::index::Cluster;
 use crate::relist_barrier::Watched;
 use crate::shared::Shared;
-use crate::writer::Book;
+use crate::writer::ObjectCache;
 
 /// How long to wait before members are listed anew because one could not be looked up.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Watches the member clusters for ever. `listed` is called at each complete list.
-pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
+pub async fn watch_members(
+    client: Client,
+    shared: Arc<Shared>,
+    object_cache: Arc<ObjectCache>,
+    listed: impl Fn() + Send,
+) {
     let own = client.clone();
     let mut events =
         RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
@@ -29,17 +34,17 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
         match event {
             Ok(Event::Init) => {
                 seen.clear();
-                book.mark_members_stale();
+                object_cache.mark_members_stale();
             }
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name()));
                 if let Own::Read(object) = object {
-                    take_in_member(*object, &shared, &book);
+                    take_in_member(*object, &shared, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
-                let unsure = forget_unlisted(&seen, &shared, &book);
-                if look_up(unsure, &client, &shared, &book).await.is_none() {
+                let unsure = forget_unlisted(&seen, &shared, &object_cache);
+                if look_up(unsure, &client, &shared, &object_cache).await.is_none() {
                     tokio::time::sleep(AFTER_FAILURE).await;
                     events.again();
                     continue;
@@ -47,12 +52,12 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
                 shared.rounds.done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &shared, &book),
+            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &shared, &object_cache),
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
-                forget_if(&name, object.meta().uid.as_deref(), &shared, &book);
+                forget_if(&name, object.meta().uid.as_deref(), &shared, &object_cache);
             }
             Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(
@@ -65,13 +70,13 @@ pub async fn watch_members(client: Client, shared: Arc<Shared>, book: Arc<Book>,
 }
 
 /// A member is as given now, unless something newer is known.
-pub fn take_in_member(mut object: MemberCluster, shared: &Shared, book: &Book) {
+pub fn take_in_member(mut object: MemberCluster, shared: &Shared, object_cache: &ObjectCache) {
     // Who wrote which field is most of the object, and nobody here asks.
     object.metadata.managed_fields = None;
     let name = ClusterName::from(object.name_any());
     let cluster = Cluster::read(&object);
-    let _turn = book.turn();
-    if !book.set_member(name.clone(), object) {
+    let _turn = object_cache.turn();
+    if !object_cache.set_member(name.clone(), object) {
         return;
     }
     let reborn = shared.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
@@ -96,23 +101,24 @@ fn note_leaving(name: &ClusterName, leaving: bool, shared: &Shared) {
 
 /// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
 /// been taken in since, after or before the list was made.
-fn forget_unlisted(seen: &BTreeSet<ClusterName>, shared: &Shared, book: &Book) -> Vec<ClusterName> {
-    let _turn = book.turn();
-    let (gone, unsure): (Vec<_>, Vec<_>) = book.members_not_in(seen).into_iter().partition(|(_, before)| *before);
+fn forget_unlisted(seen: &BTreeSet<ClusterName>, shared: &Shared, object_cache: &ObjectCache) -> Vec<ClusterName> {
+    let _turn = object_cache.turn();
+    let (gone, unsure): (Vec<_>, Vec<_>) =
+        object_cache.members_not_in(seen).into_iter().partition(|(_, before)| *before);
     for (name, _) in &gone {
-        forget(name, shared, book);
+        forget(name, shared, object_cache);
     }
     unsure.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Asks the API server for members. `None`, if it could not say.
-async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, book: &Book) -> Option<()> {
+async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, object_cache: &ObjectCache) -> Option<()> {
     let members: Api<MemberCluster> = Api::all(client.clone());
     for name in names {
-        let uid = book.with_member(&name, |known| known?.metadata.uid.clone())?;
+        let uid = object_cache.with_member(&name, |known| known?.metadata.uid.clone())?;
         match tokio::time::timeout(READ_LIMIT, members.get_opt(name.as_str())).await {
-            Ok(Ok(Some(object))) => take_in_member(object, shared, book),
-            Ok(Ok(None)) => forget_if(&name, Some(&uid), shared, book),
+            Ok(Ok(Some(object))) => take_in_member(object, shared, object_cache),
+            Ok(Ok(None)) => forget_if(&name, Some(&uid), shared, object_cache),
             _ => return None,
         }
     }
@@ -120,16 +126,16 @@ async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, book
 }
 
 /// The member of this uid is gone. The name may have been given to another one already.
-fn forget_if(name: &ClusterName, uid: Option<&str>, shared: &Shared, book: &Book) {
-    let _turn = book.turn();
-    if book.with_member(name, |known| known.is_none_or(|known| known.metadata.uid.as_deref() == uid)) {
-        forget(name, shared, book);
+fn forget_if(name: &ClusterName, uid: Option<&str>, shared: &Shared, object_cache: &ObjectCache) {
+    let _turn = object_cache.turn();
+    if object_cache.with_member(name, |known| known.is_none_or(|known| known.metadata.uid.as_deref() == uid)) {
+        forget(name, shared, object_cache);
     }
 }
 
 /// To be called in a turn of the book.
-fn forget(name: &ClusterName, shared: &Shared, book: &Book) {
-    book.remove_member(name);
+fn forget(name: &ClusterName, shared: &Shared, object_cache: &ObjectCache) {
+    object_cache.remove_member(name);
     let mut ledger = shared.ledger.lock();
     for (_, rule, copies) in ledger.held_copies(name).filter(|(.., copies)| *copies > 0) {
         tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
@@ -146,7 +152,7 @@ mod tests {
     use crate::shared::Settings;
     use serde_json::json;
 
-    fn hub() -> (Arc<Shared>, Arc<Book>) {
+    fn hub() -> (Arc<Shared>, Arc<ObjectCache>) {
         (Shared::new(Settings::for_tests()), Arc::default())
     }
 
@@ -161,41 +167,42 @@ mod tests {
 
     #[test]
     fn a_list_does_not_take_away_who_came_while_it_was_made() {
-        let (shared, book) = hub();
-        take_in_member(member("old", 1, true), &shared, &book);
-        take_in_member(member("gone", 2, true), &shared, &book);
-        book.mark_members_stale();
-        take_in_member(member("old", 1, true), &shared, &book);
+        let (shared, object_cache) = hub();
+        take_in_member(member("old", 1, true), &shared, &object_cache);
+        take_in_member(member("gone", 2, true), &shared, &object_cache);
+        object_cache.mark_members_stale();
+        take_in_member(member("old", 1, true), &shared, &object_cache);
         // Its session was admitted after the list was made.
-        take_in_member(member("new", 3, true), &shared, &book);
-        let unsure = forget_unlisted(&["old".into()].into(), &shared, &book);
+        take_in_member(member("new", 3, true), &shared, &object_cache);
+        let unsure = forget_unlisted(&["old".into()].into(), &shared, &object_cache);
         assert_eq!(unsure, ["new".into()]);
-        let known =
-            |name: &str| (book.member(&name.into()).is_some(), shared.index.read().cluster(&name.into()).is_some());
+        let known = |name: &str| {
+            (object_cache.member(&name.into()).is_some(), shared.index.read().cluster(&name.into()).is_some())
+        };
         assert_eq!([known("old"), known("new"), known("gone")], [(true, true), (true, true), (false, false)]);
     }
 
     #[test]
     fn a_list_after_a_restore_is_heeded_though_its_versions_are_lower() {
-        let (shared, book) = hub();
-        take_in_member(member("eu-1", 900, true), &shared, &book);
-        book.mark_members_stale();
-        take_in_member(member("eu-1", 400, false), &shared, &book);
+        let (shared, object_cache) = hub();
+        take_in_member(member("eu-1", 900, true), &shared, &object_cache);
+        object_cache.mark_members_stale();
+        take_in_member(member("eu-1", 400, false), &shared, &object_cache);
         assert!(!shared.index.read().cluster(&"eu-1".into()).unwrap().accepted);
     }
 
     #[test]
     fn nobody_takes_in_a_member_while_somebody_else_has_it_in_the_book_and_not_yet_in_the_index() {
-        let (shared, book) = hub();
+        let (shared, object_cache) = hub();
         std::thread::scope(|scope| {
             let index = shared.index.read();
-            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &shared, &book));
-            while book.member(&"eu-1".into()).is_none() && !taking.is_finished() {
+            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &shared, &object_cache));
+            while object_cache.member(&"eu-1".into()).is_none() && !taking.is_finished() {
                 std::thread::yield_now();
             }
-            assert!(!taking.is_finished() && book.is_in_turn());
+            assert!(!taking.is_finished() && object_cache.is_in_turn());
             drop(index);
         });
-        assert!(!book.is_in_turn() && shared.index.read().cluster(&"eu-1".into()).is_some());
+        assert!(!object_cache.is_in_turn() && shared.index.read().cluster(&"eu-1".into()).is_some());
     }
 }

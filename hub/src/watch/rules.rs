@@ -15,7 +15,7 @@ use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::plan::Rule;
 use crate::relist_barrier::Watched;
 use crate::shared::Shared;
-use crate::writer::{Book, RuleObject};
+use crate::writer::{ObjectCache, RuleObject};
 
 /// The longest that an API server works on one request to delete an object.
 const LONGEST_DELETE: Duration = Duration::from_secs(60);
@@ -58,7 +58,12 @@ impl RuleKind for crd::ClusterDistributionRule {
 ///
 /// A rule counts only once it carries the finalizer, so that none of its copies can outlive it unnoticed; the writer
 /// sets it.
-pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book: Arc<Book>, listed: impl Fn() + Send) {
+pub async fn watch_rules<K: RuleKind>(
+    client: Client,
+    shared: Arc<Shared>,
+    object_cache: Arc<ObjectCache>,
+    listed: impl Fn() + Send,
+) {
     let mut events = RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
@@ -66,28 +71,28 @@ pub async fn watch_rules<K: RuleKind>(client: Client, shared: Arc<Shared>, book:
         match event {
             Ok(Event::Init) => {
                 seen.clear();
-                book.doubt_rules::<K>();
+                object_cache.doubt_rules::<K>();
             }
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
                 if let Own::Read(object) = object {
-                    take_in(&*object, &shared, &book);
+                    take_in(&*object, &shared, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
-                for uid in book.rules_not_in::<K>(&seen) {
-                    forget(&uid, &shared, &book);
+                for uid in object_cache.rules_not_in::<K>(&seen) {
+                    forget(&uid, &shared, &object_cache);
                 }
                 shared.rounds.done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &shared, &book),
+            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &shared, &object_cache),
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
-            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &shared, &book),
+            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &shared, &object_cache),
             Ok(Event::Delete(Own::Unreadable(meta))) => {
                 if let Some(uid) = meta.uid {
-                    forget(&uid.into(), &shared, &book);
+                    forget(&uid.into(), &shared, &object_cache);
                 }
             }
             Err(error) => complain::<K>(&error),
@@ -110,11 +115,11 @@ fn has_finalizer<K: RuleKind>(object: &K) -> bool {
     object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
+fn take_in<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache) {
     let Some(rule) = object.rule(&shared.settings.namespace) else { return };
     let uid = rule.uid.clone();
     let has_finalizer = has_finalizer(object);
-    let known = book.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
+    let known = object_cache.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
     let finalizer_seen = match known {
         Some((false, _)) if has_finalizer => Some(Instant::now()),
         Some((_, seen)) => seen,
@@ -122,7 +127,7 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
     };
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
-    let doubted = book.set_rule(uid.clone(), seen, shared.leads());
+    let doubted = object_cache.set_rule(uid.clone(), seen, shared.leads());
     let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
     let known = shared.index.read().latest_rule(&uid).map(said);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
@@ -136,7 +141,7 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
         shared.need(places);
         shared.change(|index| index.set_rule(rule));
     }
-    if !has_finalizer || book.is_replaced(&uid) {
+    if !has_finalizer || object_cache.is_replaced(&uid) {
         shared.dirty_rules.add([uid]);
     }
 }
@@ -145,28 +150,28 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
 /// that is set in the same moment holds nothing, and is there still in the last state of the rule. Such a rule was deleted on
 /// purpose like any other, and its copies may be under way: it stays in the index until every cluster is free of it or has the
 /// order written down. Somebody who takes the finalizer off wants the copies to be left alone.
-fn deleted<K: RuleKind>(object: &K, shared: &Shared, book: &Book) {
+fn deleted<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache) {
     let Some(uid) = object.uid().map(RuleUid::from) else { return };
-    let seen = book.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
+    let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
     let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
     let is_held = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
     let slipped = is_young && is_held && shared.index.read().rule(&uid).is_some();
     let Some(mut rule) = object.rule(&shared.settings.namespace).filter(|_| slipped) else {
-        return forget(&uid, shared, book);
+        return forget(&uid, shared, object_cache);
     };
-    let name = book.name_of(&uid);
+    let name = object_cache.name_of(&uid);
     tracing::info!(rule = %name, "a rule was deleted before its finalizer could hold it: its copies are seen to all the same");
     let mut last = RuleObject::of(object, true);
     (last.deleting, last.is_gone) = (true, true);
-    book.set_rule(uid.clone(), last, shared.leads());
+    object_cache.set_rule(uid.clone(), last, shared.leads());
     rule.deleting = true;
     shared.change(|index| index.set_rule(rule));
     shared.dirty_rules.add([uid]);
 }
 
 /// A rule is not there any more, and nothing is to be done about its copies.
-pub(crate) fn forget(uid: &RuleUid, shared: &Shared, book: &Book) {
-    book.remove_rule(uid);
+pub(crate) fn forget(uid: &RuleUid, shared: &Shared, object_cache: &ObjectCache) {
+    object_cache.remove_rule(uid);
     shared.change(|index| index.remove_rule(uid));
     // Members that hold copies of it say so in their status.
     shared.mark_members();
@@ -196,14 +201,14 @@ mod tests {
 
     /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
     fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
-        let (shared, book) = (Shared::new(Settings::for_tests()), Book::default());
-        shown.iter().for_each(|object| take_in(object, &shared, &book));
-        deleted(last, &shared, &book);
+        let (shared, object_cache) = (Shared::new(Settings::for_tests()), ObjectCache::default());
+        shown.iter().for_each(|object| take_in(object, &shared, &object_cache));
+        deleted(last, &shared, &object_cache);
         let uid = RuleUid::from("r");
         let is_deleting = shared.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);
-        assert_eq!(book.rule(&uid).is_some_and(|object| object.is_gone), is_deleting);
+        assert_eq!(object_cache.rule(&uid).is_some_and(|object| object.is_gone), is_deleting);
         // No list that comes later forgets it.
-        assert!(book.rules_not_in::<DistributionRule>(&BTreeSet::new()).is_empty());
+        assert!(object_cache.rules_not_in::<DistributionRule>(&BTreeSet::new()).is_empty());
         is_deleting
     }
 

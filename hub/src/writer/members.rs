@@ -24,7 +24,7 @@ const ALARMS: [ConditionType; 5] = [
 impl Writer {
     pub(super) async fn write_member(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         self.give_up_keys(name, now).await?;
-        let Some(member) = self.book.member(name) else { return Ok(()) };
+        let Some(member) = self.object_cache.member(name) else { return Ok(()) };
         let Some(status) = self.member_status(name, &member, now) else { return Ok(()) };
         let patch = Patch::Merge(json!({
             "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
@@ -41,7 +41,7 @@ impl Writer {
         let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
             self.tell_alarms(&member, &written);
-            self.book.set_member(name.clone(), written);
+            self.object_cache.set_member(name.clone(), written);
         }
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Writer {
     /// At the first session with a newer key, the older ones of the member go: nobody else writes them meanwhile, as the
     /// write is only for the object that was looked at.
     async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
-        let Some(member) = self.book.member(name) else { return Ok(()) };
+        let Some(member) = self.object_cache.member(name) else { return Ok(()) };
         let key = self.shared.ledger.lock().session(name, now.instant).map(|session| session.key.clone());
         let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
         let limit = self.shared.settings.expired_renewal_limit;
@@ -64,7 +64,7 @@ impl Writer {
         let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
-            take_in_member(written, &self.shared, &self.book);
+            take_in_member(written, &self.shared, &self.object_cache);
         }
         Ok(())
     }

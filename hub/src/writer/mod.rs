@@ -3,10 +3,10 @@
 //!
 //! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
-mod book;
 mod events;
 mod first_grant;
 mod members;
+mod object_cache;
 mod pending;
 mod release;
 mod removals;
@@ -22,9 +22,9 @@ use kube::Client;
 use runnel_proto::model::{ClusterName, RuleUid};
 use tokio::sync::mpsc;
 
-pub use book::{Book, RuleObject};
 pub use events::{WAITING, publish_events};
 pub use first_grant::make_first_grant;
+pub use object_cache::{ObjectCache, RuleObject};
 pub use removals::RemovalRecorder;
 pub(crate) use rules::view;
 
@@ -49,7 +49,7 @@ const CONFLICTS: u32 = 10;
 pub struct Writer {
     client: Client,
     shared: Arc<Shared>,
-    book: Arc<Book>,
+    object_cache: Arc<ObjectCache>,
     events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
     members: BTreeSet<ClusterName>,
@@ -119,13 +119,13 @@ impl Writer {
     pub fn new(
         client: Client,
         shared: Arc<Shared>,
-        book: Arc<Book>,
+        object_cache: Arc<ObjectCache>,
         events: mpsc::Sender<(ObjectReference, Notice)>,
     ) -> Self {
         Self {
             client,
             shared,
-            book,
+            object_cache,
             events,
             paces: BTreeMap::new(),
             members: BTreeSet::new(),
@@ -178,14 +178,14 @@ impl Writer {
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             // A certificate ends without anybody saying so.
-            self.shared.dirty_members.add(self.book.members());
+            self.shared.dirty_members.add(self.object_cache.members());
         }
-        let is_member = |name: &ClusterName| self.book.with_member(name, |member| member.is_some());
+        let is_member = |name: &ClusterName| self.object_cache.with_member(name, |member| member.is_some());
         let expired = self.shared.doubts.lock().expire(now, is_member);
         self.shared.dirty_members.add(expired);
         let rolling = self.shared.index.read().rolling();
         self.shared.dirty_rules.add(rolling);
-        let deleting = self.book.deleting();
+        let deleting = self.object_cache.deleting();
         self.shared.dirty_rules.add(deleting);
         self.paces.retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
         for (_, retry) in self.retries.extract_if(.., |(at, _)| *at <= now) {
@@ -218,7 +218,7 @@ impl Writer {
             return (Some(Look::Whole { overdue: pace.is_overdue(now) }), None);
         }
         let released = pace.release_due().is_some_and(|at| at <= now)
-            && self.book.with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
+            && self.object_cache.with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
         (released.then_some(Look::Release), status)
     }
 
@@ -228,7 +228,7 @@ impl Writer {
         let started = self.shared.serving_since().unwrap_or(now);
         let index = self.shared.index.read();
         let ledger = self.shared.ledger.lock();
-        self.book.with_rule(uid, |object| {
+        self.object_cache.with_rule(uid, |object| {
             let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
             if object.deleting {
                 return index.is_held(uid);
@@ -268,18 +268,18 @@ impl Writer {
         let results: Vec<_> = futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
         for (uid, look, result) in results {
             if self.conflicts.take_in(Retry::Rule(uid.clone()), &result) {
-                let rule = self.book.name_of(&uid);
+                let rule = self.object_cache.name_of(&uid);
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this goes on, restart the hub");
             }
             let looked = result.unwrap_or_else(|error| {
                 // A lead that lapsed may be renewed after all, and then nobody else looks.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
-                    tracing::warn!(rule = %self.book.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
+                    tracing::warn!(rule = %self.object_cache.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
                 self.retries.push((again_at(&error), Retry::Rule(uid.clone())));
                 if look == Look::Release { Looked::Unreleased } else { Looked::Written }
             });
-            if self.book.rule(&uid).is_none() {
+            if self.object_cache.rule(&uid).is_none() {
                 self.paces.remove(&uid);
             } else if let Some(pace) = self.paces.get_mut(&uid) {
                 match looked {
@@ -397,15 +397,15 @@ mod tests {
         assert!(conflicts.0.len() == 2);
     }
 
-    fn writer(shared: &Arc<Shared>, book: &Arc<Book>) -> Writer {
+    fn writer(shared: &Arc<Shared>, object_cache: &Arc<ObjectCache>) -> Writer {
         let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        Writer::new(client, shared.clone(), book.clone(), mpsc::channel(1).0)
+        Writer::new(client, shared.clone(), object_cache.clone(), mpsc::channel(1).0)
     }
 
     #[tokio::test]
     async fn deleted_rule_is_due_at_once_after_a_status_write() {
-        let (shared, book) = (Shared::new(crate::shared::Settings::for_tests()), Arc::<Book>::default());
-        let writer = writer(&shared, &book);
+        let (shared, object_cache) = (Shared::new(crate::shared::Settings::for_tests()), Arc::<ObjectCache>::default());
+        let writer = writer(&shared, &object_cache);
         let mut object = serde_json::json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "finalizers": [crate::crd::FINALIZER]},
@@ -414,7 +414,7 @@ mod tests {
         let (uid, start) = (RuleUid::from("r"), Instant::now());
         let see = |object: &serde_json::Value| {
             let rule: crate::crd::DistributionRule = serde_json::from_value(object.clone()).unwrap();
-            book.set_rule(uid.clone(), RuleObject::of(&rule, true), true);
+            object_cache.set_rule(uid.clone(), RuleObject::of(&rule, true), true);
         };
         let mut pace = Pace::default();
         pace.mark(start);

@@ -27,9 +27,9 @@ impl Writer {
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
         if !self.shared.index.read().may_go(uid) {
             if object.is_gone && self.shared.index.read().is_held(uid) {
-                let rule = self.book.name_of(uid);
+                let rule = self.object_cache.name_of(uid);
                 tracing::warn!(%rule, "a rule is gone, and more copies than its removalLimit would go with it: they stay");
-                forget(uid, &self.shared, &self.book);
+                forget(uid, &self.shared, &self.object_cache);
             }
             return Ok(false);
         }
@@ -45,12 +45,12 @@ impl Writer {
             return Ok(false);
         }
         if object.is_gone {
-            forget(uid, &self.shared, &self.book);
+            forget(uid, &self.shared, &self.object_cache);
         } else {
             self.remove_finalizer(object).await?;
         }
         self.shared.removal_overflow.remove(|(_, rule)| rule == uid);
-        tracing::info!(rule = %self.book.name_of(uid), "deleted rule is let go");
+        tracing::info!(rule = %self.object_cache.name_of(uid), "deleted rule is let go");
         Ok(true)
     }
 

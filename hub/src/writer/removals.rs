@@ -10,7 +10,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::json;
 
 use super::pending::PendingList;
-use super::{Book, GATHER, WRITES, WriteError, describe, serves, unless_gone};
+use super::{GATHER, ObjectCache, WRITES, WriteError, describe, serves, unless_gone};
 use crate::crd::{MemberCluster, PendingRemoval};
 use crate::shared::Shared;
 use crate::watch::take_in_member;
@@ -22,13 +22,13 @@ const RETRY: Duration = Duration::from_millis(200);
 pub struct RemovalRecorder {
     client: Client,
     shared: Arc<Shared>,
-    book: Arc<Book>,
+    object_cache: Arc<ObjectCache>,
 }
 
 impl RemovalRecorder {
     /// A recorder.
-    pub fn new(client: Client, shared: Arc<Shared>, book: Arc<Book>) -> Self {
-        Self { client, shared, book }
+    pub fn new(client: Client, shared: Arc<Shared>, object_cache: Arc<ObjectCache>) -> Self {
+        Self { client, shared, object_cache }
     }
 
     /// Records for ever.
@@ -83,7 +83,7 @@ impl RemovalRecorder {
         let settled = self.shared.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
         let done: BTreeSet<_> = settled.into_iter().flatten().collect();
         let strike_out = || self.shared.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
-        let Some(member) = self.book.member(name) else {
+        let Some(member) = self.object_cache.member(name) else {
             strike_out();
             return Ok(());
         };
@@ -93,7 +93,7 @@ impl RemovalRecorder {
             self.write(name, &member, &list.removals).await?;
             self.settle_at_once(name, rules);
             for uid in rules {
-                tracing::info!(cluster = %name, rule = %self.book.name_of(uid), "the copies of a deleted rule are seen to when the cluster is back");
+                tracing::info!(cluster = %name, rule = %self.object_cache.name_of(uid), "the copies of a deleted rule are seen to when the cluster is back");
             }
         }
         strike_out();
@@ -126,7 +126,7 @@ impl RemovalRecorder {
             Some(PendingRemoval {
                 rule_uid: uid.as_str().to_owned(),
                 deletion_policy: entry.rule.terms.deletion_policy.into(),
-                rule: self.book.name_of(uid),
+                rule: self.object_cache.name_of(uid),
             })
         };
         rules.iter().filter_map(removal).collect()
@@ -147,7 +147,7 @@ impl RemovalRecorder {
         let write = api.patch_status(name.as_str(), &params, &patch);
         if let Some(written) = unless_gone(&self.shared, write).await? {
             // Before the rule is released: from then on only this says what becomes of its copies.
-            take_in_member(written, &self.shared, &self.book);
+            take_in_member(written, &self.shared, &self.object_cache);
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ fn given_up_in(held: Option<&BlockedAgentWork>, uid: &RuleUid, ledger: &Ledger) 
 impl Writer {
     /// Does what is to be done about a rule.
     pub(super) async fn write_rule(&self, uid: &RuleUid, look: Look, now: Now) -> Result<Looked, WriteError> {
-        let Some(object) = self.book.rule(uid) else { return Ok(Looked::Nothing) };
+        let Some(object) = self.object_cache.rule(uid) else { return Ok(Looked::Nothing) };
         if !object.deleting && !object.has_finalizer {
             self.add_finalizer(&object).await?;
             return Ok(Looked::Nothing);
@@ -163,14 +163,14 @@ impl Writer {
         let api = self.api_of(object);
         let params = PatchParams::default();
         let patch: Patch<()> = Patch::Json(patch);
-        self.book.writes_rule(uid, true);
+        self.object_cache.writes_rule(uid, true);
         let written = self.unless_gone(api.patch_status(&object.name, &params, &patch)).await;
-        self.book.writes_rule(uid, false);
+        self.object_cache.writes_rule(uid, false);
         if let Some(written) = written? {
             // As it reads back, so that it compares with what the watch shows.
             let stored = written.data.get("status").and_then(|stored| RuleStatus::deserialize(stored).ok());
             let stored = stored.unwrap_or_else(|| status.clone());
-            if self.book.wrote_rule(uid, stored, written.metadata.resource_version) {
+            if self.object_cache.wrote_rule(uid, stored, written.metadata.resource_version) {
                 self.shared.dirty_rules.add([uid.clone()]);
             }
             self.tell(object, &status);

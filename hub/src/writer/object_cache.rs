@@ -104,7 +104,7 @@ struct MemberObject {
 /// A list says what is there now, whatever versions were seen before it: after a restore of etcd they are lower. So what
 /// is known when a list begins is doubtful, and anything that comes later replaces it.
 #[derive(Default)]
-pub struct Book {
+pub struct ObjectCache {
     rules: Mutex<BTreeMap<RuleUid, RuleObject>>,
     members: Mutex<BTreeMap<ClusterName, MemberObject>>,
     /// How often a member has changed.
@@ -114,7 +114,7 @@ pub struct Book {
     turn: Mutex<()>,
 }
 
-impl Book {
+impl ObjectCache {
     /// A rule was seen. A status that was written later than this version stands. Where this process `leads`, nobody else
     /// writes statuses: what it wrote or found stands whatever is seen. Returns whether what was known of it was doubtful.
     pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
@@ -313,87 +313,99 @@ mod tests {
 
     #[test]
     fn a_list_that_begins_later_is_believed_whatever_its_versions() {
-        let (book, name) = (Book::default(), ClusterName::from("eu-1"));
-        let version = book.members_version();
-        assert!(book.set_member(name.clone(), member(90)) && book.members_version() > version);
-        let version = book.members_version();
-        assert!(!book.set_member(name.clone(), member(40)) && book.members_version() == version);
+        let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
+        let version = object_cache.members_version();
+        assert!(object_cache.set_member(name.clone(), member(90)) && object_cache.members_version() > version);
+        let version = object_cache.members_version();
+        assert!(!object_cache.set_member(name.clone(), member(40)) && object_cache.members_version() == version);
         // The API server was restored from a backup.
-        book.mark_members_stale();
-        assert!(book.set_member(name.clone(), member(40)));
-        assert!(!book.set_member(name.clone(), member(39)) && book.set_member(name.clone(), member(41)));
+        object_cache.mark_members_stale();
+        assert!(object_cache.set_member(name.clone(), member(40)));
+        assert!(
+            !object_cache.set_member(name.clone(), member(39)) && object_cache.set_member(name.clone(), member(41))
+        );
         // What was taken in since the list began is newer than what it shows.
-        book.mark_members_stale();
-        assert!(book.set_member(name.clone(), member(43)) && !book.set_member(name.clone(), member(42)));
-        assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), false)]);
-        book.mark_members_stale();
-        assert_eq!(book.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
-        assert!(book.members_not_in(&[name].into()).is_empty());
+        object_cache.mark_members_stale();
+        assert!(
+            object_cache.set_member(name.clone(), member(43)) && !object_cache.set_member(name.clone(), member(42))
+        );
+        assert_eq!(object_cache.members_not_in(&BTreeSet::new()), [(name.clone(), false)]);
+        object_cache.mark_members_stale();
+        assert_eq!(object_cache.members_not_in(&BTreeSet::new()), [(name.clone(), true)]);
+        assert!(object_cache.members_not_in(&[name].into()).is_empty());
     }
 
     #[test]
     fn an_answer_that_comes_late_brings_nobody_back() {
-        let (book, name) = (Book::default(), ClusterName::from("eu-1"));
-        assert!(book.set_member(name.clone(), member(90)));
-        let version = book.members_version();
-        book.remove_member(&name);
-        assert!(book.members_version() > version);
+        let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
+        assert!(object_cache.set_member(name.clone(), member(90)));
+        let version = object_cache.members_version();
+        object_cache.remove_member(&name);
+        assert!(object_cache.members_version() > version);
         // A write of before, whose answer is read now.
-        assert!(!book.set_member(name.clone(), member(91)) && book.member(&name).is_none());
+        assert!(!object_cache.set_member(name.clone(), member(91)) && object_cache.member(&name).is_none());
         let mut anew = member(92);
         anew.metadata.uid = Some("u2".to_owned());
-        assert!(book.set_member(name.clone(), anew));
-        assert!(!book.set_member(name.clone(), member(93)));
+        assert!(object_cache.set_member(name.clone(), anew));
+        assert!(!object_cache.set_member(name.clone(), member(93)));
         // A backup may have brought it back.
-        book.mark_members_stale();
-        assert!(book.set_member(name.clone(), member(40)));
+        object_cache.mark_members_stale();
+        assert!(object_cache.set_member(name.clone(), member(40)));
     }
 
     #[test]
     fn a_rule_is_written_at_the_version_of_the_list_that_began_after_the_last_write() {
-        let (book, uid) = (Book::default(), RuleUid::from("r"));
-        book.set_rule(uid.clone(), rule(80, 3), true);
+        let (object_cache, uid) = (ObjectCache::default(), RuleUid::from("r"));
+        object_cache.set_rule(uid.clone(), rule(80, 3), true);
         let status = rule(90, 5).status;
-        book.wrote_rule(&uid, status, Some("90".to_owned()));
+        object_cache.wrote_rule(&uid, status, Some("90".to_owned()));
         // The watch is behind the write.
-        assert!(!book.set_rule(uid.clone(), rule(85, 4), true));
-        let known = book.rule(&uid).unwrap();
+        assert!(!object_cache.set_rule(uid.clone(), rule(85, 4), true));
+        let known = object_cache.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("90"), Some(5)));
-        book.doubt_rules::<DistributionRule>();
-        assert!(book.set_rule(uid.clone(), rule(40, 2), true));
-        let known = book.rule(&uid).unwrap();
+        object_cache.doubt_rules::<DistributionRule>();
+        assert!(object_cache.set_rule(uid.clone(), rule(40, 2), true));
+        let known = object_cache.rule(&uid).unwrap();
         assert_eq!((known.newest_version().as_deref(), known.status.observed_generation), (Some("40"), Some(2)));
     }
 
     #[test]
     fn status_replaced_by_others_is_noticed_by_the_leader() {
-        let (book, uid) = (Book::default(), RuleUid::from("r"));
-        book.set_rule(uid.clone(), rule(80, 3), true);
-        book.set_rule(uid.clone(), rule(81, 99), true);
-        assert!(book.is_replaced(&uid) && book.rule(&uid).unwrap().status.observed_generation == Some(3));
+        let (object_cache, uid) = (ObjectCache::default(), RuleUid::from("r"));
+        object_cache.set_rule(uid.clone(), rule(80, 3), true);
+        object_cache.set_rule(uid.clone(), rule(81, 99), true);
+        assert!(
+            object_cache.is_replaced(&uid) && object_cache.rule(&uid).unwrap().status.observed_generation == Some(3)
+        );
         let written = |version: u32, generation| (rule(version, generation).status, Some(version.to_string()));
         // The watch shows the write before its answer is read.
-        book.writes_rule(&uid, true);
-        book.set_rule(uid.clone(), rule(90, 5), true);
-        assert!(!book.is_replaced(&uid));
+        object_cache.writes_rule(&uid, true);
+        object_cache.set_rule(uid.clone(), rule(90, 5), true);
+        assert!(!object_cache.is_replaced(&uid));
         let (status, version) = written(90, 5);
-        assert!(!book.wrote_rule(&uid, status, version) && !book.is_replaced(&uid));
+        assert!(!object_cache.wrote_rule(&uid, status, version) && !object_cache.is_replaced(&uid));
         // An edit of the spec replaces nothing, a patch of the status does: what was written stands.
-        book.set_rule(uid.clone(), rule(91, 5), true);
-        assert!(!book.is_replaced(&uid));
-        book.set_rule(uid.clone(), rule(92, 99), true);
-        let known = book.rule(&uid).unwrap();
-        assert!(book.is_replaced(&uid) && known.status.observed_generation == Some(5));
+        object_cache.set_rule(uid.clone(), rule(91, 5), true);
+        assert!(!object_cache.is_replaced(&uid));
+        object_cache.set_rule(uid.clone(), rule(92, 99), true);
+        let known = object_cache.rule(&uid).unwrap();
+        assert!(object_cache.is_replaced(&uid) && known.status.observed_generation == Some(5));
         assert_eq!(known.newest_version().as_deref(), Some("92"));
         // Written again; then replaced while a write is under way.
         let (status, version) = written(93, 5);
-        assert!(!book.wrote_rule(&uid, status, version) && !book.is_replaced(&uid));
-        book.writes_rule(&uid, true);
-        book.set_rule(uid.clone(), rule(95, 99), true);
+        assert!(!object_cache.wrote_rule(&uid, status, version) && !object_cache.is_replaced(&uid));
+        object_cache.writes_rule(&uid, true);
+        object_cache.set_rule(uid.clone(), rule(95, 99), true);
         let (status, version) = written(94, 6);
-        assert!(!book.is_replaced(&uid) && book.wrote_rule(&uid, status, version) && book.is_replaced(&uid));
+        assert!(
+            !object_cache.is_replaced(&uid)
+                && object_cache.wrote_rule(&uid, status, version)
+                && object_cache.is_replaced(&uid)
+        );
         // Whoever does not lead believes what it sees.
-        book.set_rule(uid.clone(), rule(96, 7), false);
-        assert!(!book.is_replaced(&uid) && book.rule(&uid).unwrap().status.observed_generation == Some(7));
+        object_cache.set_rule(uid.clone(), rule(96, 7), false);
+        assert!(
+            !object_cache.is_replaced(&uid) && object_cache.rule(&uid).unwrap().status.observed_generation == Some(7)
+        );
     }
 }
