@@ -33,7 +33,7 @@ pub use inquiries::{Asked, Inquiries, Unasked};
 pub use pending::Pending;
 pub use settings::Settings;
 
-use crate::status::{Deliveries, Ledger};
+use crate::status::{Deliveries, ReportStore};
 
 /// A session as the rest of the hub sees it.
 pub struct LiveSession {
@@ -56,7 +56,7 @@ pub struct Shared {
     /// Everything the hub knows.
     pub index: RwLock<Index>,
     /// What the agents last said.
-    pub ledger: Mutex<Ledger>,
+    pub report_store: Mutex<ReportStore>,
     /// Edits of sources that are on their way to connected clusters.
     pub deliveries: Mutex<Deliveries>,
     /// When edits of sources were seen whose new content is still being read.
@@ -119,7 +119,7 @@ impl Shared {
                     )
                     .with_ceiling(settings.removal_ceiling),
             ),
-            ledger: Mutex::new(Ledger::proving(settings.revision_key.proof_key())),
+            report_store: Mutex::new(ReportStore::proving(settings.revision_key.proof_key())),
             proof_key: settings.revision_key.proof_key(),
             settings,
             deliveries: Mutex::default(),
@@ -187,7 +187,7 @@ impl Shared {
         }
         self.ready.send_replace(None);
         self.lead.send_replace(None);
-        *self.ledger.lock() = Ledger::proving(self.proof_key.clone());
+        *self.report_store.lock() = ReportStore::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
         *self.doubts.lock() = Divergences::default();
         self.settled_removals.take();
@@ -263,9 +263,9 @@ impl Shared {
         if rules.is_empty() {
             return effect;
         }
-        let (ledger, now) = (self.ledger.lock(), Instant::now());
+        let (report_store, now) = (self.report_store.lock(), Instant::now());
         for uid in rules {
-            effect.merge(index.judge(&uid, &|rule, cluster| ledger.holding(rule, cluster), now));
+            effect.merge(index.judge(&uid, &|rule, cluster| report_store.holding(rule, cluster), now));
         }
         if index.next_judgement().is_some() {
             self.vanished.notify_one();
@@ -326,11 +326,12 @@ impl Shared {
 
     fn follow_rule(&self, index: &Index, uid: &RuleUid, since: Instant) {
         let Some(entry) = index.rule(uid) else { return };
-        let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
+        let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         let connected = entry.target_clusters.clusters.keys().filter(|cluster| self.sessions.contains_key(*cluster));
-        for (cluster, assignment) in connected.filter_map(|cluster| Some((cluster, followed(entry, &ledger, cluster)?)))
+        for (cluster, assignment) in
+            connected.filter_map(|cluster| Some((cluster, followed(entry, &report_store, cluster)?)))
         {
-            if !ledger.holds_exactly(cluster, uid, assignment.digest()) {
+            if !report_store.holds_exactly(cluster, uid, assignment.digest()) {
                 deliveries.begin(cluster, uid, since, entry.awaits(cluster));
             }
         }
@@ -339,9 +340,10 @@ impl Shared {
     /// Nothing is waited for any longer where nothing is sent any more. Returns what took how long to the last cluster of its
     /// rule, where only those were waited for.
     pub fn drop_unsent(&self, index: &Index) -> Vec<(RuleUid, Duration)> {
-        let (ledger, mut deliveries) = (self.ledger.lock(), self.deliveries.lock());
-        deliveries
-            .retain(|cluster, uid| index.rule(uid).is_some_and(|entry| followed(entry, &ledger, cluster).is_some()))
+        let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
+        deliveries.retain(|cluster, uid| {
+            index.rule(uid).is_some_and(|entry| followed(entry, &report_store, cluster).is_some())
+        })
     }
 
     /// Wakes the session of a cluster.
@@ -380,13 +382,13 @@ impl Shared {
 /// What an edit of a rule brings to a cluster while it is connected, now or when its turn in a rollout has come; `None`
 /// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
 /// says, or an administrator has to confirm first.
-fn followed(entry: &RuleEntry, ledger: &Ledger, cluster: &ClusterName) -> Option<ClusterAssignment> {
+fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName) -> Option<ClusterAssignment> {
     let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.target_clusters.cordoned.contains(cluster);
     if rests {
         return None;
     }
     let assignment = entry.assignment(cluster)?;
-    ledger.is_told(cluster, assignment.protocol()).then_some(assignment)
+    report_store.is_told(cluster, assignment.protocol()).then_some(assignment)
 }
 
 /// Completes at a moment; never, if there is none.

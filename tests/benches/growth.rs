@@ -21,7 +21,7 @@ use runnel_hub::crd::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Directive, Index};
 use runnel_hub::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
 use runnel_hub::session::Session;
-use runnel_hub::status::{Ledger, Now, SessionFacts, View, fold};
+use runnel_hub::status::{Now, ReportStore, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
 use runnel_proto::model::{
     Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Payload, Reason,
@@ -213,7 +213,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
     let target_clusters = TargetClusters { clusters: chosen, ..TargetClusters::default() };
-    let mut ledger = Ledger::default();
+    let mut ledger = ReportStore::default();
     for name in &names {
         ledger.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
     }

@@ -122,7 +122,8 @@ impl StateCollector {
             ),
         ];
         drop(index);
-        let differing = sum_of_rules(&self.shared, |entry| Sent::from(entry).differing(&self.shared.ledger.lock()));
+        let differing =
+            sum_of_rules(&self.shared, |entry| Sent::from(entry).differing(&self.shared.report_store.lock()));
         let differing = (
             "runnel_rule_clusters_differ",
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
@@ -157,9 +158,9 @@ impl StateCollector {
         let help = "Whether the agent of an accepted cluster is connected";
         let mut samples = Samples::new("runnel_member_connected", help, ["member"]);
         let (index, now) = (self.shared.index.read(), Instant::now());
-        let ledger = self.shared.ledger.lock();
+        let report_store = self.shared.report_store.lock();
         for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
-            samples.add([name.as_str()], f64::from(u8::from(ledger.session(name, now).is_some())));
+            samples.add([name.as_str()], f64::from(u8::from(report_store.session(name, now).is_some())));
         }
         samples
     }
@@ -203,7 +204,7 @@ impl StateCollector {
     fn copies(&self) -> Samples<1> {
         let help = "Copies that the agents last reported, by state, of all rules and clusters";
         let mut samples = Samples::new("runnel_rule_copies", help, ["state"]);
-        let counts = self.shared.ledger.lock().copies();
+        let counts = self.shared.report_store.lock().copies();
         let states = [
             ("applied", counts.applied),
             ("failed", counts.failed),
@@ -233,9 +234,9 @@ impl StateCollector {
         samples.add(["authority", ""], seconds(self.authorities.identity().authority.not_after()));
         samples.add(["serving", ""], seconds(self.tls.expires()));
         let index = self.shared.index.read();
-        let ledger = self.shared.ledger.lock();
+        let report_store = self.shared.report_store.lock();
         for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
-            if let Some(expires) = ledger.certificate_expires(name) {
+            if let Some(expires) = report_store.certificate_expires(name) {
                 samples.add(["member", name.as_str()], expires.as_second() as f64);
             }
         }

@@ -42,8 +42,8 @@ impl Questions {
             return Err(Status::not_found(format!("there is no member {cluster}")));
         };
         let (connected, can_answer) = {
-            let ledger = self.shared.ledger.lock();
-            let session = ledger.session(&cluster, Instant::now());
+            let report_store = self.shared.report_store.lock();
+            let session = report_store.session(&cluster, Instant::now());
             (session.is_some(), session.is_some_and(|session| session.protocol >= INSPECT_SINCE))
         };
         // Nor how namespaces are where none of the caller's rules has a copy.

@@ -69,9 +69,9 @@ impl Questions {
         let index = self.shared.index.read();
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
-        let ledger = self.shared.ledger.lock();
-        let view = view(&index, uid, &status, since, false, &ledger)?;
-        Some(details(&view, &ledger, Instant::now()))
+        let report_store = self.shared.report_store.lock();
+        let view = view(&index, uid, &status, since, false, &report_store)?;
+        Some(details(&view, &report_store, Instant::now()))
     }
 
     /// What is held of a rule, in full.
@@ -79,8 +79,8 @@ impl Questions {
         self.shared.serving_since()?;
         let index = self.shared.index.read();
         let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
-        let ledger = self.shared.ledger.lock();
-        let (_, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
+        let report_store = self.shared.report_store.lock();
+        let (_, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
         let mut all = AllHeld::default();
         if let Some(held) = held {
             all.add(held.memory.digest, held.memory.copies);
@@ -97,7 +97,7 @@ impl Questions {
             all.items.extend(brake.held().iter().map(|(cluster, asked)| {
                 let (what, object) = match matter {
                     Matter::GivenUp => {
-                        let namespaces = ledger.namespaces_given_up(uid, cluster).join(", ");
+                        let namespaces = report_store.namespaces_given_up(uid, cluster).join(", ");
                         ("GivenUp", format!("{} ({namespaces})", asked.objects))
                     }
                     Matter::Takeovers => ("Takeover", asked.objects.to_string()),

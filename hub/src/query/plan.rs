@@ -116,9 +116,9 @@ impl Questions {
 
     /// What agents hold of the rule that is tried, as it is known now.
     fn known(&self, scene: &Scene) -> ReportedHoldings {
-        let (uid, ledger) = (scene.uid(), self.shared.ledger.lock());
+        let (uid, report_store) = (scene.uid(), self.shared.report_store.lock());
         let all = scene.index().clusters();
-        let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), ledger.holding(uid, cluster)?)));
+        let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), report_store.holding(uid, cluster)?)));
         ReportedHoldings { uid: uid.clone(), held: held.collect() }
     }
 
@@ -230,8 +230,8 @@ impl Questions {
             return heard(state, "", 0, None);
         }
         let protocol = {
-            let ledger = self.shared.ledger.lock();
-            ledger.session(&name, Instant::now()).map(|session| session.protocol)
+            let report_store = self.shared.report_store.lock();
+            report_store.session(&name, Instant::now()).map(|session| session.protocol)
         };
         let in_doubt = self.shared.doubts.lock().of(&name).is_some();
         match protocol {

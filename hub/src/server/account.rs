@@ -76,9 +76,9 @@ impl Running {
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
         let assignments = {
-            let mut ledger = self.shared.ledger.lock();
-            let assignments = ledger.displaces(&cluster, &facts, Instant::now());
-            ledger.connected(&cluster, self.live.number, facts, held);
+            let mut report_store = self.shared.report_store.lock();
+            let assignments = report_store.displaces(&cluster, &facts, Instant::now());
+            report_store.connected(&cluster, self.live.number, facts, held);
             assignments
         };
         if assignments {
@@ -120,7 +120,7 @@ impl Running {
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
         let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
-        if self.shared.ledger.lock().lost_watches(cluster, self.live.number, watches) {
+        if self.shared.report_store.lock().lost_watches(cluster, self.live.number, watches) {
             tracing::warn!(%cluster, resource = ?resources, "the watches that an agent has lost in its cluster have changed");
             self.shared.dirty_members.add([cluster.clone()]);
             self.shared.mark_rules_of(cluster);
@@ -169,7 +169,7 @@ impl Running {
         let Some(beyond) = self.live.session.lock().take_beyond_change() else { return };
         let cluster = &self.identity.cluster;
         tracing::warn!(%cluster, rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
-        let changed = self.shared.ledger.lock().set_beyond(cluster, self.live.number, beyond);
+        let changed = self.shared.report_store.lock().set_beyond(cluster, self.live.number, beyond);
         self.mark_statuses(changed);
     }
 
@@ -202,7 +202,7 @@ impl Running {
             if unknown {
                 state.failures = Vec::new();
             }
-            let news = self.shared.ledger.lock().report(&cluster, self.live.number, state);
+            let news = self.shared.report_store.lock().report(&cluster, self.live.number, state);
             if news && self.differs(&uid) && self.may_log() {
                 tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
             }
@@ -218,7 +218,7 @@ impl Running {
         self.judge_again(&again);
         self.say_again(lapsed);
         self.say_beyond();
-        self.metrics.limited(PeerLimit::Details, self.shared.ledger.lock().take_shortened());
+        self.metrics.limited(PeerLimit::Details, self.shared.report_store.lock().take_shortened());
         self.mark_statuses(changed);
         self.come_again_for_left_out();
     }
@@ -237,8 +237,8 @@ impl Running {
     /// What waits for the hub's word is judged when it is another set than it was.
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
-            let (index, ledger) = (self.shared.index.read(), self.shared.ledger.lock());
-            let said = |uid: &RuleUid| ledger.holding(uid, cluster).unwrap_or_default();
+            let (index, report_store) = (self.shared.index.read(), self.shared.report_store.lock());
+            let said = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
             rules.iter().filter(|uid| index.asks_anew(uid, cluster, said(uid))).cloned().collect()
         };
         let judge = self.judged_now(judge);
@@ -305,7 +305,8 @@ impl Running {
     fn differs(&self, rule: &RuleUid) -> bool {
         let index = self.shared.index.read();
         let entry = index.rule(rule);
-        entry.is_some_and(|entry| Sent::from(entry).differs_in(&self.shared.ledger.lock(), &self.identity.cluster))
+        entry
+            .is_some_and(|entry| Sent::from(entry).differs_in(&self.shared.report_store.lock(), &self.identity.cluster))
     }
 
     /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the hub knows

@@ -82,10 +82,11 @@ impl Running {
     /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
     fn known_cluster(&self) -> Option<String> {
         let (cluster, key) = (&self.identity.cluster, self.identity.certificate.key.to_string());
-        let ledger = self.shared.ledger.lock();
-        let live = ledger.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
+        let report_store = self.shared.report_store.lock();
+        let live =
+            report_store.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
         let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
-        drop(ledger);
+        drop(report_store);
         self.object_cache.with_member(cluster, |member| {
             let member = member?;
             let confirmed = member.annotations().get(CONFIRMED).map(|said| said.trim());
@@ -144,7 +145,7 @@ impl Running {
     pub(super) fn note_hold(&self) {
         let cluster = &self.identity.cluster;
         match self.hold() {
-            SendRestriction::Everything => self.shared.ledger.lock().waits_for_confirmation(cluster, true),
+            SendRestriction::Everything => self.shared.report_store.lock().waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
                 if self.shared.doubts.lock().settle(cluster) {
                     self.shared.dirty_members.add([cluster.clone()]);
@@ -159,7 +160,7 @@ impl Running {
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
             note(&self.shared, cluster, doubt);
-            self.shared.ledger.lock().waits_for_confirmation(cluster, true);
+            self.shared.report_store.lock().waits_for_confirmation(cluster, true);
             self.shared.mark_rules_of(cluster);
             self.kept_back = true;
         }

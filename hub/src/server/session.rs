@@ -390,7 +390,7 @@ impl Drop for Running {
                 tracing::info!(%cluster, "session ended");
             }
             self.metrics.rules_delivered(self.shared.deliveries.lock().lost(cluster));
-            self.shared.ledger.lock().disconnected(cluster, self.live.number, Instant::now());
+            self.shared.report_store.lock().disconnected(cluster, self.live.number, Instant::now());
             self.shared.dirty_members.add([cluster.clone()]);
         }
     }

@@ -49,7 +49,7 @@ fn connects(shared: &Shared, name: &str, protocol: u32) {
         boot_id: String::new(),
         certificate_expires: Timestamp::MAX,
     };
-    shared.ledger.lock().connected(&cluster, 1, facts, vec![]);
+    shared.report_store.lock().connected(&cluster, 1, facts, vec![]);
     let (session, inquiries, wake) = (Mutex::default(), Inquiries::of_a_session(), Notify::new());
     shared.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
 }
@@ -88,10 +88,10 @@ fn who_is_not_told_of_the_rule_is_not_waited_for() {
     connects(&shared, "new", PROTOCOL_MAX);
     connects(&shared, "old", 1);
     connects(&shared, "doubted", PROTOCOL_MAX);
-    shared.ledger.lock().waits_for_confirmation(&"doubted".into(), true);
+    shared.report_store.lock().waits_for_confirmation(&"doubted".into(), true);
     edit(&shared, 1);
     assert!(applies(&shared, "new"), "the others never say anything");
-    shared.ledger.lock().waits_for_confirmation(&"doubted".into(), false);
+    shared.report_store.lock().waits_for_confirmation(&"doubted".into(), false);
     edit(&shared, 2);
     assert!(!applies(&shared, "new"));
     assert!(applies(&shared, "doubted"));
@@ -112,7 +112,7 @@ fn who_is_not_told_of_the_rule_any_more_is_not_waited_for_any_longer() {
     edit(&shared, 1);
     assert!(!applies(&shared, "one"));
     assert!(shared.drop_unsent(&shared.index.read()).is_empty());
-    shared.ledger.lock().waits_for_confirmation(&"two".into(), true);
+    shared.report_store.lock().waits_for_confirmation(&"two".into(), true);
     let over = shared.drop_unsent(&shared.index.read());
     assert_eq!(over.iter().map(|(rule, _)| rule.clone()).collect::<Vec<_>>(), [uid()]);
 }

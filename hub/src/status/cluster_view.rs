@@ -3,8 +3,8 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, LostWatch, ProofKey};
 
-use super::ledger::{Account, Presence, SessionFacts};
-use super::{Ledger, View};
+use super::report_store::{Connectivity, RuleReport, SessionFacts};
+use super::{ReportStore, View};
 use crate::plan::{NamedTerms, RulePlan};
 
 /// A cluster that a rule goes to, and all that is known of it: a status asks for it many times, and it is looked up once.
@@ -14,33 +14,40 @@ pub(super) struct ClusterView<'a> {
     pub(super) terms: Option<&'a NamedTerms>,
     /// What is sent there.
     pub(super) sent: &'a RulePlan,
-    presence: Option<&'a Presence>,
+    presence: Option<&'a Connectivity>,
     /// Its agent's last word on the rule.
-    pub(super) account: Option<&'a Account>,
+    pub(super) account: Option<&'a RuleReport>,
     /// Under which agents prove what stands there.
     pub(super) proof_key: Option<&'a ProofKey>,
 }
 
 impl View<'_> {
     /// A cluster of the rule, or one that was.
-    pub(super) fn cluster<'s>(&'s self, ledger: &'s Ledger, name: &'s ClusterName) -> ClusterView<'s> {
-        self.cluster_on(ledger, name, self.target_clusters.clusters.get(name))
+    pub(super) fn cluster<'s>(&'s self, report_store: &'s ReportStore, name: &'s ClusterName) -> ClusterView<'s> {
+        self.cluster_on(report_store, name, self.target_clusters.clusters.get(name))
     }
 
     /// The clusters that the rule goes to.
-    pub(super) fn clusters<'s>(&'s self, ledger: &'s Ledger) -> impl Iterator<Item = ClusterView<'s>> {
-        self.target_clusters.clusters.iter().map(move |(name, terms)| self.cluster_on(ledger, name, Some(terms)))
+    pub(super) fn clusters<'s>(&'s self, report_store: &'s ReportStore) -> impl Iterator<Item = ClusterView<'s>> {
+        self.target_clusters.clusters.iter().map(move |(name, terms)| self.cluster_on(report_store, name, Some(terms)))
     }
 
     fn cluster_on<'s>(
         &'s self,
-        ledger: &'s Ledger,
+        report_store: &'s ReportStore,
         name: &'s ClusterName,
         terms: Option<&'s NamedTerms>,
     ) -> ClusterView<'s> {
-        let presence = ledger.presence(name);
+        let presence = report_store.presence(name);
         let account = presence.and_then(|presence| presence.account(&self.rule.uid));
-        ClusterView { name, terms, sent: self.sent(name), presence, account, proof_key: ledger.proof_key.as_ref() }
+        ClusterView {
+            name,
+            terms,
+            sent: self.sent(name),
+            presence,
+            account,
+            proof_key: report_store.proof_key.as_ref(),
+        }
     }
 }
 
@@ -56,12 +63,12 @@ impl<'a> ClusterView<'a> {
 
     /// Whether it has connected since the hub started.
     pub(super) fn has_connected(&self) -> bool {
-        self.presence.is_some_and(Presence::has_connected)
+        self.presence.is_some_and(Connectivity::has_connected)
     }
 
     /// Whether something is not said to it before an administrator confirms.
     pub(super) fn is_unconfirmed(&self) -> bool {
-        self.presence.is_some_and(Presence::is_unconfirmed)
+        self.presence.is_some_and(Connectivity::is_unconfirmed)
     }
 
     /// Whether the rule is not sent to it, as it holds as many as it takes.
@@ -71,7 +78,7 @@ impl<'a> ClusterView<'a> {
 
     /// How many rules are not sent to it, as it holds as many as it takes.
     pub(super) fn rules_beyond(&self) -> usize {
-        self.presence.map_or(0, Presence::rules_beyond)
+        self.presence.map_or(0, Connectivity::rules_beyond)
     }
 
     /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.

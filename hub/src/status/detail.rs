@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, Failure};
 
 use super::cluster_view::ClusterView;
 use super::rule_cluster_state::{Proved, is_newest, proved, standing};
-use super::{Ledger, View};
+use super::{ReportStore, View};
 use crate::crd::ClusterState;
 use crate::crd::conditions::Reason;
 
@@ -35,7 +35,7 @@ pub struct ClusterDetail {
 }
 
 /// How a rule stands in each of its clusters: the worst first, then by name, as in its status.
-pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDetail> {
+pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec<ClusterDetail> {
     let one = |cluster: ClusterView<'_>| {
         let (standing, account) = (standing(view, &cluster, now), cluster.account);
         ClusterDetail {
@@ -51,7 +51,7 @@ pub fn details(view: &View<'_>, ledger: &Ledger, now: Instant) -> Vec<ClusterDet
             proved: account.map_or(Proved::Untold, |account| proved(view, &cluster, account)),
         }
     };
-    let mut all: Vec<_> = view.clusters(ledger).map(one).collect();
+    let mut all: Vec<_> = view.clusters(report_store).map(one).collect();
     all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
     all
 }

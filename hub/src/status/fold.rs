@@ -10,7 +10,7 @@ use super::held::{said_of_held, said_of_takeovers};
 use super::render_errors::from_any;
 use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
-use super::{Ledger, Now, SETTLING};
+use super::{Now, ReportStore, SETTLING};
 use crate::brake::Memory;
 use crate::crd::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
@@ -73,14 +73,14 @@ impl ConditionValue {
 
 /// The status that the rule should have; `None` if the one that is there is right, or must stand because the clusters
 /// that it speaks of have not had the time to connect to a hub that just started.
-pub fn fold(view: &View<'_>, ledger: &Ledger, now: Now) -> Option<RuleStatus> {
+pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> =
-        view.clusters(ledger).map(|cluster| (cluster.name, standing(view, &cluster, now.instant))).collect();
+        view.clusters(report_store).map(|cluster| (cluster.name, standing(view, &cluster, now.instant))).collect();
     let summary = summarize(view, &standings);
     let mut status = view.previous.clone();
     let progress = view.rolling.as_ref().and_then(|rolling| rolling.progress.as_ref());
     status.rollout = progress.map(Into::into);
-    if must_stand(view, ledger, &summary, now.instant) {
+    if must_stand(view, report_store, &summary, now.instant) {
         // Without it no other process knows how far it has come.
         return (status != *view.previous).then_some(status);
     }
@@ -114,10 +114,11 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) ->
 
 /// A hub that just started writes only improvements and definite failures: while a cluster may still connect, the
 /// persisted status stands.
-fn must_stand(view: &View<'_>, ledger: &Ledger, summary: &Summary, now: Instant) -> bool {
+fn must_stand(view: &View<'_>, report_store: &ReportStore, summary: &Summary, now: Instant) -> bool {
     let young = now.saturating_duration_since(view.hub_started) < SETTLING;
     // Later no cluster is awaited, and none is looked up again.
-    let awaited = young && (is_reading(view) || view.clusters(ledger).any(|cluster| is_awaited(view, &cluster, now)));
+    let awaited =
+        young && (is_reading(view) || view.clusters(report_store).any(|cluster| is_awaited(view, &cluster, now)));
     let known = view.previous.observed_generation == Some(view.rule.generation);
     let failures_before = view.previous.summary.is_some_and(|summary| summary.copies_failed > 0);
     let new_failures = summary.copies_failed > 0 && !failures_before;

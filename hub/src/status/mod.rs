@@ -10,11 +10,11 @@ mod fold;
 mod granted;
 mod held;
 mod key_sharing;
-mod ledger;
 mod member;
 mod notices;
 mod pace;
 mod render_errors;
+mod report_store;
 mod rolling;
 mod rule_cluster_state;
 #[cfg(test)]
@@ -27,10 +27,10 @@ use jiff::Timestamp;
 pub use deliveries::{Deliveries, Took};
 pub use detail::{ClusterDetail, details};
 pub use fold::{View, fold};
-pub use ledger::{Ledger, SessionFacts};
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, notices};
 pub use pace::Pace;
+pub use report_store::{ReportStore, SessionFacts};
 pub use rolling::Rolling;
 pub use rule_cluster_state::{Proved, Sent, is_settled};
 

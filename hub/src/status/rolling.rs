@@ -6,12 +6,12 @@ use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
 
 use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
-use super::ledger::Account;
+use super::report_store::RuleReport;
 use super::rule_cluster_state::{
     Proved, failed_copies, holds_the_plan, is_awaited, is_comparable, is_failure, is_given_up, is_reading, is_too_old,
     proved, standing,
 };
-use super::{Ledger, Now, View};
+use super::{Now, ReportStore, View};
 use crate::crd::conditions::{ConditionStatus, Reason, shortened};
 use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, step};
 
@@ -44,7 +44,7 @@ impl View<'_> {
     }
 
     /// Whether it says that it has been told so.
-    pub(super) fn has_gone_back(&self, account: &Account) -> bool {
+    pub(super) fn has_gone_back(&self, account: &RuleReport) -> bool {
         self.rolling.as_ref().is_some_and(|rolling| goes_back_from(account, rolling.target))
     }
 
@@ -57,7 +57,7 @@ impl View<'_> {
     /// Returns who may have the target once that is written.
     ///
     /// While the hub cannot tell what the rule wants, or the rule rests or goes, everything stays as it is.
-    pub fn take_step(&mut self, turns: Vec<RolloutPosition>, ledger: &Ledger, now: Now) -> Option<Gate> {
+    pub fn take_step(&mut self, turns: Vec<RolloutPosition>, report_store: &ReportStore, now: Now) -> Option<Gate> {
         let rests = self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
         let is_known = self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
         if rests || !is_known {
@@ -68,40 +68,41 @@ impl View<'_> {
         let back = known.is_some_and(|progress| progress.phase.goes_back());
         let target = rolling.target.to_owned();
         let health = |turn: &RolloutPosition| match back {
-            true => health_back(self, &self.cluster(ledger, &turn.cluster), &target, now),
-            false => health(self, &self.cluster(ledger, &turn.cluster), now),
+            true => health_back(self, &self.cluster(report_store, &turn.cluster), &target, now),
+            false => health(self, &self.cluster(report_store, &turn.cluster), now),
         };
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
         let settling =
-            clusters.iter().any(|(turn, _)| is_awaited(self, &self.cluster(ledger, &turn.cluster), now.instant));
+            clusters.iter().any(|(turn, _)| is_awaited(self, &self.cluster(report_store, &turn.cluster), now.instant));
         // Whom another process let in is heard of as it connects.
         let is_new = settling || rolling.gate.is_none();
         let base = rolling.progress.as_ref().map(|progress| Travel::Keep(progress.base()));
-        let keeps = |account: &Account| base.as_ref() == Some(&account.travel);
-        let holds_it = |cluster: &ClusterView<'_>, account: &Account| holds_the_plan(self, cluster, account);
-        let is_sent = |cluster: &ClusterView<'_>, account: &Account| {
+        let keeps = |account: &RuleReport| base.as_ref() == Some(&account.travel);
+        let holds_it = |cluster: &ClusterView<'_>, account: &RuleReport| holds_the_plan(self, cluster, account);
+        let is_sent = |cluster: &ClusterView<'_>, account: &RuleReport| {
             goes_back_from(account, &target) || (keeps(account) && holds_it(cluster, account))
         };
-        let is_at_work = |cluster: &ClusterView<'_>, account: &Account| match account.counts.under_way() {
+        let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| match account.counts.under_way() {
             0 => false,
             _ if back => goes_back_from(account, &target) || keeps(account),
             _ => !account.travel.reverts() && holds_it(cluster, account),
         };
-        let sent = if back { those(self, ledger, &clusters, is_sent) } else { BTreeSet::new() };
-        let at_work = if is_new { those(self, ledger, &clusters, is_at_work) } else { BTreeSet::new() };
+        let sent = if back { those(self, report_store, &clusters, is_sent) } else { BTreeSet::new() };
+        let at_work = if is_new { those(self, report_store, &clusters, is_at_work) } else { BTreeSet::new() };
         let seen = Observation { target: rolling.target, clusters, settling, sent, at_work };
         let (mut progress, gate) =
             step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
         let counts = |turn: &RolloutPosition| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
         let failing = seen.clusters.iter().find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
-            let message = standing(self, &self.cluster(ledger, &turn.cluster), now.instant).message;
+            let message = standing(self, &self.cluster(report_store, &turn.cluster), now.instant).message;
             (turn.cluster.clone(), message)
         });
         if progress.phase.goes_back() {
             let why = || rolling.failing.as_ref().map(|(cluster, why)| shortened(&format!("{cluster}: {why}")));
             progress.failure = progress.failure.or_else(why);
-            let accounts = seen.clusters.iter().filter_map(|(turn, _)| ledger.account(&turn.cluster, &self.rule.uid));
+            let accounts =
+                seen.clusters.iter().filter_map(|(turn, _)| report_store.account(&turn.cluster, &self.rule.uid));
             let gone_back = accounts.filter(|account| goes_back_from(account, &target));
             let left = gone_back.map(|account| u64::from(account.left)).sum();
             // Who is still to connect said it to another process.
@@ -147,7 +148,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
 }
 
 /// Whether a cluster was told to go back from a target.
-fn goes_back_from(account: &Account, target: &str) -> bool {
+fn goes_back_from(account: &RuleReport, target: &str) -> bool {
     matches!(&account.travel, Travel::Revert { target: from, .. } if from == target)
 }
 
@@ -170,20 +171,20 @@ fn health_back(view: &View<'_>, cluster: &ClusterView<'_>, target: &str, now: No
 /// The clusters that are heard of, and of whose word this is so.
 fn those(
     view: &View<'_>,
-    ledger: &Ledger,
+    report_store: &ReportStore,
     clusters: &[(RolloutPosition, Health)],
-    is_so: impl Fn(&ClusterView<'_>, &Account) -> bool,
+    is_so: impl Fn(&ClusterView<'_>, &RuleReport) -> bool,
 ) -> BTreeSet<ClusterName> {
     let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
     let says_so = |name: &&ClusterName| {
-        let cluster = view.cluster(ledger, name);
+        let cluster = view.cluster(report_store, name);
         cluster.account.is_some_and(|account| is_so(&cluster, account))
     };
     heard_of.filter(says_so).cloned().collect()
 }
 
 /// Whether something failed that does not pass by itself. The worst stands first.
-fn has_failed(account: &Account) -> bool {
+fn has_failed(account: &RuleReport) -> bool {
     account.failures.iter().any(|failure| is_failure(failure) && failure.reason < Trouble::NamespaceTerminating)
 }
 

@@ -5,9 +5,9 @@ use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
 
 use super::cluster_view::ClusterView;
-use super::ledger::Account;
 use super::render_errors::from_cluster;
-use super::{Ledger, SETTLING, View};
+use super::report_store::RuleReport;
+use super::{ReportStore, SETTLING, View};
 use crate::crd::conditions::Reason;
 use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
@@ -44,8 +44,9 @@ pub(super) struct RuleClusterState {
 }
 
 /// Whether nothing is under way: every cluster has said how its copies of the newest plan are, or is silent.
-pub fn is_settled(view: &View<'_>, ledger: &Ledger, now: Instant) -> bool {
-    !is_reading(view) && view.clusters(ledger).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
+pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> bool {
+    !is_reading(view)
+        && view.clusters(report_store).all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
 }
 
 /// Whether the hub is still finding out what the rule selects: a source has not been read, or a kind not been listed,
@@ -223,7 +224,7 @@ fn silent(was_connected: bool) -> (Reason, String) {
 }
 
 /// The words of an agent, which any member's may be: so that nobody takes them for the hub's.
-fn worst(account: Option<&Account>) -> Option<(Reason, String)> {
+fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
     let worst = account?.failures.first()?;
     Some((worst.reason.into(), format!("{}: its agent reports: {}", worst.copy, worst.message)))
 }
@@ -238,7 +239,7 @@ fn beyond(cluster: &ClusterView<'_>) -> String {
 }
 
 /// The copies that failed. What waits to be overwritten and is not held is on its way.
-pub(super) fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
+pub(super) fn failed_copies(view: &View<'_>, account: &RuleReport) -> u32 {
     let held = view.takeovers.as_ref().is_some_and(|takeovers| !takeovers.memory.released);
     match held {
         true => account.counts.failed,
@@ -247,7 +248,7 @@ pub(super) fn failed_copies(view: &View<'_>, account: &Account) -> u32 {
 }
 
 /// Whether copies are in namespaces given up. What is held stays, and what is not is on its way.
-pub(super) fn is_given_up(view: &View<'_>, account: &Account) -> bool {
+pub(super) fn is_given_up(view: &View<'_>, account: &RuleReport) -> bool {
     let held = view.given_up.as_ref().is_some_and(|given_up| !given_up.memory.released);
     account.given_up.is_some() && !held
 }
@@ -265,18 +266,18 @@ pub(super) fn is_too_old(view: &View<'_>, cluster: &ClusterView<'_>, now: Instan
 }
 
 /// Whether a cordoned cluster has not what the rule wants now.
-fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
+fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster to which something is not said has not what the rule wants now.
-fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
+fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     cluster.is_unconfirmed() && !is_reading(view) && !holds_the_plan(view, cluster, account)
 }
 
 /// Whether a cluster holds the newest revision of every source and has applied them all, but for copies that wait for their
 /// namespaces. Where the hub cannot tell what the newest revision is, nobody holds it.
-pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
+pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     let Some(terms) = cluster.terms else { return false };
     let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
@@ -286,7 +287,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ac
 }
 
 /// Whether a cluster has proved that what the plan says stands in its API.
-pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> Proved {
+pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
     let Some(terms) = cluster.terms else { return Proved::Untold };
     Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
@@ -323,22 +324,23 @@ impl<'a> Sent<'a> {
     }
 
     /// In how many clusters of the rule the agent says that every copy is applied, and shows something else to stand there.
-    pub fn differing(&self, ledger: &Ledger) -> usize {
-        self.target_clusters.clusters.keys().filter(|cluster| self.differs_in(ledger, cluster)).count()
+    pub fn differing(&self, report_store: &ReportStore) -> usize {
+        self.target_clusters.clusters.keys().filter(|cluster| self.differs_in(report_store, cluster)).count()
     }
 
     /// Whether that is so in this cluster, by the agent's last word in its newest session.
-    pub fn differs_in(&self, ledger: &Ledger, cluster: &ClusterName) -> bool {
-        let (account, terms) = (ledger.account(cluster, &self.plan.uid), self.target_clusters.clusters.get(cluster));
+    pub fn differs_in(&self, report_store: &ReportStore, cluster: &ClusterName) -> bool {
+        let (account, terms) =
+            (report_store.account(cluster, &self.plan.uid), self.target_clusters.clusters.get(cluster));
         let plan = self.cluster_plans.plan_of(cluster).map_or(self.plan, |made| made);
-        account
-            .zip(terms)
-            .is_some_and(|(account, terms)| self.proved(plan, terms, ledger.proof_key.as_ref(), account) == Proved::No)
+        account.zip(terms).is_some_and(|(account, terms)| {
+            self.proved(plan, terms, report_store.proof_key.as_ref(), account) == Proved::No
+        })
     }
 
     /// What the plan of a cluster cannot tell is not compared, nor what the agent says of another plan, or of one that it has
     /// not applied yet.
-    fn proved(&self, plan: &RulePlan, terms: &NamedTerms, key: Option<&ProofKey>, account: &Account) -> Proved {
+    fn proved(&self, plan: &RulePlan, terms: &NamedTerms, key: Option<&ProofKey>, account: &RuleReport) -> Proved {
         let (Some(said), Some(key)) = (account.proof, key) else { return Proved::Untold };
         let is_known = self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
         let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
@@ -368,7 +370,7 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 
 /// Whether the account speaks of the newest plan. Where that cannot be compared, whether it speaks of the newest terms;
 /// such a rule is stalled, whatever its clusters say.
-pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterView<'_>, account: &Account) -> bool {
+pub(super) fn holds_the_plan(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     let Some(terms) = cluster.terms else { return false };
     let same_terms = account.terms_digest == Some(terms.digest);
     same_terms && (!is_comparable(view, cluster) || account.intents_digest == digest_on(cluster.sent, terms))

@@ -24,7 +24,7 @@ struct World {
     plan: RulePlan,
     cluster_plans: ClusterPlans,
     target_clusters: TargetClusters,
-    ledger: Ledger,
+    report_store: ReportStore,
     status: RuleStatus,
     started: Instant,
     seconds: u64,
@@ -72,9 +72,9 @@ impl World {
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
         let clusters = clusters.iter().map(|name| (ClusterName::from(*name), rule.terms.clone())).collect();
         let target_clusters = TargetClusters { clusters, ..TargetClusters::default() };
-        let mut ledger = Ledger::proving(ProofKey::new([1; 32]));
+        let mut report_store = ReportStore::proving(ProofKey::new([1; 32]));
         for cluster in target_clusters.clusters.keys() {
-            ledger.connected(cluster, 1, facts(), vec![]);
+            report_store.connected(cluster, 1, facts(), vec![]);
         }
         let status = RuleStatus::default();
         Self {
@@ -82,7 +82,7 @@ impl World {
             plan,
             cluster_plans: ClusterPlans::default(),
             target_clusters,
-            ledger,
+            report_store,
             status,
             started: Instant::now(),
             seconds: 60,
@@ -130,7 +130,7 @@ impl World {
 
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
         let state = RuleState { failures, ..self.state(cluster, counts) };
-        self.ledger.report(&cluster.into(), 1, state);
+        self.report_store.report(&cluster.into(), 1, state);
     }
 
     /// What an agent says that was told the newest plan.
@@ -156,7 +156,7 @@ impl World {
 
     /// Writes the status if it changes, and says whether it did.
     fn fold(&mut self) -> bool {
-        let next = fold(&self.view(&self.status), &self.ledger, self.now());
+        let next = fold(&self.view(&self.status), &self.report_store, self.now());
         let written = next.is_some();
         self.status = next.unwrap_or_else(|| self.status.clone());
         written
@@ -188,7 +188,7 @@ fn a_rule_is_ready_when_every_copy_is_applied_everywhere_and_then_nothing_is_wri
     assert_eq!(world.ready(), pair("False", "Progressing"));
     assert_eq!(world.status.revision, None);
     world.applied("two");
-    assert!(is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    assert!(is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
     assert!(world.fold());
     assert_eq!(world.ready(), pair("True", "AllApplied"));
     assert!(world.status.revision.is_some());
@@ -205,7 +205,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
     let before = world.status.revision.clone();
     let content = SourceContent::new(Revision([2; 16]), Payload::encode(vec![]));
     world.plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
-    assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    assert!(!is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
     world.applied("one");
     assert!(world.fold());
     assert_ne!(world.status.revision, before);
@@ -217,7 +217,7 @@ fn a_rule_whose_kinds_are_not_all_listed_is_not_ready_whatever_the_agents_say() 
     world.applied("eu-1");
     world.plan.unknown.insert(WatchScope::everywhere("secrets"));
     let view = world.view(&world.status);
-    assert!(!is_settled(&view, &world.ledger, world.now().instant));
+    assert!(!is_settled(&view, &world.report_store, world.now().instant));
     world.fold();
     assert_eq!((world.ready(), &world.status.revision), (pair("False", "Progressing"), &None));
 
@@ -254,8 +254,8 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
     world.applied("one");
     world.applied("two");
     world.fold();
-    world.ledger.disconnected(&"two".into(), 0, world.now().instant);
-    world.ledger.disconnected(&"two".into(), 1, world.now().instant);
+    world.report_store.disconnected(&"two".into(), 0, world.now().instant);
+    world.report_store.disconnected(&"two".into(), 1, world.now().instant);
     assert!(!world.fold(), "a blip is not worth a word");
     world.seconds += SILENCE.as_secs();
     assert!(world.fold());
@@ -264,7 +264,7 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
     let lost = notices(&RuleStatus::default(), &world.status);
     assert_eq!(lost[0].reason, EventReason::ClusterLost);
     let before = world.status.clone();
-    world.ledger.connected(&"two".into(), 1, facts(), vec![]);
+    world.report_store.connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
@@ -278,19 +278,19 @@ fn a_hub_that_just_started_lets_the_status_stand_until_its_clusters_had_the_time
     world.applied("two");
     world.fold();
     let plan = world.plan.clone();
-    world.ledger = Ledger::default();
+    world.report_store = ReportStore::default();
     world.started = Instant::now();
     world.seconds = 1;
     assert!(!world.fold());
-    world.ledger.connected(&"one".into(), 1, facts(), vec![]);
+    world.report_store.connected(&"one".into(), 1, facts(), vec![]);
     world.plan = plan;
     world.applied("one");
     assert!(!world.fold(), "one of two is back");
-    world.ledger.connected(&"two".into(), 1, facts(), vec![]);
+    world.report_store.connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     assert!(!world.fold(), "everything is as it was");
     // The other course: the second never comes back.
-    world.ledger.forget(&"two".into());
+    world.report_store.forget(&"two".into());
     world.seconds = SETTLING.as_secs() + 1;
     assert!(world.fold());
     assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
@@ -302,9 +302,9 @@ fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
     world.applied("one");
     world.applied("two");
     world.fold();
-    world.ledger = Ledger::default();
+    world.report_store = ReportStore::default();
     world.seconds = 1;
-    world.ledger.connected(&"one".into(), 1, facts(), vec![]);
+    world.report_store.connected(&"one".into(), 1, facts(), vec![]);
     world.report("one", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![failure(Reason::Forbidden, "no")]);
     assert!(world.fold());
     assert_eq!(world.ready(), pair("False", "Forbidden"));
@@ -341,7 +341,7 @@ fn partial_knowledge_is_never_ready() {
     let unread = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unread, Some(&SourceState::Unread));
     world.applied("one");
-    assert!(!is_settled(&world.view(&world.status), &world.ledger, world.now().instant));
+    assert!(!is_settled(&world.view(&world.status), &world.report_store, world.now().instant));
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
     world.plan.set(&unread, None);
@@ -430,7 +430,7 @@ fn the_hub_tells_of_every_cluster_the_worst_first() {
     let copy = SourceRef::new("configmaps", "default", "settings");
     let failures = vec![Failure { reason: Reason::Conflict, copy, message: "not ours".into() }];
     world.report("c17", Counts { copies: 2, applied: 1, failed: 1, ..Counts::default() }, failures.clone());
-    let told = details(&world.view(&world.status), &world.ledger, world.now().instant);
+    let told = details(&world.view(&world.status), &world.report_store, world.now().instant);
     assert_eq!(told.len(), 30);
     assert_eq!((told[0].name.as_str(), told[0].state, &told[0].failures), ("c17", ClusterState::Failed, &failures));
     assert!(told[1..].iter().all(|detail| detail.state == ClusterState::Ready && detail.failures.is_empty()));
@@ -458,7 +458,7 @@ proptest! {
                 0 => world.applied(name),
                 1 => world.report(name, Counts { copies: u32::MAX, failed: u32::MAX, ..Counts::default() }, failures),
                 2 => world.report(name, Counts { copies: 9, applied: 4, waiting: 5, ..Counts::default() }, vec![]),
-                3 => world.ledger.forget(&name.as_str().into()),
+                3 => world.report_store.forget(&name.as_str().into()),
                 _ => {}
             }
         }
@@ -517,9 +517,9 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     assert!(said.starts_with(held), "{said}");
 
     // While something else is under way, what waits is not counted anew.
-    let before = world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers;
+    let before = world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers;
     world.report("one", Counts { copies: 2, failed: 1, ..Counts::default() }, vec![]);
-    assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
+    assert_eq!(world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers, before);
 
     let released = crate::brake::Memory { released: true, ..memory };
     world.held_takeovers = Some(crate::index::BlockedAgentWork { memory: released, ..Default::default() });
@@ -527,7 +527,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
     world.fold();
     assert_eq!((world.ready().0.as_str(), world.says(ConditionType::TakeoverHeld)), ("True", pair("", "")));
     assert!(world.status.takeovers.as_ref().unwrap().released);
-    assert_eq!(world.ledger.holding(&"r".into(), &"one".into()).unwrap().takeovers, None);
+    assert_eq!(world.report_store.holding(&"r".into(), &"one".into()).unwrap().takeovers, None);
 }
 
 #[test]
@@ -541,9 +541,9 @@ fn copies_in_namespaces_given_up_are_on_their_way_until_they_are_held_and_then_o
     world.applied("two");
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
-    let holding = world.ledger.holding(&"r".into(), &"one".into()).unwrap();
+    let holding = world.report_store.holding(&"r".into(), &"one".into()).unwrap();
     assert_eq!((holding.copies, holding.given_up.unwrap().objects), (13, 12));
-    assert_eq!(world.ledger.namespaces_given_up(&"r".into(), &"one".into()), ["a", "b"]);
+    assert_eq!(world.report_store.namespaces_given_up(&"r".into(), &"one".into()), ["a", "b"]);
 
     let memory = |digest: &str, copies| crate::brake::Memory { digest: digest.into(), copies, ..Default::default() };
     let clusters = crate::index::Several { first: vec![("one".into(), 12)], all: 1 };

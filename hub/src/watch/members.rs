@@ -81,7 +81,7 @@ pub fn take_in_member(mut object: MemberCluster, shared: &Shared, object_cache: 
     }
     let reborn = shared.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
     if reborn {
-        shared.ledger.lock().forget(&name);
+        shared.report_store.lock().forget(&name);
         shared.doubts.lock().forget(&name);
     }
     // Before anything of it is seen to.
@@ -96,7 +96,7 @@ fn note_leaving(name: &ClusterName, leaving: bool, shared: &Shared) {
     let index = shared.index.read();
     let retains =
         |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain);
-    shared.ledger.lock().leaves(name, leaving, retains);
+    shared.report_store.lock().leaves(name, leaving, retains);
 }
 
 /// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
@@ -136,12 +136,12 @@ fn forget_if(name: &ClusterName, uid: Option<&str>, shared: &Shared, object_cach
 /// To be called in a turn of the book.
 fn forget(name: &ClusterName, shared: &Shared, object_cache: &ObjectCache) {
     object_cache.remove_member(name);
-    let mut ledger = shared.ledger.lock();
-    for (_, rule, copies) in ledger.held_copies(name).filter(|(.., copies)| *copies > 0) {
+    let mut report_store = shared.report_store.lock();
+    for (_, rule, copies) in report_store.held_copies(name).filter(|(.., copies)| *copies > 0) {
         tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
     }
-    ledger.forget(name);
-    drop(ledger);
+    report_store.forget(name);
+    drop(report_store);
     shared.doubts.lock().forget(name);
     shared.change(|index| index.remove_cluster(name));
 }

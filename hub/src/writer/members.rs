@@ -50,7 +50,7 @@ impl Writer {
     /// write is only for the object that was looked at.
     async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.object_cache.member(name) else { return Ok(()) };
-        let key = self.shared.ledger.lock().session(name, now.instant).map(|session| session.key.clone());
+        let key = self.shared.report_store.lock().session(name, now.instant).map(|session| session.key.clone());
         let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
         let limit = self.shared.settings.expired_renewal_limit;
         let Some(kept) = key.zip(identity).and_then(|(key, known)| used(known, &key, limit, now.wall)) else {
@@ -85,10 +85,10 @@ impl Writer {
         let previous = member.status.as_ref().unwrap_or(&unknown);
         let index = self.shared.index.read();
         let cluster = index.cluster(name)?;
-        let ledger = self.shared.ledger.lock();
+        let report_store = self.shared.report_store.lock();
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let unclaimed: Vec<&RuleName> =
-            ledger.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
+            report_store.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
         let doubts = self.shared.doubts.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
@@ -97,17 +97,17 @@ impl Writer {
             cordoned: cluster.cordoned,
             leaving: cluster.leaving,
             // A session that was cut on purpose does not come back by itself, so its end is told at once.
-            session: ledger.session(name, now.instant).filter(|_| cluster.accepted),
-            held: ledger.held_rules(name).filter(|(uid, _)| known(*uid)).count(),
-            retained: ledger.retained(name),
+            session: report_store.session(name, now.instant).filter(|_| cluster.accepted),
+            held: report_store.held_rules(name).filter(|(uid, _)| known(*uid)).count(),
+            retained: report_store.retained(name),
             unclaimed,
-            awaited: young && !ledger.has_connected(name),
+            awaited: young && !report_store.has_connected(name),
             renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),
             doubt: doubts.of(name).map(|doubt| (name, doubt)),
-            lost_watch: ledger
+            lost_watch: report_store
                 .lost_watch(name, KINDS.iter().map(|kind| kind.resource))
-                .filter(|_| ledger.session(name, now.instant).is_some()),
-            key_shared: ledger.is_key_shared(name, now.instant),
+                .filter(|_| report_store.session(name, now.instant).is_some()),
+            key_shared: report_store.is_key_shared(name, now.instant),
             previous,
         };
         fold_member(&view, now)

@@ -197,7 +197,7 @@ impl Writer {
     }
 
     fn gather(&mut self, now: Instant) {
-        let silent = self.shared.ledger.lock().take_silenced(now);
+        let silent = self.shared.report_store.lock().take_silenced(now);
         for cluster in silent {
             tracing::warn!(%cluster, "cluster is not connected any more");
             self.shared.mark_rules_of(&cluster);
@@ -227,14 +227,14 @@ impl Writer {
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
         let started = self.shared.serving_since().unwrap_or(now);
         let index = self.shared.index.read();
-        let ledger = self.shared.ledger.lock();
+        let report_store = self.shared.report_store.lock();
         self.object_cache.with_rule(uid, |object| {
             let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
             if object.deleting {
                 return index.is_held(uid);
             }
-            let view = rules::view(&index, uid, &object.status, started, false, &ledger);
-            view.is_none_or(|view| is_settled(&view, &ledger, now))
+            let view = rules::view(&index, uid, &object.status, started, false, &report_store);
+            view.is_none_or(|view| is_settled(&view, &report_store, now))
         })
     }
 

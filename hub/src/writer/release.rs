@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{RuleObject, WriteError, Writer};
 use crate::index::{Cluster, Index};
-use crate::status::{Ledger, Now, SETTLING};
+use crate::status::{Now, ReportStore, SETTLING};
 use crate::watch::forget;
 
 /// How long connected clusters may take before the order is written down for them too.
@@ -57,11 +57,11 @@ impl Writer {
     /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
     fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
         let index = self.shared.index.read();
-        let ledger = self.shared.ledger.lock();
+        let report_store = self.shared.report_store.lock();
         let overflow = self.shared.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters() {
-            match self.answer((uid, &index), (name, cluster), &ledger, now) {
+            match self.answer((uid, &index), (name, cluster), &report_store, now) {
                 Answer::Awaited if waits => return None,
                 Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => orders.push(name.clone()),
                 Answer::Awaited | Answer::Away | Answer::Free => {}
@@ -74,7 +74,7 @@ impl Writer {
         &self,
         (uid, index): (&RuleUid, &Index),
         (name, cluster): (&ClusterName, &Cluster),
-        ledger: &Ledger,
+        report_store: &ReportStore,
         now: Now,
     ) -> Answer {
         if cluster.pending.contains_key(uid) {
@@ -85,7 +85,7 @@ impl Writer {
             return if cluster.was_connected { Answer::Away } else { Answer::Free };
         }
         if let Some(live) = self.shared.sessions.get(name) {
-            let holds = ledger.held_rules(name).any(|(held, _)| held == uid);
+            let holds = report_store.held_rules(name).any(|(held, _)| held == uid);
             let version = index.version_of(uid).unwrap_or_default();
             let session = live.session.lock();
             if !holds && session.is_free_of(uid, version) {
@@ -96,13 +96,14 @@ impl Writer {
                 live.wake.notify_one();
             }
             // It hears of no removal before an administrator confirms that it may.
-            return if ledger.is_unconfirmed(name) { Answer::Away } else { Answer::Awaited };
+            return if report_store.is_unconfirmed(name) { Answer::Away } else { Answer::Awaited };
         }
-        if !cluster.was_connected && !ledger.has_connected(name) {
+        if !cluster.was_connected && !report_store.has_connected(name) {
             return Answer::Free;
         }
         let young = self.uptime(now) < SETTLING;
-        let may_be_back = ledger.session(name, now.instant).is_some() || (young && !ledger.has_connected(name));
+        let may_be_back =
+            report_store.session(name, now.instant).is_some() || (young && !report_store.has_connected(name));
         if may_be_back { Answer::Awaited } else { Answer::Away }
     }
 }

@@ -13,7 +13,7 @@ use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use crate::crd::{FINALIZER, RuleStatus};
 use crate::index::{BlockedAgentWork, Cluster, Index};
 use crate::rollout::Gate;
-use crate::status::{Ledger, Now, Rolling, SETTLING, View, fold, notices};
+use crate::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(
@@ -22,16 +22,16 @@ pub(crate) fn view<'a>(
     previous: &'a RuleStatus,
     hub_started: Instant,
     overdue: bool,
-    ledger: &Ledger,
+    report_store: &ReportStore,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
     let given_up = index.given_up_of(uid);
-    let (removal, held) = index.brake_of(uid, &|rule, cluster| ledger.holding(rule, cluster));
+    let (removal, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
     Some(View {
         removal,
         held,
         takeovers: index.takeovers_of(uid),
-        given_up_in: given_up_in(given_up.as_ref(), uid, ledger),
+        given_up_in: given_up_in(given_up.as_ref(), uid, report_store),
         given_up,
         rule: &entry.rule,
         plan: &entry.plan,
@@ -52,9 +52,9 @@ pub(crate) fn view<'a>(
 }
 
 /// Some of the namespaces in which copies are given up and held.
-fn given_up_in(held: Option<&BlockedAgentWork>, uid: &RuleUid, ledger: &Ledger) -> Vec<String> {
+fn given_up_in(held: Option<&BlockedAgentWork>, uid: &RuleUid, report_store: &ReportStore) -> Vec<String> {
     let clusters = held.into_iter().flat_map(|held| &held.clusters.first);
-    let named: BTreeSet<_> = clusters.flat_map(|(cluster, _)| ledger.namespaces_given_up(uid, cluster)).collect();
+    let named: BTreeSet<_> = clusters.flat_map(|(cluster, _)| report_store.namespaces_given_up(uid, cluster)).collect();
     named.into_iter().take(NAMESPACES_LIMIT).cloned().collect()
 }
 
@@ -86,9 +86,9 @@ impl Writer {
             if !index.is_held(uid) || self.uptime(now) < SETTLING {
                 return;
             }
-            let ledger = self.shared.ledger.lock();
+            let report_store = self.shared.report_store.lock();
             let silent = |(name, cluster): &(&ClusterName, &Cluster)| {
-                cluster.accepted && cluster.was_connected && !ledger.has_connected(name)
+                cluster.accepted && cluster.was_connected && !report_store.has_connected(name)
             };
             index.clusters().filter(silent).map(|(name, _)| name.clone()).collect()
         };
@@ -142,10 +142,12 @@ impl Writer {
         let (next, gate) = {
             let started = self.shared.serving_since().unwrap_or(now.instant);
             let index = self.shared.index.read();
-            let ledger = self.shared.ledger.lock();
-            let Some(mut view) = view(&index, uid, &object.status, started, overdue, &ledger) else { return Ok(false) };
-            let gate = view.take_step(index.turns(uid, view.progress()), &ledger, now);
-            (fold(&view, &ledger, now), gate)
+            let report_store = self.shared.report_store.lock();
+            let Some(mut view) = view(&index, uid, &object.status, started, overdue, &report_store) else {
+                return Ok(false);
+            };
+            let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);
+            (fold(&view, &report_store, now), gate)
         };
         // What somebody else has put in its place is no status of ours.
         let again = || object.replaced.is_some().then(|| object.status.clone());

@@ -22,11 +22,11 @@ impl World {
 
     /// In how many clusters the agent shows something else than it says.
     fn differing(&self) -> usize {
-        Sent::of(&self.view(&self.status)).differing(&self.ledger)
+        Sent::of(&self.view(&self.status)).differing(&self.report_store)
     }
 
     fn detail(&self, cluster: &str) -> (bool, Proved) {
-        let all = details(&self.view(&self.status), &self.ledger, self.now().instant);
+        let all = details(&self.view(&self.status), &self.report_store, self.now().instant);
         let one = all.into_iter().find(|detail| detail.name.as_str() == cluster).unwrap();
         (one.newest, one.proved)
     }
@@ -59,13 +59,13 @@ fn what_differs_is_counted_by_the_last_word_of_the_newest_session_its_first_one_
     assert_eq!(world.differing(), 1);
     // It comes again, and says and shows the same as before.
     let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
-    world.ledger.connected(&"two".into(), 2, facts(), vec![said]);
+    world.report_store.connected(&"two".into(), 2, facts(), vec![said]);
     assert_eq!(world.differing(), 1);
     // The session before it has no say any more.
     world.shows("two", right);
     assert_eq!(world.differing(), 1);
     let said = world.state("two", Counts { copies: 2, applied: 2, ..Counts::default() });
-    world.ledger.report(&"two".into(), 2, said);
+    world.report_store.report(&"two".into(), 2, said);
     assert_eq!(world.differing(), 0);
     world.shows("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 0);

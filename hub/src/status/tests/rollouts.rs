@@ -151,7 +151,7 @@ fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
     if just_begun {
         view.rolling.as_mut().unwrap().gate = None;
     }
-    let gate = view.take_step(turns, &world.ledger, world.now()).unwrap();
+    let gate = view.take_step(turns, &world.report_store, world.now()).unwrap();
     let all = ["canary-1", "eu-1", "eu-2"].into_iter();
     (all.filter(|cluster| gate.lets_in("target", &(*cluster).into())).collect(), gate)
 }
@@ -173,7 +173,7 @@ fn who_says_that_it_has_what_went_wrong_goes_back_wherever_it_stands_in_the_orde
     world.applied("eu-1");
     assert_eq!(let_in(&world, false).0, ["canary-1"]);
     let other = RuleState { terms_digest: None, ..world.state("eu-1", Counts::default()) };
-    world.ledger.report(&"eu-1".into(), 1, RuleState { travel: Travel::Keep(String::new()), ..other });
+    world.report_store.report(&"eu-1".into(), 1, RuleState { travel: Travel::Keep(String::new()), ..other });
     assert_eq!(let_in(&world, false).0, ["canary-1"]);
 }
 
@@ -199,11 +199,11 @@ fn what_is_left_is_the_sum_of_what_clusters_say_that_went_back_from_just_this() 
     {
         let counts = Counts { copies: 2, applied: 2, ..Counts::default() };
         let state = RuleState { travel, left, ..world.state(cluster, counts) };
-        world.ledger.report(&cluster.into(), 1, state);
+        world.report_store.report(&cluster.into(), 1, state);
     }
     let left = |world: &World, turns: Vec<RolloutPosition>| {
         let mut view = world.view(&world.status);
-        view.take_step(turns, &world.ledger, world.now()).unwrap();
+        view.take_step(turns, &world.report_store, world.now()).unwrap();
         view.progress().unwrap().left
     };
     let all = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];

@@ -93,7 +93,7 @@ fn a_silent_cluster_beside_one_that_is_well() {
     world.applied("eu-1");
     world.applied("eu-2");
     world.fold();
-    world.ledger.disconnected(&"eu-2".into(), 1, world.now().instant);
+    world.report_store.disconnected(&"eu-2".into(), 1, world.now().instant);
     world.seconds += 60;
     insta::assert_snapshot!(shown(&mut world));
 }

@@ -15,7 +15,7 @@ use crate::session::state_bytes;
 
 /// An agent's last word about one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Account {
+pub(super) struct RuleReport {
     pub(super) intents_digest: SetDigest,
     pub(super) terms_digest: Option<TermsDigest>,
     pub(super) intents: u32,
@@ -59,12 +59,12 @@ pub struct SessionFacts {
 
 /// A cluster, as its agent has spoken of it.
 #[derive(Default)]
-pub(super) struct Presence {
+pub(super) struct Connectivity {
     session: Option<SessionFacts>,
     /// Which session speaks for the cluster; what an older one still says is void.
     number: u64,
     lost_at: Option<Instant>,
-    accounts: BTreeMap<RuleUid, Account>,
+    accounts: BTreeMap<RuleUid, RuleReport>,
     /// Rules that the agent holds and how they are called.
     names: BTreeMap<RuleUid, RuleName>,
     /// Something is not said to it before an administrator confirms.
@@ -79,7 +79,7 @@ pub(super) struct Presence {
     key_sharing: KeySharing,
 }
 
-impl Presence {
+impl Connectivity {
     /// The session, while the cluster counts as connected: it is, or was a moment ago.
     pub(super) fn session(&self, now: Instant) -> Option<&SessionFacts> {
         let fresh = self.lost_at.is_none_or(|lost| now.saturating_duration_since(lost) < SILENCE);
@@ -115,7 +115,7 @@ impl Presence {
     }
 
     /// Its agent's last word on a rule.
-    pub(super) fn account(&self, rule: &RuleUid) -> Option<&Account> {
+    pub(super) fn account(&self, rule: &RuleUid) -> Option<&RuleReport> {
         self.accounts.get(rule)
     }
 }
@@ -125,8 +125,8 @@ const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
 
 /// What the agents last said, by cluster.
 #[derive(Default)]
-pub struct Ledger {
-    clusters: BTreeMap<ClusterName, Presence>,
+pub struct ReportStore {
+    clusters: BTreeMap<ClusterName, Connectivity>,
     /// The clusters whose session has ended, as long as their silence has not been told.
     lost: BTreeSet<ClusterName>,
     /// What the rules of clusters that leave retain there.
@@ -137,7 +137,7 @@ pub struct Ledger {
     shortened: u64,
 }
 
-impl Ledger {
+impl ReportStore {
     /// A ledger that knows nothing, of a hub that gives its agents this key.
     pub fn proving(key: ProofKey) -> Self {
         Self { proof_key: Some(key), ..Self::default() }
@@ -152,7 +152,7 @@ impl Ledger {
 
     /// The same.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster).is_some_and(Presence::is_unconfirmed)
+        self.presence(cluster).is_some_and(Connectivity::is_unconfirmed)
     }
 
     /// Whether what takes this protocol is said to a cluster: its agent is not too old for it, and nobody has to confirm
@@ -277,7 +277,7 @@ impl Ledger {
         presence.bytes += bytes;
         presence.names.insert(state.uid.clone(), state.rule);
         let before = presence.accounts.get(&state.uid).and_then(|account| account.takeovers);
-        let account = Account {
+        let account = RuleReport {
             takeovers: if state.counts.under_way() == 0 { state.takeovers } else { before },
             waiting_takeovers: state.takeovers.map_or(0, |takeovers| takeovers.objects),
             given_up: state.given_up.filter(|given_up| given_up.copies > 0),
@@ -335,7 +335,7 @@ impl Ledger {
 
     /// Whether the cluster has connected since the hub started.
     pub fn has_connected(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster).is_some_and(Presence::has_connected)
+        self.presence(cluster).is_some_and(Connectivity::has_connected)
     }
 
     /// The rules that a cluster holds something of, as its agent calls them.
@@ -384,12 +384,12 @@ impl Ledger {
         self.account(cluster, rule).is_some_and(|account| account.intents_digest == intents)
     }
 
-    pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&Account> {
+    pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {
         self.presence(cluster)?.account(rule)
     }
 
     /// What is known of a cluster.
-    pub(super) fn presence(&self, cluster: &ClusterName) -> Option<&Presence> {
+    pub(super) fn presence(&self, cluster: &ClusterName) -> Option<&Connectivity> {
         self.clusters.get(cluster)
     }
 }
@@ -427,13 +427,13 @@ mod tests {
         }
     }
 
-    fn waiting(ledger: &Ledger) -> u32 {
-        let holding = ledger.holding(&"r".into(), &"a".into()).unwrap();
+    fn waiting(report_store: &ReportStore) -> u32 {
+        let holding = report_store.holding(&"r".into(), &"a".into()).unwrap();
         holding.takeovers.map_or(0, |takeovers| takeovers.objects)
     }
 
-    fn going(ledger: &Ledger) -> u32 {
-        let holding = ledger.holding(&"r".into(), &"a".into()).unwrap();
+    fn going(report_store: &ReportStore) -> u32 {
+        let holding = report_store.holding(&"r".into(), &"a".into()).unwrap();
         holding.given_up.map_or(0, |given_up| given_up.objects)
     }
 
@@ -441,63 +441,63 @@ mod tests {
     fn key_is_shared_where_sessions_live_and_not_after_they_ended() {
         let (cluster, now) = (ClusterName::from("a"), Instant::now());
         let of = |boot: &str, key: &str| SessionFacts { boot_id: boot.into(), key: key.into(), ..facts() };
-        let mut ledger = Ledger::default();
+        let mut report_store = ReportStore::default();
         let mut number = 0;
-        let mut connects = |ledger: &mut Ledger, facts: SessionFacts| {
+        let mut connects = |report_store: &mut ReportStore, facts: SessionFacts| {
             number += 1;
-            let news = ledger.displaces(&cluster, &facts, now);
-            ledger.connected(&cluster, number, facts, vec![]);
+            let news = report_store.displaces(&cluster, &facts, now);
+            report_store.connected(&cluster, number, facts, vec![]);
             news
         };
         // Two replicas: each session has ended before the other begins.
         for (number, boot) in (1..).zip(["a", "b", "a", "b"]) {
-            assert!(!connects(&mut ledger, of(boot, "k")));
-            ledger.disconnected(&cluster, number, now);
+            assert!(!connects(&mut report_store, of(boot, "k")));
+            report_store.disconnected(&cluster, number, now);
         }
-        assert!(!ledger.is_key_shared(&cluster, now));
-        let news = ["a", "b", "a", "b"].map(|boot| connects(&mut ledger, of(boot, "k")));
+        assert!(!report_store.is_key_shared(&cluster, now));
+        let news = ["a", "b", "a", "b"].map(|boot| connects(&mut report_store, of(boot, "k")));
         assert_eq!(news, [false, false, false, true]);
-        assert!(ledger.is_key_shared(&cluster, now));
-        connects(&mut ledger, of("a", "k2"));
-        assert!(!ledger.is_key_shared(&cluster, now), "the agent has another key now");
+        assert!(report_store.is_key_shared(&cluster, now));
+        connects(&mut report_store, of("a", "k2"));
+        assert!(!report_store.is_key_shared(&cluster, now), "the agent has another key now");
     }
 
     #[test]
     fn what_waits_is_taken_in_when_nothing_is_under_way_whatever_cannot_be_removed() {
-        let (mut ledger, cluster) = (Ledger::default(), ClusterName::from("a"));
-        ledger.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
-        ledger.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
-        assert_eq!(waiting(&ledger), 0, "there may be more of them");
-        assert_eq!(going(&ledger), 6, "these are known at once");
+        let (mut report_store, cluster) = (ReportStore::default(), ClusterName::from("a"));
+        report_store.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
+        report_store.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
+        assert_eq!(waiting(&report_store), 0, "there may be more of them");
+        assert_eq!(going(&report_store), 6, "these are known at once");
         // The old copy goes when its successor stands, and the successor waits.
-        ledger.report(&cluster, 1, state(7, |counts| counts.removing = 1));
-        assert_eq!(waiting(&ledger), 7);
+        report_store.report(&cluster, 1, state(7, |counts| counts.removing = 1));
+        assert_eq!(waiting(&report_store), 7);
     }
 
     #[test]
     fn an_agent_that_comes_back_still_has_what_waited_until_it_has_found_out_again() {
         let cluster = ClusterName::from("a");
         let back = |hello: RuleState| {
-            let mut ledger = Ledger::default();
-            ledger.connected(&cluster, 1, facts(), vec![]);
-            ledger.report(&cluster, 1, state(6, |_| {}));
-            ledger.connected(&cluster, 2, facts(), vec![hello]);
-            ledger
+            let mut report_store = ReportStore::default();
+            report_store.connected(&cluster, 1, facts(), vec![]);
+            report_store.report(&cluster, 1, state(6, |_| {}));
+            report_store.connected(&cluster, 2, facts(), vec![hello]);
+            report_store
         };
         // Busy; restarted, so that it knows of no intents but those of its copies, or of no terms.
         let mut restarted = state(0, |counts| *counts = Counts { copies: 10, applied: 10, ..Counts::default() });
         restarted.intents_digest.insert(&SourceRef::new("configmaps", "team", "s"), &Revision([1; 16]));
         let unclaimed = RuleState { terms_digest: None, ..state(0, |_| {}) };
         for hello in [state(0, |counts| counts.applied = 3), restarted, unclaimed] {
-            let mut ledger = back(hello);
-            assert_eq!((waiting(&ledger), going(&ledger)), (6, 6));
-            ledger.report(&cluster, 2, state(2, |_| {}));
-            assert_eq!((waiting(&ledger), going(&ledger)), (2, 2));
-            ledger.report(&cluster, 2, state(0, |_| {}));
-            assert_eq!((waiting(&ledger), going(&ledger)), (0, 0));
+            let mut report_store = back(hello);
+            assert_eq!((waiting(&report_store), going(&report_store)), (6, 6));
+            report_store.report(&cluster, 2, state(2, |_| {}));
+            assert_eq!((waiting(&report_store), going(&report_store)), (2, 2));
+            report_store.report(&cluster, 2, state(0, |_| {}));
+            assert_eq!((waiting(&report_store), going(&report_store)), (0, 0));
         }
         // It was only away.
-        let ledger = back(state(2, |_| {}));
-        assert_eq!((waiting(&ledger), going(&ledger)), (2, 2));
+        let report_store = back(state(2, |_| {}));
+        assert_eq!((waiting(&report_store), going(&report_store)), (2, 2));
     }
 }
