@@ -16,6 +16,7 @@ use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Parts, Tr
 use runnel_hub::brake::Limit;
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
+use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::index::PlaceState;
 use runnel_hub::join::{Lives, Registrar};
 use runnel_hub::lease::{self, Accepted, ConnectionGuards, ConnectionRouter, Election, Timing};
@@ -23,7 +24,6 @@ use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
-use runnel_hub::shared::{Settings, Shared};
 use runnel_hub::watch;
 use runnel_hub::writer::{ObjectCache, RemovalRecorder, WAITING, Writer, publish_events};
 use runnel_proto::model::KINDS;
@@ -230,12 +230,12 @@ async fn start(
         render_budget: options.render_budget.0,
         revision_key: identity.revision_key.clone(),
     };
-    let (shared, object_cache) = (Shared::new(settings), Arc::new(ObjectCache::default()));
+    let (hub_state, object_cache) = (HubState::new(settings), Arc::new(ObjectCache::default()));
     let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
     let (events, waiting) = mpsc::channel(WAITING);
     let parts = Parts {
         client: client.clone(),
-        shared: shared.clone(),
+        hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
         lives,
         authority_life: options.authority_life,
@@ -245,7 +245,7 @@ async fn start(
     let keeper = keeper.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
     let (tls, authorities) = (keeper.tls(), keeper.authorities());
     registry.register_collector(Box::new(StateCollector {
-        shared: shared.clone(),
+        hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
         tls: tls.clone(),
         authorities: authorities.clone(),
@@ -253,29 +253,35 @@ async fn start(
         certificate_life: lives.certificate,
     }));
     let registrar = Registrar::new(client.clone(), authorities, lives);
-    let server =
-        Server::new(shared.clone(), object_cache.clone(), registrar, metrics.clone(), client.clone(), shutdown.clone());
+    let server = Server::new(
+        hub_state.clone(),
+        object_cache.clone(),
+        registrar,
+        metrics.clone(),
+        client.clone(),
+        shutdown.clone(),
+    );
 
     let registry = Arc::new(registry);
     let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
-    let (door, accepted) = ConnectionRouter::new(listener, replicas, shared.clone(), metrics.clone());
+    let (door, accepted) = ConnectionRouter::new(listener, replicas, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", door.run());
     let questions = Questions::new(
-        shared.clone(),
+        hub_state.clone(),
         object_cache.clone(),
         Reviewer::new(client.clone()),
         options.plan_account.clone(),
     );
-    let serve = serve(accepted, tls, (server, questions), (shared.clone(), metrics), shutdown.clone());
+    let serve = serve(accepted, tls, (server, questions), (hub_state.clone(), metrics), shutdown.clone());
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "authorities", keeper.run());
 
     let [rules, cluster_rules, members] = awaited.map(|part| {
-        let shared = shared.clone();
+        let hub_state = hub_state.clone();
         move || {
             drop(part.lock().take());
-            shared.progress.notify_one();
+            hub_state.progress.notify_one();
         }
     });
     let stop = || shutdown.clone();
@@ -283,51 +289,52 @@ async fn start(
         tasks,
         stop(),
         "watch of members",
-        watch::watch_members(client.clone(), shared.clone(), object_cache.clone(), members),
+        watch::watch_members(client.clone(), hub_state.clone(), object_cache.clone(), members),
     );
-    let watched = watch::watch_rules::<DistributionRule>(client.clone(), shared.clone(), object_cache.clone(), rules);
+    let watched =
+        watch::watch_rules::<DistributionRule>(client.clone(), hub_state.clone(), object_cache.clone(), rules);
     forever(tasks, stop(), "watch of rules", watched);
     let watched = watch::watch_rules::<ClusterDistributionRule>(
         client.clone(),
-        shared.clone(),
+        hub_state.clone(),
         object_cache.clone(),
         cluster_rules,
     );
     forever(tasks, stop(), "watch of cluster rules", watched);
-    let grants = watch::watch_grants(client.clone(), shared.clone(), options.grant_everything);
+    let grants = watch::watch_grants(client.clone(), hub_state.clone(), options.grant_everything);
     forever(tasks, stop(), "watch of grants", grants);
-    let namespaces = watch::watch_hub_namespaces(client.clone(), shared.clone());
+    let namespaces = watch::watch_hub_namespaces(client.clone(), hub_state.clone());
     forever(tasks, stop(), "watch of namespaces", namespaces);
-    let definition = watch::watch_definition::<DistributionRule>(client.clone(), shared.clone());
+    let definition = watch::watch_definition::<DistributionRule>(client.clone(), hub_state.clone());
     forever(tasks, stop(), "watch of the rules' definition", definition);
-    let definition = watch::watch_definition::<ClusterDistributionRule>(client.clone(), shared.clone());
+    let definition = watch::watch_definition::<ClusterDistributionRule>(client.clone(), hub_state.clone());
     forever(tasks, stop(), "watch of the cluster rules' definition", definition);
     for kind in KINDS {
-        for place in shared.settings.scope.places(kind.resource) {
-            let watch = watch::watch_sources(client.clone(), shared.clone(), kind, place);
+        for place in hub_state.settings.scope.places(kind.resource) {
+            let watch = watch::watch_sources(client.clone(), hub_state.clone(), kind, place);
             forever(tasks, stop(), "watch of sources", watch);
         }
     }
-    forever(tasks, stop(), "reader", watch::read_sources(client.clone(), shared.clone()));
-    forever(tasks, stop(), "renderer", watch::render_rules(shared.clone()));
-    forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(shared.clone()));
+    forever(tasks, stop(), "reader", watch::read_sources(client.clone(), hub_state.clone()));
+    forever(tasks, stop(), "renderer", watch::render_rules(hub_state.clone()));
+    forever(tasks, stop(), "grace of vanished sources", watch::bury_sources(hub_state.clone()));
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
     let namespace = &options.access.namespace;
-    let election = Election::new(client.clone(), namespace, me, timing, shared.clone());
+    let election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
     let (known, knows) = channel::channel(false);
     let elect = election.run(knows, shutdown.clone());
     tasks.spawn(async move {
         elect.await;
         (ELECTION, Ok(()))
     });
-    let gate = until_known(shared.clone(), readiness, serving_awaited, known);
+    let gate = until_known(hub_state.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
-    let recorder = RemovalRecorder::new(client.clone(), shared.clone(), object_cache.clone());
+    let recorder = RemovalRecorder::new(client.clone(), hub_state.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
-    forever(tasks, stop(), "writer", Writer::new(client, shared, object_cache, events).run());
+    forever(tasks, stop(), "writer", Writer::new(client, hub_state, object_cache, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())
 }
@@ -350,27 +357,27 @@ fn forever(
 /// Lets the process lead once every watch that is needed has delivered a complete list or was refused; and lets it
 /// serve, each time that it leads, when they have all done so anew.
 async fn until_known(
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     readiness: Readiness,
     own: ops::Awaited,
     known_to_all: channel::Sender<bool>,
 ) {
     let known = || {
         let listed = readiness.awaited().len() <= 1;
-        let index = shared.index.read();
+        let index = hub_state.index.read();
         listed && index.needed_places().iter().all(|place| index.place(place) != PlaceState::Unwatched)
     };
     while !known() {
-        shared.progress.notified().await;
+        hub_state.progress.notified().await;
     }
     drop(own);
     tracing::info!("the hub has read its rules and sources");
     known_to_all.send_replace(true);
     loop {
-        if shared.serve_if_known() {
+        if hub_state.serve_if_known() {
             tracing::info!("the hub serves its members");
         }
-        shared.progress.notified().await;
+        hub_state.progress.notified().await;
     }
 }
 
@@ -378,11 +385,11 @@ async fn serve(
     accepted: Accepted,
     tls: Arc<tls::ServerTls>,
     (server, questions): (Server, Questions),
-    (shared, metrics): (Arc<Shared>, Arc<HubMetrics>),
+    (hub_state, metrics): (Arc<HubState>, Arc<HubMetrics>),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let guards = ConnectionGuards::counting(metrics);
-    let fenced = lease::fenced(tls::incoming(accepted, tls), shared, guards.clone());
+    let fenced = lease::fenced(tls::incoming(accepted, tls), hub_state, guards.clone());
     let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(tls::PING_LIMIT))

@@ -18,8 +18,8 @@ use super::overlap::{Needs, TrustedAuthorities};
 use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
+use crate::hub_state::HubState;
 use crate::join::Lives;
-use crate::shared::Shared;
 use crate::status::{EventReason, Notice};
 use crate::writer::ObjectCache;
 
@@ -78,7 +78,7 @@ pub struct Parts {
     /// For the Secrets.
     pub client: Client,
     /// What the hub's tasks share.
-    pub shared: Arc<Shared>,
+    pub hub_state: Arc<HubState>,
     /// The members, whose certificates say which authorities they need.
     pub object_cache: Arc<ObjectCache>,
     /// How long members can use what they have.
@@ -117,11 +117,11 @@ impl Keeper {
         let pairs = pairs(&identity, &known, now)?;
         let renew_at = half_way(now, &pairs);
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
-        let api: Api<Secret> = Api::namespaced(parts.client.clone(), &parts.shared.settings.namespace);
-        let watch = |name| SecretWatch::new(api.clone(), name, parts.shared.rounds.subscribe());
+        let api: Api<Secret> = Api::namespaced(parts.client.clone(), &parts.hub_state.settings.namespace);
+        let watch = |name| SecretWatch::new(api.clone(), name, parts.hub_state.rounds.subscribe());
         let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(AUTHORITIES_SECRET));
         let authorities = Authorities::new(Arc::new(identity), known);
-        parts.shared.authorities.send_replace(authorities.certificates());
+        parts.hub_state.authorities.send_replace(authorities.certificates());
         let (identity, stored) = (identity_watch, stored_watch);
         Ok(Self { parts, api, identity, stored, authorities, tls, renew_at, was_stored, told: None })
     }
@@ -138,7 +138,7 @@ impl Keeper {
 
     /// Keeps them for ever.
     pub async fn run(mut self) {
-        let mut lead = self.parts.shared.lead.subscribe();
+        let mut lead = self.parts.hub_state.lead.subscribe();
         loop {
             match self.look().await {
                 Ok(Some(judged)) => self.tell(judged.err().map(|error| error.to_string())),
@@ -181,7 +181,7 @@ impl Keeper {
             None if self.was_stored => TrustedAuthorities::default(),
             None => self.authorities.known(),
         };
-        if !self.parts.shared.leads() {
+        if !self.parts.hub_state.leads() {
             // The leader writes down what it switches to, and only then it counts.
             if base.is_current(identity.authority.certificate()) {
                 self.adopt(identity, base);
@@ -202,7 +202,7 @@ impl Keeper {
 
     /// What should be known from now on.
     fn next(&self, base: TrustedAuthorities, identity: &HubIdentity, now: SystemTime) -> TrustedAuthorities {
-        let (shared, lives) = (&self.parts.shared, self.parts.lives);
+        let (hub_state, lives) = (&self.parts.hub_state, self.parts.lives);
         let overlap = lives.certificate + lives.expired_renewal;
         let mut next = base.switched(identity.authority.certificate(), now);
         if next.needs_spare(overlap, now) {
@@ -212,7 +212,7 @@ impl Keeper {
             }
         }
         // Before the members are known it looks as if nobody needed anything.
-        if next.entries().len() == 1 || shared.serving_since().is_none() {
+        if next.entries().len() == 1 || hub_state.serving_since().is_none() {
             return next;
         }
         let mut needs = Needs::default();
@@ -227,10 +227,10 @@ impl Keeper {
         now: SystemTime,
     ) -> Result<Result<Option<HubIdentity>, StoredError>, ApiError> {
         let mut data = secret.as_ref().and_then(|secret| secret.data.clone()).unwrap_or_default();
-        let hub_id = &self.parts.shared.settings.hub_id;
+        let hub_id = &self.parts.hub_state.settings.hub_id;
         match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
             Ok(None) => {}
-            Ok(Some(_)) if !self.parts.shared.leads() => return Ok(Ok(None)),
+            Ok(Some(_)) if !self.parts.hub_state.leads() => return Ok(Ok(None)),
             Ok(Some(new)) => {
                 data.extend(new);
                 let written = write(&self.api, IDENTITY, secret, data.clone()).await?;
@@ -269,7 +269,7 @@ impl Keeper {
             let kept = present.len() - 1;
             tracing::info!(authority = %first, "a new authority signs; {kept} former ones are kept for members that need them");
         }
-        self.parts.shared.authorities.send_if_modified(|bundle| {
+        self.parts.hub_state.authorities.send_if_modified(|bundle| {
             let new = self.authorities.certificates();
             let differs = *bundle != new;
             *bundle = new;
@@ -314,13 +314,13 @@ impl Keeper {
     }
 
     fn event(&self, reason: EventReason, message: String) {
-        if !self.parts.shared.leads() {
+        if !self.parts.hub_state.leads() {
             return;
         }
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Secret".to_owned()),
-            namespace: Some(self.parts.shared.settings.namespace.clone()),
+            namespace: Some(self.parts.hub_state.settings.namespace.clone()),
             name: Some(IDENTITY_SECRET.to_owned()),
             ..ObjectReference::default()
         };

@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Leader;
 use super::passed_on::{PREAMBLE, open_files, origin, passed_on_limit, preamble};
+use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
-use crate::shared::Shared;
 
 /// Connections at a time that are held or handed to the server, of a process that leads; more wait in the kernel's queue.
 const CONNECTIONS: usize = 8192;
@@ -65,7 +65,7 @@ impl Accept for Accepted {
 pub struct ConnectionRouter {
     public: TcpListener,
     replicas: Option<TcpListener>,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     metrics: Arc<HubMetrics>,
     served: mpsc::Sender<Incoming>,
 }
@@ -75,11 +75,11 @@ impl ConnectionRouter {
     pub fn new(
         public: TcpListener,
         replicas: Option<TcpListener>,
-        shared: Arc<Shared>,
+        hub_state: Arc<HubState>,
         metrics: Arc<HubMetrics>,
     ) -> (Self, Accepted) {
         let (served, accepted) = mpsc::channel(QUEUE);
-        (Self { public, replicas, shared, metrics, served }, Accepted(accepted))
+        (Self { public, replicas, hub_state, metrics, served }, Accepted(accepted))
     }
 
     /// Takes connections for ever.
@@ -95,9 +95,9 @@ impl ConnectionRouter {
                     Ok(true) => {}
                     _ => self.metrics.limited(PeerLimit::Replicas, 1),
                 },
-                accepted = self.public.accept(), if tasks.len() < most || !self.shared.leads() => match accepted {
+                accepted = self.public.accept(), if tasks.len() < most || !self.hub_state.leads() => match accepted {
                     Ok(incoming) if tasks.len() < most => {
-                        drop(tasks.spawn(admit(incoming, self.shared.clone(), self.served.clone())));
+                        drop(tasks.spawn(admit(incoming, self.hub_state.clone(), self.served.clone())));
                     }
                     // Closed at once, so that who has another address tries that.
                     Ok(_) => {
@@ -110,10 +110,10 @@ impl ConnectionRouter {
                     Err(error) => complain(&error).await,
                 },
                 accepted = accept(self.replicas.as_ref()) => match accepted {
-                    Ok((tcp, _)) if self.shared.leads() && arrivals.len() < ARRIVALS => {
-                        arrivals.spawn(arrive(tcp, self.shared.clone(), self.served.clone()));
+                    Ok((tcp, _)) if self.hub_state.leads() && arrivals.len() < ARRIVALS => {
+                        arrivals.spawn(arrive(tcp, self.hub_state.clone(), self.served.clone()));
                     }
-                    Ok((_, from)) if self.shared.leads() => {
+                    Ok((_, from)) if self.hub_state.leads() => {
                         self.metrics.limited(PeerLimit::Replicas, 1);
                         tracing::debug!(peer = %from, "too many connections on the port for replicas: one is closed");
                     }
@@ -126,11 +126,11 @@ impl ConnectionRouter {
 }
 
 /// Serves what another replica passes on, as from where that says it comes. Returns whether a replica of this hub said so.
-async fn arrive(mut tcp: TcpStream, shared: Arc<Shared>, served: mpsc::Sender<Incoming>) -> bool {
+async fn arrive(mut tcp: TcpStream, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) -> bool {
     let mut preamble = [0; PREAMBLE];
     let said = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
     let from = match said {
-        Ok(Ok(_)) => origin(&preamble, &shared.settings.revision_key),
+        Ok(Ok(_)) => origin(&preamble, &hub_state.settings.revision_key),
         _ => None,
     };
     let Some(from) = from else { return false };
@@ -155,19 +155,19 @@ async fn complain(error: &io::Error) {
 }
 
 /// Serves a connection, or passes it on to who leads, or holds it until somebody does.
-async fn admit((tcp, from): Incoming, shared: Arc<Shared>, served: mpsc::Sender<Incoming>) {
+async fn admit((tcp, from): Incoming, hub_state: Arc<HubState>, served: mpsc::Sender<Incoming>) {
     let give_up = Instant::now() + HOLD;
-    let (mut lead, mut leader) = (shared.lead.subscribe(), shared.leader.subscribe());
+    let (mut lead, mut leader) = (hub_state.lead.subscribe(), hub_state.leader.subscribe());
     loop {
         lead.mark_unchanged();
         let known = leader.borrow_and_update().clone();
-        if shared.leads() {
+        if hub_state.leads() {
             _ = served.send((tcp, from)).await;
             return;
         }
         if let Some((known, address)) = known.and_then(|known| known.address.clone().map(|address| (known, address))) {
             match timeout(DIAL, TcpStream::connect(&address)).await {
-                Ok(Ok(onward)) => return splice((tcp, from), onward, &known, &shared).await,
+                Ok(Ok(onward)) => return splice((tcp, from), onward, &known, &hub_state).await,
                 Ok(Err(error)) => tracing::debug!(%error, address, "cannot reach the replica that leads"),
                 Err(_) => tracing::debug!(address, "the replica that leads does not answer"),
             }
@@ -182,15 +182,15 @@ async fn admit((tcp, from): Incoming, shared: Arc<Shared>, served: mpsc::Sender<
 }
 
 /// Passes bytes both ways until both ends are done, nothing moves, or another replica leads.
-async fn splice((tcp, from): Incoming, mut onward: TcpStream, leader: &Leader, shared: &Shared) {
+async fn splice((tcp, from): Incoming, mut onward: TcpStream, leader: &Leader, hub_state: &HubState) {
     // A system that refuses this only answers later.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
-    if onward.write_all(&preamble(from, &shared.settings.revision_key)).await.is_err() {
+    if onward.write_all(&preamble(from, &hub_state.settings.revision_key)).await.is_err() {
         return;
     }
     let moved = AtomicU64::new(0);
     let (mut near, mut far) = (Counted { tcp, moved: &moved }, Counted { tcp: onward, moved: &moved });
-    let mut known = shared.leader.subscribe();
+    let mut known = hub_state.leader.subscribe();
     let deposed = async {
         let other = |now: &Option<Leader>| now.as_ref().is_none_or(|now| now.identity != leader.identity);
         _ = known.wait_for(other).await;

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::decide::{Candidate, Holder, LEASE, Lead, Step, Timing, introduced};
-use crate::shared::Shared;
+use crate::hub_state::HubState;
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
@@ -49,7 +49,7 @@ pub struct Election {
     leases: Api<Lease>,
     candidate: Candidate,
     timing: Timing,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
 }
 
 /// How a request about the Lease ended.
@@ -64,9 +64,9 @@ enum Answer {
 
 impl Election {
     /// A part in the election over the Lease of this namespace.
-    pub fn new(client: Client, namespace: &str, me: Holder, timing: Timing, shared: Arc<Shared>) -> Self {
+    pub fn new(client: Client, namespace: &str, me: Holder, timing: Timing, hub_state: Arc<HubState>) -> Self {
         let leases = Api::namespaced(client, namespace);
-        Self { leases, candidate: Candidate::new(me, timing), timing, shared }
+        Self { leases, candidate: Candidate::new(me, timing), timing, hub_state }
     }
 
     /// Takes part until `shutdown`, and then hands over. It leads only when `known` says that the process knows enough.
@@ -137,9 +137,9 @@ impl Election {
     }
 
     fn introduced(&self, lease: &Lease) -> Lease {
-        let authorities = self.shared.authorities.borrow();
+        let authorities = self.hub_state.authorities.borrow();
         let authority = authorities.first().and_then(|der| Fingerprint::of_certificate(der).ok());
-        introduced(lease.clone(), &self.shared.settings.hub_id, authority)
+        introduced(lease.clone(), &self.hub_state.settings.hub_id, authority)
     }
 
     /// Sends one request, within a part of the time in which a renewal must succeed.
@@ -173,11 +173,11 @@ impl Election {
         let lead = self.candidate.lead(Instant::now()).cloned();
         self.say(lead.as_ref());
         // Before anybody is told anything by this right.
-        *self.shared.standing.write() = self.candidate.standing(Instant::now());
-        self.shared.rounds.renewed(lead.as_ref().and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)));
-        self.shared.set_lead(lead);
+        *self.hub_state.leader_position.write() = self.candidate.standing(Instant::now());
+        self.hub_state.rounds.renewed(lead.as_ref().and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)));
+        self.hub_state.set_lead(lead);
         let leader = self.candidate.leader();
-        self.shared.leader.send_if_modified(|known| {
+        self.hub_state.leader.send_if_modified(|known| {
             let changed = *known != leader;
             if changed && let Some(leader) = &leader {
                 tracing::info!(
@@ -192,7 +192,7 @@ impl Election {
     }
 
     fn say(&self, lead: Option<&Lead>) {
-        let before = self.shared.lead.borrow().clone();
+        let before = self.hub_state.lead.borrow().clone();
         match (before, lead) {
             (Some(before), Some(lead)) if before.is_same(lead) => {}
             (_, Some(lead)) => tracing::info!(epoch = lead.epoch, term = lead.term, "this replica leads"),
@@ -208,7 +208,7 @@ impl Election {
         }
         let over = tokio::time::Instant::now() + HAND_OVER_LIMIT / 2;
         let goodbye = tokio::time::Instant::now() + GOODBYE;
-        while !self.shared.sessions.is_empty() && tokio::time::Instant::now() < goodbye {
+        while !self.hub_state.sessions.is_empty() && tokio::time::Instant::now() < goodbye {
             tokio::time::sleep(GLANCE).await;
         }
         tokio::time::sleep(FLUSH).await;
@@ -232,7 +232,7 @@ impl Election {
                 Answer::Failed => break,
             }
         }
-        self.shared.set_lead(None);
+        self.hub_state.set_lead(None);
     }
 }
 

@@ -18,8 +18,8 @@ use tonic::transport::server::Connected;
 
 use super::Lead;
 use super::connections::{MemberConnections, MemberKey};
+use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
-use crate::shared::Shared;
 
 /// How often a connection looks whether its session is still allowed. The second look in a row that finds that it is not
 /// ends it, so the session's own last word has the time between the two.
@@ -207,27 +207,27 @@ pub struct Caller {
 pub struct Fenced {
     connection: Connection,
     lead: Lead,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     guard: ConnectionGuard,
 }
 
 /// The connections that were made while this process leads, each on one of these leashes.
 pub fn fenced(
     connections: impl Stream<Item = io::Result<Connection>> + Send,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     guards: ConnectionGuards,
 ) -> impl Stream<Item = io::Result<Fenced>> + Send {
     connections.filter_map(move |connection| {
-        let (shared, lead) = (shared.clone(), shared.current_lead());
+        let (hub_state, lead) = (hub_state.clone(), hub_state.current_lead());
         let peer = connection.as_ref().ok().and_then(|connection| connection.peer().certificate.as_deref());
         let guard = guards.guard(peer);
-        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, shared, guard })) }
+        async move { lead.map(|lead| connection.map(|connection| Fenced { connection, lead, hub_state, guard })) }
     })
 }
 
 impl Fenced {
     fn check(&self) -> io::Result<()> {
-        match self.shared.holds(&self.lead) {
+        match self.hub_state.holds(&self.lead) {
             true => Ok(()),
             false => Err(io::Error::new(io::ErrorKind::BrokenPipe, "this replica does not lead any more")),
         }

@@ -11,15 +11,15 @@ use runnel_proto::tls::ServerTls;
 use super::HubMetrics;
 use crate::authority::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
+use crate::hub_state::HubState;
 use crate::index::RuleEntry;
-use crate::shared::Shared;
 use crate::status::Sent;
 use crate::writer::ObjectCache;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
     /// What the hub knows.
-    pub shared: Arc<Shared>,
+    pub hub_state: Arc<HubState>,
     /// The statuses that it wrote.
     pub object_cache: Arc<ObjectCache>,
     /// What it serves with.
@@ -67,9 +67,9 @@ impl<const LABELS: usize> Samples<LABELS> {
 }
 
 /// Adds up a count of each rule. The index is not kept from others for all rules at a time.
-fn sum_of_rules(shared: &Shared, count: impl Fn(&RuleEntry) -> usize) -> usize {
-    let uids: Vec<_> = shared.index.read().rules().map(|(uid, _)| uid.clone()).collect();
-    uids.iter().map(|uid| shared.index.read().rule(uid).map_or(0, &count)).sum()
+fn sum_of_rules(hub_state: &HubState, count: impl Fn(&RuleEntry) -> usize) -> usize {
+    let uids: Vec<_> = hub_state.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+    uids.iter().map(|uid| hub_state.index.read().rule(uid).map_or(0, &count)).sum()
 }
 
 impl Collector for StateCollector {
@@ -79,7 +79,7 @@ impl Collector for StateCollector {
         self.certificates().encode(&mut encoder)?;
         self.certificate_life().encode(&mut encoder)?;
         // One that stands by hears of no agent: it has nothing to say about them.
-        if !self.shared.leads() {
+        if !self.hub_state.leads() {
             return Ok(());
         }
         self.members().encode(&mut encoder)?;
@@ -91,12 +91,12 @@ impl Collector for StateCollector {
 
 impl StateCollector {
     fn counts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let intents: usize = index.rules().map(|(_, entry)| entry.plan.intents.len()).sum();
         let held = index.rules().filter(|(uid, _)| index.is_held(uid)).count();
         let pending: usize = index.clusters().map(|(_, cluster)| cluster.pending.len()).sum();
         let counts = [
-            ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.shared.leads())),
+            ("runnel_leader", "Whether this replica of the hub leads", usize::from(self.hub_state.leads())),
             ("runnel_hub_rules", "Rules", index.rules().count()),
             ("runnel_hub_members", "Member clusters", index.clusters().count()),
             ("runnel_hub_intents", "Intents, each for all clusters of its rule", intents),
@@ -123,13 +123,13 @@ impl StateCollector {
         ];
         drop(index);
         let differing =
-            sum_of_rules(&self.shared, |entry| Sent::from(entry).differing(&self.shared.report_store.lock()));
+            sum_of_rules(&self.hub_state, |entry| Sent::from(entry).differing(&self.hub_state.report_store.lock()));
         let differing = (
             "runnel_rule_clusters_differ",
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
             differing,
         );
-        let doubts = self.shared.doubts.lock().all().count();
+        let doubts = self.hub_state.doubts.lock().all().count();
         let doubts = (
             "runnel_members_in_doubt",
             "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, Rejoined",
@@ -144,7 +144,7 @@ impl StateCollector {
 
     /// For how long nobody else could see or change what the hub knows.
     fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let holds = &self.shared.index_holds;
+        let holds = &self.hub_state.index_holds;
         let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
         let histogram = encoder.encode_descriptor("runnel_index_lock_seconds", help, None, MetricType::Histogram)?;
         holds.histogram().encode(histogram)?;
@@ -157,8 +157,8 @@ impl StateCollector {
     fn members(&self) -> Samples<1> {
         let help = "Whether the agent of an accepted cluster is connected";
         let mut samples = Samples::new("runnel_member_connected", help, ["member"]);
-        let (index, now) = (self.shared.index.read(), Instant::now());
-        let report_store = self.shared.report_store.lock();
+        let (index, now) = (self.hub_state.index.read(), Instant::now());
+        let report_store = self.hub_state.report_store.lock();
         for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
             samples.add([name.as_str()], f64::from(u8::from(report_store.session(name, now).is_some())));
         }
@@ -170,7 +170,7 @@ impl StateCollector {
         let help = "Whether a rule's condition Ready is True; a suspended rule is left out";
         // Not `namespace`: that label is the one of the pod that was scraped.
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         for (uid, entry) in index.rules().filter(|(_, entry)| !entry.rule.terms.suspend) {
             let known = self.object_cache.with_rule(uid, |object| {
                 let conditions = &object?.status.conditions;
@@ -185,9 +185,9 @@ impl StateCollector {
 
     /// What edits of each rule took; a rule that is gone has none.
     fn deliveries(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         // Who gets nothing any more would be waited for in vain.
-        self.metrics.rules_delivered(self.shared.drop_unsent(&index));
+        self.metrics.rules_delivered(self.hub_state.drop_unsent(&index));
         let help = "From a source's new version in the hub's watch until the last connected cluster of the rule in which no copy \
                     fails has applied it";
         let mut family =
@@ -204,7 +204,7 @@ impl StateCollector {
     fn copies(&self) -> Samples<1> {
         let help = "Copies that the agents last reported, by state, of all rules and clusters";
         let mut samples = Samples::new("runnel_rule_copies", help, ["state"]);
-        let counts = self.shared.report_store.lock().copies();
+        let counts = self.hub_state.report_store.lock().copies();
         let states = [
             ("applied", counts.applied),
             ("failed", counts.failed),
@@ -233,8 +233,8 @@ impl StateCollector {
         let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         samples.add(["authority", ""], seconds(self.authorities.identity().authority.not_after()));
         samples.add(["serving", ""], seconds(self.tls.expires()));
-        let index = self.shared.index.read();
-        let report_store = self.shared.report_store.lock();
+        let index = self.hub_state.index.read();
+        let report_store = self.hub_state.report_store.lock();
         for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
             if let Some(expires) = report_store.certificate_expires(name) {
                 samples.add(["member", name.as_str()], expires.as_second() as f64);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn change_of_the_index_waits_for_one_rule_of_a_scrape() {
-        let shared = Shared::new(crate::shared::Settings::for_tests());
+        let hub_state = HubState::new(crate::hub_state::Settings::for_tests());
         for name in ["a", "b", "c"] {
             let object = serde_json::from_value(serde_json::json!({
                 "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
@@ -260,21 +260,21 @@ mod tests {
                 "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
             }));
             let rule = crate::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
-            shared.change(|index| index.set_rule(rule));
+            hub_state.change(|index| index.set_rule(rule));
         }
         let (changed, is_changed) = channel();
-        let (calls, other) = (Cell::new(0), shared.clone());
+        let (calls, other) = (Cell::new(0), hub_state.clone());
         let mut change = Some(move || {
             let _index = other.index.write();
             changed.send(()).unwrap();
         });
         let writer = Cell::new(change.take());
-        let sum = sum_of_rules(&shared, |_| {
+        let sum = sum_of_rules(&hub_state, |_| {
             calls.set(calls.get() + 1);
             if let Some(change) = writer.take() {
                 std::thread::spawn(change);
                 // Until it waits for this rule, and everybody else for it.
-                while shared.index.try_read().is_some() {
+                while hub_state.index.try_read().is_some() {
                     std::thread::yield_now();
                 }
             } else if calls.get() == 2 {

@@ -29,7 +29,7 @@ impl NamedTerms {
     }
 
     /// The terms, to be shared.
-    pub fn shared(&self) -> Arc<Terms> {
+    pub fn hub_state(&self) -> Arc<Terms> {
         self.terms.clone()
     }
 }

@@ -38,11 +38,11 @@ impl Questions {
                 user.name()
             )));
         }
-        let Some(known) = self.shared.index.read().cluster(&cluster).cloned() else {
+        let Some(known) = self.hub_state.index.read().cluster(&cluster).cloned() else {
             return Err(Status::not_found(format!("there is no member {cluster}")));
         };
         let (connected, can_answer) = {
-            let report_store = self.shared.report_store.lock();
+            let report_store = self.hub_state.report_store.lock();
             let session = report_store.session(&cluster, Instant::now());
             (session.is_some(), session.is_some_and(|session| session.protocol >= INSPECT_SINCE))
         };
@@ -81,10 +81,10 @@ impl Questions {
 
     /// What the rules say of a copy. There may be many, and nobody waits for the index while they are gone through.
     async fn wishes(&self, cluster: &ClusterName, copy: &SourceRef) -> Result<Vec<RuleExplanation>, Status> {
-        let (shared, cluster, copy) = (self.shared.clone(), cluster.clone(), copy.clone());
+        let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
         aside(move || {
-            let rules: Vec<RuleUid> = shared.index.read().rules().map(|(uid, _)| uid.clone()).collect();
-            because::wishes(rules, |look| look(&shared.index.read()), &cluster, &copy)
+            let rules: Vec<RuleUid> = hub_state.index.read().rules().map(|(uid, _)| uid.clone()).collect();
+            because::wishes(rules, |look| look(&hub_state.index.read()), &cluster, &copy)
         })
         .await
     }
@@ -104,7 +104,7 @@ impl Questions {
     }
 
     async fn inspect(&self, cluster: &ClusterName, copy: &SourceRef) -> Option<Inspected> {
-        let live = self.shared.sessions.get(cluster)?.clone();
+        let live = self.hub_state.sessions.get(cluster)?.clone();
         let answered = live.inquiries.ask(copy.clone())?;
         live.wake.notify_one();
         drop(live);
@@ -113,7 +113,7 @@ impl Questions {
 
     fn object(&self, stands: &StandingObject, visible: &BTreeSet<RuleUid>, member: bool) -> wire::ExplainedObject {
         let sealed = stands.sealed.as_ref().filter(|(uid, ..)| member || visible.contains(uid));
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let name = |uid: &RuleUid| match index.rule(uid) {
             Some(entry) => entry.rule.terms.rule.to_string(),
             None => format!("{uid} (not known to the hub)"),

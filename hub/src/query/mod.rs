@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::brake::{Item, Matter};
+use crate::hub_state::HubState;
 use crate::lease::Caller;
-use crate::shared::Shared;
 use crate::status::{ClusterDetail, details};
 use crate::writer::{ObjectCache, view};
 pub use review::{AUDIENCE, Reviewer};
@@ -39,7 +39,7 @@ const KINDS: [(&str, &str); 2] =
 
 /// The gRPC service.
 pub struct Questions {
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     reviewer: Reviewer,
     /// The ServiceAccount in the hub's namespace that is trusted with plans.
@@ -51,12 +51,12 @@ pub struct Questions {
 impl Questions {
     /// A service that answers whom `reviewer` lets, and about plans the ServiceAccount `planner` in the hub's namespace too.
     pub fn new(
-        shared: Arc<Shared>,
+        hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
         reviewer: Reviewer,
         planner: Option<String>,
     ) -> Self {
-        Self { shared, object_cache, reviewer, planner, plans: Semaphore::new(PLANS) }
+        Self { hub_state, object_cache, reviewer, planner, plans: Semaphore::new(PLANS) }
     }
 
     /// The service for a tonic router.
@@ -65,21 +65,21 @@ impl Questions {
     }
 
     fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {
-        let since = self.shared.serving_since()?;
-        let index = self.shared.index.read();
+        let since = self.hub_state.serving_since()?;
+        let index = self.hub_state.index.read();
         let (uid, _) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self.object_cache.rule(uid).map(|object| object.status).unwrap_or_default();
-        let report_store = self.shared.report_store.lock();
+        let report_store = self.hub_state.report_store.lock();
         let view = view(&index, uid, &status, since, false, &report_store)?;
         Some(details(&view, &report_store, Instant::now()))
     }
 
     /// What is held of a rule, in full.
     fn held(&self, rule: &RuleName) -> Option<AllHeld> {
-        self.shared.serving_since()?;
-        let index = self.shared.index.read();
+        self.hub_state.serving_since()?;
+        let index = self.hub_state.index.read();
         let (uid, entry) = index.rules().find(|(_, entry)| entry.rule.terms.rule == *rule)?;
-        let report_store = self.shared.report_store.lock();
+        let report_store = self.hub_state.report_store.lock();
         let (_, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
         let mut all = AllHeld::default();
         if let Some(held) = held {
@@ -120,7 +120,7 @@ impl Questions {
 
     /// Who does not lead, or is starting, knows too little to answer.
     fn can_answer(&self) -> Result<(), Status> {
-        if self.shared.current_lead().is_none() || self.shared.serving_since().is_none() {
+        if self.hub_state.current_lead().is_none() || self.hub_state.serving_since().is_none() {
             return Err(Status::unavailable("the hub is starting, or another replica has taken the lead: try again"));
         }
         Ok(())

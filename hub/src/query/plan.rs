@@ -18,9 +18,9 @@ use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
+use crate::hub_state::Unasked;
 use crate::index::Holding;
 use crate::plan::{Rule, SourceState, WatchScope, is_never_a_source};
-use crate::shared::Unasked;
 use crate::watch::{api_resource, body_of};
 use crate::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
 
@@ -92,7 +92,7 @@ impl Questions {
             false => self.unsaved(&user, &asked.object).await?,
         };
         self.may_read_sources(&user, &rule).await?;
-        let around = self.shared.index.read().around(&rule);
+        let around = self.hub_state.index.read().around(&rule);
         let scene = aside(move || Scene::new(around, rule)).await?;
         let scene = self.list_and_read(scene, by - ANSWER).await?;
         let known = self.known(&scene);
@@ -116,7 +116,7 @@ impl Questions {
 
     /// What agents hold of the rule that is tried, as it is known now.
     fn known(&self, scene: &Scene) -> ReportedHoldings {
-        let (uid, report_store) = (scene.uid(), self.shared.report_store.lock());
+        let (uid, report_store) = (scene.uid(), self.hub_state.report_store.lock());
         let all = scene.index().clusters();
         let held = all.filter_map(|(cluster, _)| Some((cluster.clone(), report_store.holding(uid, cluster)?)));
         ReportedHoldings { uid: uid.clone(), held: held.collect() }
@@ -200,7 +200,7 @@ impl Questions {
         let client = self.reviewer.client();
         let api: Api<DynamicObject> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
         match tokio::time::timeout(LOOK, api.get_opt(&source.name)).await {
-            Ok(Ok(Some(object))) => body_of(&self.shared, kind, &object),
+            Ok(Ok(Some(object))) => body_of(&self.hub_state, kind, &object),
             _ => SourceState::Unreadable,
         }
     }
@@ -230,10 +230,10 @@ impl Questions {
             return heard(state, "", 0, None);
         }
         let protocol = {
-            let report_store = self.shared.report_store.lock();
+            let report_store = self.hub_state.report_store.lock();
             report_store.session(&name, Instant::now()).map(|session| session.protocol)
         };
-        let in_doubt = self.shared.doubts.lock().of(&name).is_some();
+        let in_doubt = self.hub_state.doubts.lock().of(&name).is_some();
         match protocol {
             None => return heard("NotConnected", "not asked: it is not connected", 0, None),
             Some(protocol) if protocol < SUPPOSE_SINCE => {
@@ -260,7 +260,7 @@ impl Questions {
             Err(_) => return heard("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
         };
         let AgentQuestion { asked, left_out } = question;
-        let Some(live) = self.shared.sessions.get(&ask.cluster).map(|live| live.clone()) else {
+        let Some(live) = self.hub_state.sessions.get(&ask.cluster).map(|live| live.clone()) else {
             return heard("NotConnected", "not asked: it is not connected", 0, None);
         };
         let untried = match (hearing.asking.rehearses() && !asked.rehearse, ask.message.as_str()) {

@@ -38,7 +38,7 @@ impl Running {
         }
         self.lasts();
         // From here on a change of the member wakes the session; what changed before is seen now.
-        if let Err(refusal) = admission(&self.shared, &self.object_cache, &self.identity) {
+        if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
             return self.cut(&refusal);
         }
         // The confirmation of a doubt may have come since the agent's Hello was judged: nobody else looks again.
@@ -76,7 +76,7 @@ impl Running {
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
         let assignments = {
-            let mut report_store = self.shared.report_store.lock();
+            let mut report_store = self.hub_state.report_store.lock();
             let assignments = report_store.displaces(&cluster, &facts, Instant::now());
             report_store.connected(&cluster, self.live.number, facts, held);
             assignments
@@ -86,9 +86,9 @@ impl Running {
         }
         self.note_hold();
         if left_out == 0 {
-            self.shared.change(|index| index.holds_only(&cluster, &with_copies));
+            self.hub_state.change(|index| index.holds_only(&cluster, &with_copies));
         }
-        self.shared.mark_rules_of(&cluster);
+        self.hub_state.mark_rules_of(&cluster);
         // What agents ask for is judged by what waits now, and said only then.
         self.judge_asked(&cluster, &rules);
         self.update();
@@ -104,7 +104,7 @@ impl Running {
         }
         let left_out = self.live.session.lock().resync(states.clone());
         self.metrics.limited(PeerLimit::Hello, left_out as u64);
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         if index.talks_to(cluster, self.identity.uid()) {
             let directives: Vec<_> = uids.iter().map(|uid| (uid.clone(), index.directive(uid, cluster))).collect();
             drop(index);
@@ -120,16 +120,16 @@ impl Running {
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
         let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
-        if self.shared.report_store.lock().lost_watches(cluster, self.live.number, watches) {
+        if self.hub_state.report_store.lock().lost_watches(cluster, self.live.number, watches) {
             tracing::warn!(%cluster, resource = ?resources, "the watches that an agent has lost in its cluster have changed");
-            self.shared.dirty_members.add([cluster.clone()]);
-            self.shared.mark_rules_of(cluster);
+            self.hub_state.dirty_members.add([cluster.clone()]);
+            self.hub_state.mark_rules_of(cluster);
         }
     }
 
     /// Becomes the session of its cluster, unless a later one is there.
     fn take_place(&mut self) -> bool {
-        match self.shared.sessions.entry(self.identity.cluster.clone()) {
+        match self.hub_state.sessions.entry(self.identity.cluster.clone()) {
             Entry::Occupied(present) if present.get().number > self.live.number => return false,
             Entry::Occupied(mut present) => present.insert(self.live.clone()).wake.notify_one(),
             Entry::Vacant(place) => drop(place.insert(self.live.clone())),
@@ -141,7 +141,7 @@ impl Running {
 
     /// What the hub says about rules that only the agent, or only an order written down for it, speaks of.
     pub(super) fn claim_held(&self) {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
         if !index.talks_to(cluster, self.identity.uid()) {
             return;
@@ -169,14 +169,14 @@ impl Running {
         let Some(beyond) = self.live.session.lock().take_beyond_change() else { return };
         let cluster = &self.identity.cluster;
         tracing::warn!(%cluster, rules = beyond.len(), "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one");
-        let changed = self.shared.report_store.lock().set_beyond(cluster, self.live.number, beyond);
+        let changed = self.hub_state.report_store.lock().set_beyond(cluster, self.live.number, beyond);
         self.mark_statuses(changed);
     }
 
     fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
         if !done.is_empty() {
-            self.shared.settled_removals.add(done);
-            self.shared.dirty_members.add([self.identity.cluster.clone()]);
+            self.hub_state.settled_removals.add(done);
+            self.hub_state.dirty_members.add([self.identity.cluster.clone()]);
         }
     }
 
@@ -188,7 +188,8 @@ impl Running {
             if state.gone && self.live.session.lock().gone(&uid, state.last_batch) {
                 // Also where nothing was ever reported of it: the rule may wait for just this.
                 changed.push(uid.clone());
-                let ordered = self.shared.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
+                let ordered =
+                    self.hub_state.index.read().cluster(&cluster).is_some_and(|c| c.pending.contains_key(&uid));
                 if ordered {
                     self.settle(vec![(cluster.clone(), uid.clone())]);
                 }
@@ -202,14 +203,14 @@ impl Running {
             if unknown {
                 state.failures = Vec::new();
             }
-            let news = self.shared.report_store.lock().report(&cluster, self.live.number, state);
+            let news = self.hub_state.report_store.lock().report(&cluster, self.live.number, state);
             if news && self.differs(&uid) && self.may_log() {
                 tracing::warn!(%cluster, rule = %uid, "the agent shows other copies than it says it has applied");
             }
             if news {
                 changed.push(uid);
                 if unknown {
-                    self.shared.dirty_members.add([cluster.clone()]);
+                    self.hub_state.dirty_members.add([cluster.clone()]);
                 }
             }
         }
@@ -218,14 +219,14 @@ impl Running {
         self.judge_again(&again);
         self.say_again(lapsed);
         self.say_beyond();
-        self.metrics.limited(PeerLimit::Details, self.shared.report_store.lock().take_shortened());
+        self.metrics.limited(PeerLimit::Details, self.hub_state.report_store.lock().take_shortened());
         self.mark_statuses(changed);
         self.come_again_for_left_out();
     }
 
     /// What was named and lapsed is named again, where it still may go.
     fn say_again(&self, rules: Vec<RuleUid>) {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         if !rules.is_empty() && index.talks_to(&self.identity.cluster, self.identity.uid()) {
             let directives: Vec<_> =
                 rules.into_iter().map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster))).collect();
@@ -237,13 +238,13 @@ impl Running {
     /// What waits for the hub's word is judged when it is another set than it was.
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
         let judge: BTreeSet<_> = {
-            let (index, report_store) = (self.shared.index.read(), self.shared.report_store.lock());
+            let (index, report_store) = (self.hub_state.index.read(), self.hub_state.report_store.lock());
             let said = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
             rules.iter().filter(|uid| index.asks_anew(uid, cluster, said(uid))).cloned().collect()
         };
         let judge = self.judged_now(judge);
         if !judge.is_empty() {
-            self.shared.change(|_| Effect { judge, ..Effect::default() });
+            self.hub_state.change(|_| Effect { judge, ..Effect::default() });
         }
     }
 
@@ -275,7 +276,7 @@ impl Running {
 
     fn judge_again(&self, again: &BTreeSet<(RuleUid, Matter)>) {
         if !again.is_empty() {
-            self.shared.change(|index| {
+            self.hub_state.change(|index| {
                 again.iter().for_each(|(uid, matter)| index.has_used_up(uid, *matter, &self.identity.cluster));
                 Effect { judge: again.iter().map(|(uid, _)| uid.clone()).collect(), ..Effect::default() }
             });
@@ -286,7 +287,7 @@ impl Running {
     /// that leaves says what it still holds.
     fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
         let (unchosen, leaves): (Vec<_>, bool) = {
-            let index = self.shared.index.read();
+            let index = self.hub_state.index.read();
             let elsewhere = |uid: &&RuleUid| {
                 index.rule(uid).is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
             };
@@ -294,28 +295,29 @@ impl Running {
             (rules.iter().filter(elsewhere).collect(), leaves)
         };
         if leaves {
-            self.shared.dirty_members.add([cluster.clone()]);
+            self.hub_state.dirty_members.add([cluster.clone()]);
         }
         for uid in unchosen.into_iter().filter(|uid| self.live.session.lock().holds(uid)) {
-            self.shared.change(|index| index.stray_cluster(uid, cluster));
+            self.hub_state.change(|index| index.stray_cluster(uid, cluster));
         }
     }
 
     /// Whether the agent shows something else than what it says it has applied.
     fn differs(&self, rule: &RuleUid) -> bool {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let entry = index.rule(rule);
-        entry
-            .is_some_and(|entry| Sent::from(entry).differs_in(&self.shared.report_store.lock(), &self.identity.cluster))
+        entry.is_some_and(|entry| {
+            Sent::from(entry).differs_in(&self.hub_state.report_store.lock(), &self.identity.cluster)
+        })
     }
 
     /// Counts an edit that has now been applied in the session's cluster, or in all of its rule. Returns whether the hub knows
     /// the rule.
     fn measure(&self, state: &RuleState) -> bool {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let entry = index.rule(&state.uid);
         let assignment = || entry.and_then(|entry| entry.assignment(&self.identity.cluster));
-        let took = self.shared.deliveries.lock().reported(&self.identity.cluster, state, assignment, Instant::now());
+        let took = self.hub_state.deliveries.lock().reported(&self.identity.cluster, state, assignment, Instant::now());
         if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);
         }

@@ -11,15 +11,15 @@ use tonic::{Code, Status};
 use super::session::Running;
 use super::{PeerIdentity, Server};
 use crate::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
+use crate::hub_state::HubState;
 use crate::join::with_reason;
 use crate::session::SendRestriction;
-use crate::shared::Shared;
 use crate::writer::ObjectCache;
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
-pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<HistoryToken> {
+pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
     let bytes = metadata.get_bin(WITNESS_METADATA)?.to_bytes().ok()?;
-    let witness = HistoryToken::open(&bytes, &shared.settings.revision_key);
+    let witness = HistoryToken::open(&bytes, &hub_state.settings.revision_key);
     if witness.is_none() {
         tracing::debug!("an agent remembers what this hub has not sealed");
     }
@@ -28,8 +28,8 @@ pub(super) fn shown(shared: &Shared, metadata: &MetadataMap) -> Option<HistoryTo
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(shared: &Shared, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
-    let standing = shared.standing.read();
+fn weigh(hub_state: &HubState, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
+    let standing = hub_state.leader_position.read();
     let standing = standing.as_ref()?;
     let facts = Facts { line: &standing.line, since: standing.since, to };
     Some((judge(&facts, witness), standing.line.newer().any(|taking| witness.is_of(taking))))
@@ -42,10 +42,10 @@ fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, doubt: &Diver
     object_cache.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
 }
 
-fn note(shared: &Shared, cluster: &ClusterName, doubt: &Divergence) {
-    if shared.doubts.lock().set(cluster, doubt.clone(), Instant::now()) {
+fn note(hub_state: &HubState, cluster: &ClusterName, doubt: &Divergence) {
+    if hub_state.doubts.lock().set(cluster, doubt.clone(), Instant::now()) {
         tracing::error!(%cluster, "{}", doubt.message(cluster.as_str()));
-        shared.dirty_members.add([cluster.clone()]);
+        hub_state.dirty_members.add([cluster.clone()]);
     }
 }
 
@@ -64,12 +64,12 @@ impl Server {
         status: Status,
     ) -> Status {
         let to = witness.map_or(TokenRecipient::new("", ""), |witness| witness.to);
-        let doubt = witness.and_then(|witness| weigh(&self.shared, to, witness)?.0);
+        let doubt = witness.and_then(|witness| weigh(&self.hub_state, to, witness)?.0);
         let weighs = |doubt: &Divergence| {
             doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.object_cache, &identity.cluster, doubt)
         };
         let Some(doubt) = doubt.filter(weighs) else { return status };
-        note(&self.shared, &identity.cluster, &doubt);
+        note(&self.hub_state, &identity.cluster, &doubt);
         refusal(format!(
             "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
              from a backup, give the cluster a new join string",
@@ -82,7 +82,7 @@ impl Running {
     /// The cluster that has this name, by its uid: what the status says, unless another one has taken its place just now.
     fn known_cluster(&self) -> Option<String> {
         let (cluster, key) = (&self.identity.cluster, self.identity.certificate.key.to_string());
-        let report_store = self.shared.report_store.lock();
+        let report_store = self.hub_state.report_store.lock();
         let live =
             report_store.session(cluster, Instant::now()).map(|session| (&session.cluster_uid, session.key == key));
         let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
@@ -108,17 +108,17 @@ impl Running {
         if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
             let doubt = Divergence::Cloned { known, other: cluster_uid.to_owned() };
             if !is_confirmed(&self.object_cache, cluster, &doubt) {
-                note(&self.shared, cluster, &doubt);
+                note(&self.hub_state, cluster, &doubt);
                 return self.end(refusal(doubt.message(cluster.as_str())));
             }
-            self.shared.doubts.lock().forget(cluster);
+            self.hub_state.doubts.lock().forget(cluster);
         }
         self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
         let Some(witness) = &self.witness else {
             self.gives_witness = true;
             return;
         };
-        let Some((doubt, is_of_newer)) = weigh(&self.shared, self.to, witness) else { return };
+        let Some((doubt, is_of_newer)) = weigh(&self.hub_state, self.to, witness) else { return };
         let Some(doubt) = doubt else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
             self.gives_witness = !is_of_newer;
@@ -131,7 +131,7 @@ impl Running {
             return;
         }
         if doubt.hold() == SendRestriction::Everything {
-            note(&self.shared, cluster, &doubt);
+            note(&self.hub_state, cluster, &doubt);
         }
         self.doubt = Some(doubt);
     }
@@ -145,10 +145,10 @@ impl Running {
     pub(super) fn note_hold(&self) {
         let cluster = &self.identity.cluster;
         match self.hold() {
-            SendRestriction::Everything => self.shared.report_store.lock().waits_for_confirmation(cluster, true),
+            SendRestriction::Everything => self.hub_state.report_store.lock().waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
-                if self.shared.doubts.lock().settle(cluster) {
-                    self.shared.dirty_members.add([cluster.clone()]);
+                if self.hub_state.doubts.lock().settle(cluster) {
+                    self.hub_state.dirty_members.add([cluster.clone()]);
                 }
             }
         }
@@ -159,9 +159,9 @@ impl Running {
         let Some(doubt @ Divergence::Rejoined { .. }) = &self.doubt else { return };
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
-            note(&self.shared, cluster, doubt);
-            self.shared.report_store.lock().waits_for_confirmation(cluster, true);
-            self.shared.mark_rules_of(cluster);
+            note(&self.hub_state, cluster, doubt);
+            self.hub_state.report_store.lock().waits_for_confirmation(cluster, true);
+            self.hub_state.mark_rules_of(cluster);
             self.kept_back = true;
         }
     }
@@ -188,7 +188,7 @@ impl Running {
 
     /// Tells the agent the hub's authorities, unless it is in doubt.
     pub(super) fn say_authorities(&mut self) {
-        let all = self.shared.authorities.borrow().clone();
+        let all = self.hub_state.authorities.borrow().clone();
         let knows = self.hello.as_ref().is_some_and(|hello| hello.protocol_max >= AUTHORITIES_SINCE);
         // Of a hub that is one of two the agent takes no other authorities.
         if knows && !all.is_empty() && self.hold() != SendRestriction::Everything {
@@ -204,12 +204,12 @@ impl Running {
             HubFrame::SnapshotEnd(_) => self.gives_witness,
             _ => false,
         };
-        let standing = self.shared.standing.read();
+        let standing = self.hub_state.leader_position.read();
         let witness = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
             Some(HistoryToken::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
         });
-        witness.map(|witness| witness.seal(&self.shared.settings.revision_key)).unwrap_or_default()
+        witness.map(|witness| witness.seal(&self.hub_state.settings.revision_key)).unwrap_or_default()
     }
 }
 

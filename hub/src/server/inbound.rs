@@ -159,7 +159,7 @@ impl Running {
             (AgentFrame::HeldRules(rules, last), true, false) => {
                 self.bounds.extend();
                 self.extend_hello();
-                let index = self.shared.index.read();
+                let index = self.hub_state.index.read();
                 self.held.add(rules, |uid| index.rule(uid).is_some());
                 drop(index);
                 if last {
@@ -235,7 +235,7 @@ impl Running {
     /// The status of these rules may be out of date. A session that changes very many is shown with a delay.
     pub(super) fn mark_statuses(&mut self, rules: Vec<RuleUid>) {
         let soon = self.bounds.statuses_now(rules, &self.metrics);
-        self.shared.dirty_rules.add(soon);
+        self.hub_state.dirty_rules.add(soon);
     }
 
     /// The rules of these that may be judged now; the others are judged later.

@@ -33,13 +33,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::crd::MemberCluster;
+use crate::hub_state::HubState;
 use crate::join::decide::{JoinRefusal, admit, admit_renewal};
 use crate::join::tokens::is_named;
 use crate::join::{Caller, Registrar, refused};
 use crate::lease;
 use crate::lease::MemberKey;
 use crate::metrics::HubMetrics;
-use crate::shared::Shared;
 use crate::watch::take_in_member;
 use crate::writer::ObjectCache;
 
@@ -51,7 +51,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// The gRPC service.
 pub struct Server {
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     registrar: Registrar,
     metrics: Arc<HubMetrics>,
@@ -88,7 +88,7 @@ impl PeerIdentity {
 impl Server {
     /// A service that ends its sessions when `shutdown` is cancelled.
     pub fn new(
-        shared: Arc<Shared>,
+        hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
         registrar: Registrar,
         metrics: Arc<HubMetrics>,
@@ -96,7 +96,7 @@ impl Server {
         shutdown: CancellationToken,
     ) -> Self {
         let peers = Arc::new(Peers::new(metrics.clone(), registrar.certificate_life()));
-        Self { shared, object_cache, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
+        Self { hub_state, object_cache, registrar, metrics, client, shutdown, numbers: AtomicU64::new(1), peers }
     }
 
     /// The service for a tonic router.
@@ -105,7 +105,7 @@ impl Server {
     }
 
     async fn until_ready(&self) -> Result<(), Status> {
-        let mut ready = self.shared.ready.subscribe();
+        let mut ready = self.hub_state.ready.subscribe();
         let waited = tokio::time::timeout(START_LIMIT, ready.wait_for(Option::is_some)).await;
         let starting = || Status::unavailable("the hub is starting and has not read its rules yet: try again");
         waited.map_err(|_| starting())?.map_err(|_| starting())?;
@@ -138,7 +138,7 @@ impl Server {
     /// Whether the caller is let in. The watch may be a moment behind a join, so a refusal is checked with the API
     /// server itself.
     async fn admit(&self, identity: &PeerIdentity) -> Result<(), Status> {
-        if admission(&self.shared, &self.object_cache, identity).is_ok() {
+        if admission(&self.hub_state, &self.object_cache, identity).is_ok() {
             return Ok(());
         }
         let caller = identity.caller();
@@ -150,19 +150,19 @@ impl Server {
         let members: Api<MemberCluster> = Api::all(self.client.clone());
         let look = tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
         match look {
-            Ok(Ok(Some(member))) => take_in_member(member, &self.shared, &self.object_cache),
+            Ok(Ok(Some(member))) => take_in_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
             // Who cannot be looked up is not revoked.
             _ => return Err(Status::unavailable("the hub cannot reach its API server now: try again")),
         }
-        let Err(refusal) = admission(&self.shared, &self.object_cache, identity) else { return Ok(()) };
+        let Err(refusal) = admission(&self.hub_state, &self.object_cache, identity) else { return Ok(()) };
         let status = refused(&refusal);
         self.peers.refuse(Call::Session(identity.certificate.not_after), &caller, &status, Instant::now());
         if let Some(skipped) = self.peers.line(&caller.uid, Instant::now()) {
             tracing::warn!(cluster = %identity.cluster, why = %refusal, skipped, "a member was refused");
         }
         // Only the leader writes.
-        if self.shared.leads() {
+        if self.hub_state.leads() {
             self.registrar.retired_key_seen(&refusal, &identity.certificate).await;
         }
         Err(status)
@@ -175,7 +175,7 @@ impl Server {
         if let Some(status) = self.peers.refused_before(Call::Renew(identity.certificate.not_after), caller, now) {
             return Err(status);
         }
-        let (hub_id, limit) = (&self.shared.settings.hub_id, self.shared.settings.expired_renewal_limit);
+        let (hub_id, limit) = (&self.hub_state.settings.hub_id, self.hub_state.settings.expired_renewal_limit);
         let is_known = self.object_cache.with_member(&identity.cluster, |member| {
             admit_renewal(member, hub_id, &identity.certificate, limit, Timestamp::now()).is_ok()
         });
@@ -189,8 +189,8 @@ impl Server {
 
     /// The connection of a session does not outlast its admission or its certificate, whatever the session waits for.
     fn hold(&self, guard: &lease::ConnectionGuard, identity: PeerIdentity) {
-        let (shared, object_cache) = (self.shared.clone(), self.object_cache.clone());
-        guard.hold(move || admission(&shared, &object_cache, &identity).is_ok());
+        let (hub_state, object_cache) = (self.hub_state.clone(), self.object_cache.clone());
+        guard.hold(move || admission(&hub_state, &object_cache, &identity).is_ok());
     }
 }
 
@@ -200,13 +200,13 @@ fn not_leading() -> Status {
 
 /// Whether a session with this identity is allowed now. Every connection asks each second: its member is looked at only when
 /// one has changed.
-fn admission(shared: &Shared, object_cache: &ObjectCache, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
+fn admission(hub_state: &HubState, object_cache: &ObjectCache, identity: &PeerIdentity) -> Result<(), JoinRefusal> {
     let version = object_cache.members_version();
     let is_valid = identity.certificate.not_after > SystemTime::now();
     if is_valid && identity.admitted_at.load(Ordering::Acquire) == version {
         return Ok(());
     }
-    let hub_id = &shared.settings.hub_id;
+    let hub_id = &hub_state.settings.hub_id;
     object_cache
         .with_member(&identity.cluster, |member| admit(member, hub_id, &identity.certificate, Timestamp::now()))?;
     identity.admitted_at.store(version, Ordering::Release);
@@ -218,7 +218,7 @@ impl Runnel for Server {
     async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         // A join writes, which only the leader may.
         self.until_ready().await?;
-        self.shared.current_lead().ok_or_else(not_leading)?;
+        self.hub_state.current_lead().ok_or_else(not_leading)?;
         let address = request.extensions().get::<lease::Caller>().map(|caller| caller.peer.address.ip());
         let address = address.filter(|address| !address.is_unspecified());
         let request = request.into_inner();
@@ -229,14 +229,14 @@ impl Runnel for Server {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let witness = epoch::shown(&self.shared, request.metadata());
-        self.shared.current_lead().ok_or_else(not_leading)?;
+        let witness = epoch::shown(&self.hub_state, request.metadata());
+        self.hub_state.current_lead().ok_or_else(not_leading)?;
         let caller = identity.caller();
         self.may_renew(&identity, &caller)?;
         // The registrar reads the member itself, from the API server.
         let renewed = self.registrar.renew(&identity.certificate, request.into_inner()).await;
         // A certificate that is too old to be renewed shows in the member's status.
-        self.shared.dirty_members.add([identity.cluster.clone()]);
+        self.hub_state.dirty_members.add([identity.cluster.clone()]);
         if let Err(status) = &renewed {
             self.peers.refuse(Call::Renew(identity.certificate.not_after), &caller, status, Instant::now());
         }
@@ -254,11 +254,11 @@ impl Runnel for Server {
     ) -> Result<Response<Self::SessionStream>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let witness = epoch::shown(&self.shared, request.metadata());
+        let witness = epoch::shown(&self.hub_state, request.metadata());
         if let Err(status) = self.admit(&identity).await {
             return Err(self.refused_or_forgotten(&identity, witness.as_ref(), status));
         }
-        let lead = self.shared.current_lead().ok_or_else(not_leading)?;
+        let lead = self.hub_state.current_lead().ok_or_else(not_leading)?;
         let caller = request.extensions().get::<lease::Caller>();
         let guard = caller.map(|caller| caller.guard.clone());
         let meter = caller.map(|caller| caller.peer.meter.clone()).unwrap_or_default();
@@ -268,13 +268,13 @@ impl Runnel for Server {
         let stream = self.peers.stream(identity.caller());
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let running = session::Running::new(
-            self.shared.clone(),
+            self.hub_state.clone(),
             self.object_cache.clone(),
             self.metrics.clone(),
             identity,
             (lead, number, witness),
             Bounds::new(self.peers.clone(), Some(stream), guard),
-            (request.into_inner(), signals::signals(&self.shared, meter, self.shutdown.clone())),
+            (request.into_inner(), signals::signals(&self.hub_state, meter, self.shutdown.clone())),
         );
         Ok(Response::new(Box::pin(running.frames())))
     }

@@ -15,13 +15,13 @@ use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
 use super::{PeerIdentity, admission, not_leading};
 use crate::epoch::{Divergence, HistoryToken, TokenRecipient};
+use crate::hub_state::{HubState, Inquiries, LiveSession, until};
 use crate::index::Effect;
 use crate::join::decide::JoinRefusal;
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
 use crate::session::{HelloStates, SendRestriction, Session};
-use crate::shared::{Inquiries, LiveSession, Shared, until};
 use crate::writer::ObjectCache;
 
 /// How long an agent may take for each frame by which it says what it holds; these are small.
@@ -33,7 +33,7 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
 /// A running session.
 pub(super) struct Running {
-    pub(super) shared: Arc<Shared>,
+    pub(super) hub_state: Arc<HubState>,
     pub(super) object_cache: Arc<ObjectCache>,
     pub(super) metrics: Arc<HubMetrics>,
     pub(super) identity: PeerIdentity,
@@ -70,7 +70,7 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
         metrics: Arc<HubMetrics>,
         identity: PeerIdentity,
@@ -86,7 +86,7 @@ impl Running {
         };
         let limit = HELLO_LIMIT.min(life_left(&identity));
         Self {
-            shared,
+            hub_state,
             object_cache,
             metrics,
             identity,
@@ -229,7 +229,7 @@ impl Running {
 
     /// Whether the right to lead under which the session began still holds; the session ends where it does not.
     pub(super) fn leads(&mut self) -> bool {
-        let leads = self.shared.holds(&self.lead);
+        let leads = self.hub_state.holds(&self.lead);
         if !leads {
             self.end(not_leading());
         }
@@ -259,10 +259,10 @@ impl Running {
 
     /// The index changed: is the session still allowed, and is there something to say?
     fn woken(&mut self) {
-        let newest = self.shared.sessions.get(&self.identity.cluster).map(|live| live.number);
+        let newest = self.hub_state.sessions.get(&self.identity.cluster).map(|live| live.number);
         if newest.is_some_and(|newest| newest > self.live.number) {
             self.end(with_reason(Status::aborted("another session of this cluster took over"), "replaced"));
-        } else if let Err(refusal) = admission(&self.shared, &self.object_cache, &self.identity) {
+        } else if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
             self.cut(&refusal);
         } else if self.is_confirmed() {
             self.come_again();
@@ -272,7 +272,7 @@ impl Running {
     }
 
     pub(super) fn update(&mut self) {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         // The index may be a moment ahead of what the admission looked at.
         if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
             return;
@@ -289,7 +289,7 @@ impl Running {
         let free: Vec<_> = deleted.into_iter().filter(|uid| session.is_free_of(uid, version)).collect();
         drop(session);
         if !free.is_empty() {
-            self.shared.dirty_rules.add(free);
+            self.hub_state.dirty_rules.add(free);
         }
         self.say_beyond();
         self.ask_brake();
@@ -306,7 +306,7 @@ impl Running {
             return;
         }
         let cluster = &self.identity.cluster;
-        self.shared.change(|index| {
+        self.hub_state.change(|index| {
             let mut effect = Effect::default();
             for (uid, sources) in strays {
                 effect.merge(match sources.is_empty() {
@@ -361,10 +361,10 @@ impl Running {
         }
         self.out.push_back(HubFrame::SnapshotBegin(SnapshotBegin {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
-            hub_id: self.shared.settings.hub_id.clone(),
-            hub_cluster_uid: self.shared.settings.cluster_uid.clone(),
+            hub_id: self.hub_state.settings.hub_id.clone(),
+            hub_cluster_uid: self.hub_state.settings.cluster_uid.clone(),
             behind: self.hold() == SendRestriction::Everything,
-            proof_key: Some(self.shared.proof_key.clone()),
+            proof_key: Some(self.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);
         self.say_authorities();
@@ -385,13 +385,13 @@ impl Drop for Running {
         self.metrics.connected(-1);
         let cluster = &self.identity.cluster;
         let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
-        if self.shared.sessions.remove_if(cluster, own).is_some() {
+        if self.hub_state.sessions.remove_if(cluster, own).is_some() {
             if self.may_log() {
                 tracing::info!(%cluster, "session ended");
             }
-            self.metrics.rules_delivered(self.shared.deliveries.lock().lost(cluster));
-            self.shared.report_store.lock().disconnected(cluster, self.live.number, Instant::now());
-            self.shared.dirty_members.add([cluster.clone()]);
+            self.metrics.rules_delivered(self.hub_state.deliveries.lock().lost(cluster));
+            self.hub_state.report_store.lock().disconnected(cluster, self.live.number, Instant::now());
+            self.hub_state.dirty_members.add([cluster.clone()]);
         }
     }
 }

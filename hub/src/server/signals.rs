@@ -7,7 +7,7 @@ use runnel_proto::tls::Meter;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::shared::Shared;
+use crate::hub_state::HubState;
 
 /// Something that seldom happens.
 pub(super) enum Signal {
@@ -26,14 +26,14 @@ pub(super) enum Signal {
 pub(super) type Signals = SelectAll<BoxStream<'static, Signal>>;
 
 /// The signals of a session on a connection with this meter, until `shutdown` is cancelled.
-pub(super) fn signals(shared: &Shared, meter: Arc<Meter>, shutdown: CancellationToken) -> Signals {
+pub(super) fn signals(hub_state: &HubState, meter: Arc<Meter>, shutdown: CancellationToken) -> Signals {
     let owed = stream::unfold(meter, |meter| async {
         meter.owes().await;
         Some((Signal::SignOfLifeOwed, meter))
     });
     stream::select_all([
-        changes(shared.lead.subscribe()).map(|()| Signal::Lead).boxed(),
-        changes(shared.authorities.subscribe()).map(|()| Signal::Authorities).boxed(),
+        changes(hub_state.lead.subscribe()).map(|()| Signal::Lead).boxed(),
+        changes(hub_state.authorities.subscribe()).map(|()| Signal::Authorities).boxed(),
         owed.boxed(),
         stream::once(shutdown.cancelled_owned()).map(|()| Signal::Shutdown).boxed(),
     ])

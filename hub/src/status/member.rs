@@ -345,13 +345,13 @@ mod tests {
     fn shared_key_is_a_condition_until_a_session_without() {
         let facts = facts();
         let none = MemberClusterStatus::default();
-        let shared = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
+        let hub_state = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
         let said = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
-        let first = said(&shared).unwrap();
+        let first = said(&hub_state).unwrap();
         assert_eq!((first.status.as_str(), first.reason.as_str()), ("True", "ConcurrentSessions"));
         assert!(first.message.contains("spec.accepted"), "{}", first.message);
         // It is cut off, as the message says.
-        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&shared, None, 0) });
+        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&hub_state, None, 0) });
         assert_eq!(said(&cut), Some(first));
         let calm = told(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
         assert_eq!(said(&calm), None);

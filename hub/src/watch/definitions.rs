@@ -10,11 +10,11 @@ use kube::{Api, Client, CustomResourceExt};
 
 use super::grants::Into;
 use super::{Own, RelistingWatch, events_of, mapped};
+use crate::hub_state::HubState;
 use crate::index::Index;
-use crate::shared::Shared;
 
 /// Watches the definition of this kind for ever.
-pub async fn watch_definition<K: CustomResourceExt>(client: Client, shared: Arc<Shared>) {
+pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
     let into = Into {
         resource: K::crd_name(),
         one: Index::set_definition,
@@ -23,10 +23,10 @@ pub async fn watch_definition<K: CustomResourceExt>(client: Client, shared: Arc<
         without: "Few rules that are deleted with their definition count as deleted on purpose",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-    let events = RelistingWatch::new(shared.rounds.subscribe(), move || {
+    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || {
         events_of(api.clone(), K::crd_name()).map(|event| mapped(event, Own::from)).boxed()
     });
     let is_dying =
         |definition: PartialObjectMeta<CustomResourceDefinition>| definition.metadata.deletion_timestamp.is_some();
-    into.follow(events, &shared, is_dying).await;
+    into.follow(events, &hub_state, is_dying).await;
 }

@@ -16,10 +16,10 @@ use super::defined::{Defined, look};
 use super::patience::Patience;
 use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
 use crate::crd::DistributionGrant;
+use crate::hub_state::{HubState, until};
 use crate::index::{Effect, Index, SeenNamespace};
 use crate::plan::RuleGrant;
 use crate::relist_barrier::Watched;
-use crate::shared::{Shared, until};
 use crate::writer::make_first_grant;
 
 /// How long to wait before what was refused is tried again.
@@ -42,7 +42,7 @@ pub(super) struct Into<T> {
 const WITHOUT: &str = "What needs a grant is neither sent nor removed";
 
 /// Watches the grants for ever. With `first`, a hub that has no grant begins with one for everything.
-pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
+pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool) {
     let into = Into {
         resource: "distributiongrants",
         one: Index::set_grant,
@@ -50,29 +50,29 @@ pub async fn watch_grants(client: Client, shared: Arc<Shared>, first: bool) {
         known: |index, name| index.grant(name).cloned(),
         without: WITHOUT,
     };
-    while first && let Err(why) = make_first_grant(&client, &shared.settings.namespace).await {
+    while first && let Err(why) = make_first_grant(&client, &hub_state.settings.namespace).await {
         tracing::error!(why, "cannot make the grant for everything; trying again");
-        into.unknown(&shared, *shared.rounds.subscribe().asked.borrow());
-        wait(&mut shared.rounds.subscribe().asked).await;
+        into.unknown(&hub_state, *hub_state.rounds.subscribe().asked.borrow());
+        wait(&mut hub_state.rounds.subscribe().asked).await;
     }
     let looked = client.clone();
     let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
-    let events = RelistingWatch::new(shared.rounds.subscribe(), grants);
-    into.follow(events, &shared, |grant| RuleGrant::read(&grant)).await;
+    let events = RelistingWatch::new(hub_state.rounds.subscribe(), grants);
+    into.follow(events, &hub_state, |grant| RuleGrant::read(&grant)).await;
 }
 
 /// Watches the labels of the hub's namespaces for ever.
-pub async fn watch_hub_namespaces(client: Client, shared: Arc<Shared>) {
+pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
     let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
     let into = Into { resource: "namespaces", one, all, known: |_, _| None, without: WITHOUT };
     let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
-    let events = RelistingWatch::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let events = RelistingWatch::new(hub_state.rounds.subscribe(), move || events(api.clone()).boxed());
     let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
         labels: namespace.labels().clone(),
         dying: namespace.metadata.deletion_timestamp.is_some(),
     };
-    into.follow(events, &shared, read).await;
+    into.follow(events, &hub_state, read).await;
 }
 
 async fn wait(rounds: &mut watch::Receiver<u64>) {
@@ -84,21 +84,21 @@ async fn wait(rounds: &mut watch::Receiver<u64>) {
 
 impl<T: Clone + 'static> Into<T> {
     /// Nobody can tell what there is.
-    fn unknown(&self, shared: &Shared, round: u64) {
-        shared.change(|index| (self.all)(index, None));
-        self.done(shared, round);
+    fn unknown(&self, hub_state: &HubState, round: u64) {
+        hub_state.change(|index| (self.all)(index, None));
+        self.done(hub_state, round);
     }
 
-    fn done(&self, shared: &Shared, round: u64) {
-        shared.rounds.done(Watched::Own(self.resource), round);
-        shared.progress.notify_one();
+    fn done(&self, hub_state: &HubState, round: u64) {
+        hub_state.rounds.done(Watched::Own(self.resource), round);
+        hub_state.progress.notify_one();
     }
 
     /// Takes in what a watch shows, for ever.
     pub(super) async fn follow<K: Resource>(
         &self,
         mut events: RelistingWatch<Own<K>>,
-        shared: &Shared,
+        hub_state: &HubState,
         read: impl Fn(K) -> T,
     ) {
         let mut seen = Some(BTreeMap::new());
@@ -110,7 +110,7 @@ impl<T: Clone + 'static> Into<T> {
                     let (resource, why) = (self.resource, patience.why());
                     tracing::error!(resource, "cannot list {resource}: {why}. {}", self.without);
                     patience.settle();
-                    self.unknown(shared, events.round);
+                    self.unknown(hub_state, events.round);
                     continue;
                 }
             };
@@ -119,7 +119,7 @@ impl<T: Clone + 'static> Into<T> {
                 patience.begin(Instant::now());
                 continue;
             };
-            if self.take_in(event, (&mut seen, &mut patience), shared, events.round, &read) {
+            if self.take_in(event, (&mut seen, &mut patience), hub_state, events.round, &read) {
                 wait(&mut events.rounds.asked).await;
                 let round = events.round;
                 events.again();
@@ -132,10 +132,10 @@ impl<T: Clone + 'static> Into<T> {
     }
 
     /// What an object says; of one that this build cannot read, what was known of it.
-    fn read<K: Resource>(&self, object: Own<K>, shared: &Shared, read: &impl Fn(K) -> T) -> Option<T> {
+    fn read<K: Resource>(&self, object: Own<K>, hub_state: &HubState, read: &impl Fn(K) -> T) -> Option<T> {
         match object {
             Own::Read(object) => Some(read(*object)),
-            Own::Unreadable(meta) => (self.known)(&shared.index.read(), meta.name.as_deref().unwrap_or_default()),
+            Own::Unreadable(meta) => (self.known)(&hub_state.index.read(), meta.name.as_deref().unwrap_or_default()),
         }
     }
 
@@ -144,7 +144,7 @@ impl<T: Clone + 'static> Into<T> {
         &self,
         event: WatchEvent<Own<K>>,
         (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut Patience),
-        shared: &Shared,
+        hub_state: &HubState,
         round: u64,
         read: &impl Fn(K) -> T,
     ) -> bool {
@@ -156,7 +156,7 @@ impl<T: Clone + 'static> Into<T> {
             Ok(Event::InitApply(object)) => {
                 let name = object.name();
                 // Of one that nobody has read it cannot be told what it allows: nor of all of them, then.
-                *seen = self.read(object, shared, read).and_then(|one| {
+                *seen = self.read(object, hub_state, read).and_then(|one| {
                     let mut all = seen.take()?;
                     all.insert(name, one);
                     Some(all)
@@ -165,17 +165,17 @@ impl<T: Clone + 'static> Into<T> {
             Ok(Event::InitDone) => {
                 let all = seen.replace(BTreeMap::new());
                 patience.settle();
-                shared.change(|index| (self.all)(index, all));
-                self.done(shared, round);
+                hub_state.change(|index| (self.all)(index, all));
+                self.done(hub_state, round);
             }
             Ok(Event::Apply(object)) => {
                 let name = object.name();
-                if let Some(one) = self.read(object, shared, read) {
-                    shared.change(|index| (self.one)(index, &name, Some(one)));
+                if let Some(one) = self.read(object, hub_state, read) {
+                    hub_state.change(|index| (self.one)(index, &name, Some(one)));
                 }
             }
-            Ok(Event::Delete(object)) => shared.change(|index| (self.one)(index, &object.name(), None)),
-            Err(error) => return self.complain(&error, patience, shared, round),
+            Ok(Event::Delete(object)) => hub_state.change(|index| (self.one)(index, &object.name(), None)),
+            Err(error) => return self.complain(&error, patience, hub_state, round),
         }
         false
     }
@@ -184,7 +184,7 @@ impl<T: Clone + 'static> Into<T> {
         &self,
         error: &kube::runtime::watcher::Error,
         patience: &mut Patience,
-        shared: &Shared,
+        hub_state: &HubState,
         round: u64,
     ) -> bool {
         let (resource, without) = (self.resource, self.without);
@@ -202,7 +202,7 @@ impl<T: Clone + 'static> Into<T> {
             "cannot watch {resource}: {why}; upgrade the chart with its definitions and rights. {without}"
         );
         patience.settle();
-        self.unknown(shared, round);
+        self.unknown(hub_state, round);
         true
     }
 }

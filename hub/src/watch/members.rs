@@ -10,9 +10,9 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::{Own, READ_LIMIT, RelistingWatch, own_events, refusal};
 use crate::crd::MemberCluster;
+use crate::hub_state::HubState;
 use crate::index::Cluster;
 use crate::relist_barrier::Watched;
-use crate::shared::Shared;
 use crate::writer::ObjectCache;
 
 /// How long to wait before members are listed anew because one could not be looked up.
@@ -21,13 +21,13 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Watches the member clusters for ever. `listed` is called at each complete list.
 pub async fn watch_members(
     client: Client,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     listed: impl Fn() + Send,
 ) {
     let own = client.clone();
     let mut events =
-        RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
+        RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<MemberCluster>(own.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else { continue };
@@ -39,25 +39,25 @@ pub async fn watch_members(
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name()));
                 if let Own::Read(object) = object {
-                    take_in_member(*object, &shared, &object_cache);
+                    take_in_member(*object, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
-                let unsure = forget_unlisted(&seen, &shared, &object_cache);
-                if look_up(unsure, &client, &shared, &object_cache).await.is_none() {
+                let unsure = forget_unlisted(&seen, &hub_state, &object_cache);
+                if look_up(unsure, &client, &hub_state, &object_cache).await.is_none() {
                     tokio::time::sleep(AFTER_FAILURE).await;
                     events.again();
                     continue;
                 }
-                shared.rounds.done(Watched::Own("memberclusters"), events.round);
+                hub_state.rounds.done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &shared, &object_cache),
+            Ok(Event::Apply(Own::Read(object))) => take_in_member(*object, &hub_state, &object_cache),
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
-                forget_if(&name, object.meta().uid.as_deref(), &shared, &object_cache);
+                forget_if(&name, object.meta().uid.as_deref(), &hub_state, &object_cache);
             }
             Err(error) => match refusal(&error, "give the hub get, list and watch on it") {
                 Some(why) => tracing::error!(
@@ -70,7 +70,7 @@ pub async fn watch_members(
 }
 
 /// A member is as given now, unless something newer is known.
-pub fn take_in_member(mut object: MemberCluster, shared: &Shared, object_cache: &ObjectCache) {
+pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_cache: &ObjectCache) {
     // Who wrote which field is most of the object, and nobody here asks.
     object.metadata.managed_fields = None;
     let name = ClusterName::from(object.name_any());
@@ -79,46 +79,51 @@ pub fn take_in_member(mut object: MemberCluster, shared: &Shared, object_cache: 
     if !object_cache.set_member(name.clone(), object) {
         return;
     }
-    let reborn = shared.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
+    let reborn = hub_state.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
     if reborn {
-        shared.report_store.lock().forget(&name);
-        shared.doubts.lock().forget(&name);
+        hub_state.report_store.lock().forget(&name);
+        hub_state.doubts.lock().forget(&name);
     }
     // Before anything of it is seen to.
-    note_leaving(&name, cluster.leaving, shared);
-    shared.change(|index| index.set_cluster(name.clone(), cluster));
+    note_leaving(&name, cluster.leaving, hub_state);
+    hub_state.change(|index| index.set_cluster(name.clone(), cluster));
     // Whatever changed may end the session: it looks for itself.
-    shared.wake(&name);
-    shared.dirty_members.add([name]);
+    hub_state.wake(&name);
+    hub_state.dirty_members.add([name]);
 }
 
-fn note_leaving(name: &ClusterName, leaving: bool, shared: &Shared) {
-    let index = shared.index.read();
+fn note_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
+    let index = hub_state.index.read();
     let retains =
         |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain);
-    shared.report_store.lock().leaves(name, leaving, retains);
+    hub_state.report_store.lock().leaves(name, leaving, retains);
 }
 
 /// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
 /// been taken in since, after or before the list was made.
-fn forget_unlisted(seen: &BTreeSet<ClusterName>, shared: &Shared, object_cache: &ObjectCache) -> Vec<ClusterName> {
+fn forget_unlisted(seen: &BTreeSet<ClusterName>, hub_state: &HubState, object_cache: &ObjectCache) -> Vec<ClusterName> {
     let _turn = object_cache.turn();
     let (gone, unsure): (Vec<_>, Vec<_>) =
         object_cache.members_not_in(seen).into_iter().partition(|(_, before)| *before);
     for (name, _) in &gone {
-        forget(name, shared, object_cache);
+        forget(name, hub_state, object_cache);
     }
     unsure.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Asks the API server for members. `None`, if it could not say.
-async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, object_cache: &ObjectCache) -> Option<()> {
+async fn look_up(
+    names: Vec<ClusterName>,
+    client: &Client,
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+) -> Option<()> {
     let members: Api<MemberCluster> = Api::all(client.clone());
     for name in names {
         let uid = object_cache.with_member(&name, |known| known?.metadata.uid.clone())?;
         match tokio::time::timeout(READ_LIMIT, members.get_opt(name.as_str())).await {
-            Ok(Ok(Some(object))) => take_in_member(object, shared, object_cache),
-            Ok(Ok(None)) => forget_if(&name, Some(&uid), shared, object_cache),
+            Ok(Ok(Some(object))) => take_in_member(object, hub_state, object_cache),
+            Ok(Ok(None)) => forget_if(&name, Some(&uid), hub_state, object_cache),
             _ => return None,
         }
     }
@@ -126,34 +131,34 @@ async fn look_up(names: Vec<ClusterName>, client: &Client, shared: &Shared, obje
 }
 
 /// The member of this uid is gone. The name may have been given to another one already.
-fn forget_if(name: &ClusterName, uid: Option<&str>, shared: &Shared, object_cache: &ObjectCache) {
+fn forget_if(name: &ClusterName, uid: Option<&str>, hub_state: &HubState, object_cache: &ObjectCache) {
     let _turn = object_cache.turn();
     if object_cache.with_member(name, |known| known.is_none_or(|known| known.metadata.uid.as_deref() == uid)) {
-        forget(name, shared, object_cache);
+        forget(name, hub_state, object_cache);
     }
 }
 
 /// To be called in a turn of the book.
-fn forget(name: &ClusterName, shared: &Shared, object_cache: &ObjectCache) {
+fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_member(name);
-    let mut report_store = shared.report_store.lock();
+    let mut report_store = hub_state.report_store.lock();
     for (_, rule, copies) in report_store.held_copies(name).filter(|(.., copies)| *copies > 0) {
         tracing::warn!(cluster = %name, %rule, copies, "the MemberCluster was deleted: these copies are left behind there");
     }
     report_store.forget(name);
     drop(report_store);
-    shared.doubts.lock().forget(name);
-    shared.change(|index| index.remove_cluster(name));
+    hub_state.doubts.lock().forget(name);
+    hub_state.change(|index| index.remove_cluster(name));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::Settings;
+    use crate::hub_state::Settings;
     use serde_json::json;
 
-    fn hub() -> (Arc<Shared>, Arc<ObjectCache>) {
-        (Shared::new(Settings::for_tests()), Arc::default())
+    fn hub() -> (Arc<HubState>, Arc<ObjectCache>) {
+        (HubState::new(Settings::for_tests()), Arc::default())
     }
 
     fn member(name: &str, version: u32, accepted: bool) -> MemberCluster {
@@ -167,42 +172,42 @@ mod tests {
 
     #[test]
     fn a_list_does_not_take_away_who_came_while_it_was_made() {
-        let (shared, object_cache) = hub();
-        take_in_member(member("old", 1, true), &shared, &object_cache);
-        take_in_member(member("gone", 2, true), &shared, &object_cache);
+        let (hub_state, object_cache) = hub();
+        take_in_member(member("old", 1, true), &hub_state, &object_cache);
+        take_in_member(member("gone", 2, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
-        take_in_member(member("old", 1, true), &shared, &object_cache);
+        take_in_member(member("old", 1, true), &hub_state, &object_cache);
         // Its session was admitted after the list was made.
-        take_in_member(member("new", 3, true), &shared, &object_cache);
-        let unsure = forget_unlisted(&["old".into()].into(), &shared, &object_cache);
+        take_in_member(member("new", 3, true), &hub_state, &object_cache);
+        let unsure = forget_unlisted(&["old".into()].into(), &hub_state, &object_cache);
         assert_eq!(unsure, ["new".into()]);
         let known = |name: &str| {
-            (object_cache.member(&name.into()).is_some(), shared.index.read().cluster(&name.into()).is_some())
+            (object_cache.member(&name.into()).is_some(), hub_state.index.read().cluster(&name.into()).is_some())
         };
         assert_eq!([known("old"), known("new"), known("gone")], [(true, true), (true, true), (false, false)]);
     }
 
     #[test]
     fn a_list_after_a_restore_is_heeded_though_its_versions_are_lower() {
-        let (shared, object_cache) = hub();
-        take_in_member(member("eu-1", 900, true), &shared, &object_cache);
+        let (hub_state, object_cache) = hub();
+        take_in_member(member("eu-1", 900, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
-        take_in_member(member("eu-1", 400, false), &shared, &object_cache);
-        assert!(!shared.index.read().cluster(&"eu-1".into()).unwrap().accepted);
+        take_in_member(member("eu-1", 400, false), &hub_state, &object_cache);
+        assert!(!hub_state.index.read().cluster(&"eu-1".into()).unwrap().accepted);
     }
 
     #[test]
     fn nobody_takes_in_a_member_while_somebody_else_has_it_in_the_book_and_not_yet_in_the_index() {
-        let (shared, object_cache) = hub();
+        let (hub_state, object_cache) = hub();
         std::thread::scope(|scope| {
-            let index = shared.index.read();
-            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &shared, &object_cache));
+            let index = hub_state.index.read();
+            let taking = scope.spawn(|| take_in_member(member("eu-1", 1, true), &hub_state, &object_cache));
             while object_cache.member(&"eu-1".into()).is_none() && !taking.is_finished() {
                 std::thread::yield_now();
             }
             assert!(!taking.is_finished() && object_cache.is_in_turn());
             drop(index);
         });
-        assert!(!object_cache.is_in_turn() && shared.index.read().cluster(&"eu-1".into()).is_some());
+        assert!(!object_cache.is_in_turn() && hub_state.index.read().cluster(&"eu-1".into()).is_some());
     }
 }

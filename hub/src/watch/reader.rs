@@ -15,10 +15,10 @@ use runnel_proto::readable::Readable;
 use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;
 use super::{Own, READ_LIMIT};
+use crate::hub_state::{HubState, until};
 use crate::index::version_number;
 use crate::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
 use crate::relist_barrier::Watched;
-use crate::shared::{Shared, until};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -28,35 +28,35 @@ const LIST_LIMIT: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Reads the sources that the index asks for, for ever; one read per source at a time, and one list.
-pub async fn read_sources(client: Client, shared: Arc<Shared>) {
+pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     let mut queue = ReadQueue::default();
     let mut reads: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
     let mut failed: Vec<(Instant, SourceRef)> = Vec::new();
     loop {
         let now = Instant::now();
-        queue.add(shared.to_read.take());
+        queue.add(hub_state.to_read.take());
         queue.add(failed.extract_if(.., |(at, _)| *at <= now).map(|(_, source)| source));
         while reads.len() < READS {
-            let all = |scope: &ListScope| shared.index.read().sources_in(&scope.resource, &scope.namespace);
-            let Some(next) = queue.next(|scope| is_ready(&shared, scope), all) else { break };
-            let (client, shared) = (client.clone(), shared.clone());
+            let all = |scope: &ListScope| hub_state.index.read().sources_in(&scope.resource, &scope.namespace);
+            let Some(next) = queue.next(|scope| is_ready(&hub_state, scope), all) else { break };
+            let (client, hub_state) = (client.clone(), hub_state.clone());
             reads.push(match next {
-                NextRead::One(source) => read(client, shared, source).boxed(),
-                NextRead::Many(scope, wanted) => read_many(client, shared, scope, wanted, LIST_LIMIT).boxed(),
+                NextRead::One(source) => read(client, hub_state, source).boxed(),
+                NextRead::Many(scope, wanted) => read_many(client, hub_state, scope, wanted, LIST_LIMIT).boxed(),
             });
         }
         let next_try = failed.iter().map(|(at, _)| *at).min();
         tokio::select! {
-            () = shared.to_read.added() => {}
+            () = hub_state.to_read.added() => {}
             Some(done) = reads.next(), if !reads.is_empty() => match done {
                 Done::One(source, is_done) => {
-                    queue.read(&source, |source| shared.index.read().is_read(source));
+                    queue.read(&source, |source| hub_state.index.read().is_read(source));
                     if !is_done {
                         failed.push((Instant::now() + AGAIN, source));
                     }
                 }
                 Done::Many(scope, wanted, left) => {
-                    let index = shared.index.read();
+                    let index = hub_state.index.read();
                     queue.listed(scope, &wanted, left, |source| index.is_read(source));
                 }
             },
@@ -75,22 +75,22 @@ enum Done {
 
 /// Whether sources may be read from there now. While the hub does not serve, they wait until all of them are known: then
 /// one list reads them.
-fn is_ready(shared: &Shared, scope: &ListScope) -> bool {
+fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
     let Some(kind) = Kind::by_resource(&scope.resource) else { return true };
-    let place = shared.settings.scope.place(kind.resource, &scope.namespace);
-    shared.serving_since().is_some() || shared.rounds.have_all([Watched::Sources(place)])
+    let place = hub_state.settings.scope.place(kind.resource, &scope.namespace);
+    hub_state.serving_since().is_some() || hub_state.rounds.have_all([Watched::Sources(place)])
 }
 
 /// Reads these sources into the index by a list. What it does not come to within `limit` is to be read one by one.
 async fn read_many(
     client: Client,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     scope: ListScope,
     wanted: BTreeSet<SourceRef>,
     limit: Duration,
 ) -> Done {
     let mut left = wanted.clone();
-    let list = list(&client, &shared, &scope, &mut left);
+    let list = list(&client, &hub_state, &scope, &mut left);
     let listed = tokio::time::timeout(limit, list).await;
     if let Err(why) = listed.unwrap_or_else(|_| Err("the API server did not answer in time".to_owned())) {
         let (resource, namespace) = (&scope.resource, &scope.namespace);
@@ -102,7 +102,7 @@ async fn read_many(
 /// Takes what a list shows from `left`, until nothing is left to read or too much of the list is not wanted.
 async fn list(
     client: &Client,
-    shared: &Arc<Shared>,
+    hub_state: &Arc<HubState>,
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
 ) -> Result<(), String> {
@@ -117,9 +117,9 @@ async fn list(
             None => return Err("an object is too large".to_owned()),
         };
         size.fits(bytes.len());
-        let (shared, wished) = (shared.clone(), left.clone());
+        let (hub_state, wished) = (hub_state.clone(), left.clone());
         // Beside the threads that serve agents.
-        let taken = tokio::task::spawn_blocking(move || take_in_page(&shared, kind, &wished, &bytes)).await;
+        let taken = tokio::task::spawn_blocking(move || take_in_page(&hub_state, kind, &wished, &bytes)).await;
         let Ok(Some(Page { seen, count, readable, go_on })) = taken else {
             return Err("the API server's answer is not readable".to_owned());
         };
@@ -168,7 +168,7 @@ struct Page {
 }
 
 /// Takes in what is wanted of a page.
-fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRef>, bytes: &[u8]) -> Option<Page> {
+fn take_in_page(hub_state: &HubState, kind: &'static Kind, wanted: &BTreeSet<SourceRef>, bytes: &[u8]) -> Option<Page> {
     let mut page = Page { seen: BTreeSet::new(), count: 0, readable: true, go_on: None };
     let metadata = parse_page(bytes, |object| {
         page.count += 1;
@@ -178,7 +178,7 @@ fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRe
         };
         let source = SourceRef::new(kind.resource, &object.namespace().unwrap_or_default(), &object.name_any());
         if wanted.contains(&source) {
-            take_in(shared, kind, &source, *object);
+            take_in(hub_state, kind, &source, *object);
             page.seen.insert(source);
         }
     });
@@ -187,20 +187,22 @@ fn take_in_page(shared: &Shared, kind: &'static Kind, wanted: &BTreeSet<SourceRe
 }
 
 /// Reads one source into the index.
-async fn read(client: Client, shared: Arc<Shared>, source: SourceRef) -> Done {
+async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Done {
     let Some(kind) = Kind::by_resource(&source.resource) else { return Done::One(source, true) };
     let api: Api<Own<DynamicObject>> = Api::namespaced_with(client, &source.namespace, &api_resource(kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
         Ok(Ok(Some(Own::Read(object)))) => {
-            take_in(&shared, kind, &source, *object);
+            take_in(&hub_state, kind, &source, *object);
             true
         }
-        Ok(Ok(Some(Own::Unreadable(_)))) => unreadable(&shared, &source, "it is not an object as Kubernetes has them"),
+        Ok(Ok(Some(Own::Unreadable(_)))) => {
+            unreadable(&hub_state, &source, "it is not an object as Kubernetes has them")
+        }
         // The watch says what became of it.
         Ok(Ok(None)) => true,
-        Ok(Err(error)) => unreadable(&shared, &source, &describe(&error)),
-        Err(_) => unreadable(&shared, &source, "the API server did not answer in time"),
+        Ok(Err(error)) => unreadable(&hub_state, &source, &describe(&error)),
+        Err(_) => unreadable(&hub_state, &source, "the API server did not answer in time"),
     };
     Done::One(source, done)
 }
@@ -213,28 +215,28 @@ fn describe(error: &kube::Error) -> String {
     }
 }
 
-fn unreadable(shared: &Shared, source: &SourceRef, why: &str) -> bool {
+fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
     tracing::warn!(%source, why, "cannot read a source; its copies stay as they are, and it is tried again");
-    shared.change(|index| index.could_not_read(source));
+    hub_state.change(|index| index.could_not_read(source));
     false
 }
 
-fn take_in(shared: &Shared, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
+fn take_in(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
     let labels = object.labels().clone();
     if object.metadata.deletion_timestamp.is_some() || is_never_a_source(kind, &source.name, &labels) {
         return;
     }
     let version = version_number(object.metadata.resource_version.as_deref());
-    let body = body_of(shared, kind, &object);
-    shared.change(|index| {
+    let body = body_of(hub_state, kind, &object);
+    hub_state.change(|index| {
         let effect = index.read(source, version, labels, body);
-        shared.follow_edit(index, source, &effect);
+        hub_state.follow_edit(index, source, &effect);
         effect
     });
 }
 
 /// The content of an object as the API server gave it, or why it is none.
-pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> SourceState {
+pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject) -> SourceState {
     let Ok(object) = serde_json::to_value(object) else { return SourceState::Unreadable };
     match content_of(kind, &object) {
         Err(refused) => SourceState::Refused(refused),
@@ -243,7 +245,7 @@ pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> 
             if canonical.len() > PAYLOAD_LIMIT {
                 return SourceState::Refused(UnsupportedSource::TooLarge);
             }
-            let revision = shared.settings.revision_key.revision(kind.resource, &canonical);
+            let revision = hub_state.settings.revision_key.revision(kind.resource, &canonical);
             let denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
             SourceState::Read(Arc::new(SourceContent { denied, ..SourceContent::of(revision, &content, canonical) }))
         }
@@ -251,19 +253,19 @@ pub fn body_of(shared: &Shared, kind: &'static Kind, object: &DynamicObject) -> 
 }
 
 /// Removes vanished sources when their grace is over, and judges deletions of rules when it is time, for ever.
-pub async fn bury_sources(shared: Arc<Shared>) {
-    let grace = shared.settings.source_gone_grace;
+pub async fn bury_sources(hub_state: Arc<HubState>) {
+    let grace = hub_state.settings.source_gone_grace;
     loop {
         let (next, judgement) = {
-            let index = shared.index.read();
+            let index = hub_state.index.read();
             // Who does not serve judges nothing; who begins to looks again.
-            let judgement = index.next_judgement().filter(|_| shared.serving_since().is_some());
+            let judgement = index.next_judgement().filter(|_| hub_state.serving_since().is_some());
             (index.next_burial(grace), judgement)
         };
         tokio::select! {
-            () = shared.vanished.notified() => {}
-            () = until(next) => shared.change(|index| index.expire_deleted(Instant::now(), grace)),
-            () = until(judgement.map(|(at, _)| at)) => shared.judge_due(),
+            () = hub_state.deadline_changed.notified() => {}
+            () = until(next) => hub_state.change(|index| index.expire_deleted(Instant::now(), grace)),
+            () = until(judgement.map(|(at, _)| at)) => hub_state.judge_due(),
         }
     }
 }

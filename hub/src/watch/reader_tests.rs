@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::hub_state::Settings;
 use crate::plan::{Rule, WatchScope};
-use crate::shared::Settings;
 use crate::watch::renderer::render_rules;
 
 const NAMESPACE: &str = "home";
@@ -79,8 +79,8 @@ impl FakeApi {
 }
 
 /// A hub that has seen all of these objects, and one rule that selects those that it says.
-fn hub(api: &FakeApi, names: Value) -> Arc<Shared> {
-    let shared = Shared::new(Settings::for_tests());
+fn hub(api: &FakeApi, names: Value) -> Arc<HubState> {
+    let hub_state = HubState::new(Settings::for_tests());
     let rule: crate::crd::DistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "r", "namespace": NAMESPACE, "uid": "r", "generation": 1},
@@ -88,38 +88,38 @@ fn hub(api: &FakeApi, names: Value) -> Arc<Shared> {
     }))
     .unwrap();
     let rule = Rule::namespaced(&rule, "runnel-system").unwrap();
-    shared.change(|index| index.set_rule(rule));
+    hub_state.change(|index| index.set_rule(rule));
     for (number, name) in api.objects.keys().enumerate() {
-        shared.change(|index| index.observe(&source(name), number as u64 + 1, BTreeMap::new()));
+        hub_state.change(|index| index.observe(&source(name), number as u64 + 1, BTreeMap::new()));
     }
-    shared
+    hub_state
 }
 
 fn source(name: &str) -> SourceRef {
     SourceRef::new("configmaps", NAMESPACE, name)
 }
 
-fn is_read(shared: &Shared, name: &str) -> bool {
-    let index = shared.index.read();
+fn is_read(hub_state: &HubState, name: &str) -> bool {
+    let index = hub_state.index.read();
     index.source(&source(name)).is_some_and(|source| matches!(source.body, SourceState::Read(_)))
 }
 
 /// The list of the place is over.
-fn is_listed(shared: &Shared) {
-    shared.rounds.done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
-    shared.to_read.wake();
+fn is_listed(hub_state: &HubState) {
+    hub_state.rounds.done(Watched::Sources(WatchScope::everywhere("configmaps")), 0);
+    hub_state.to_read.wake();
 }
 
 /// Lets the hub read until this holds.
-async fn reads_until(api: &Arc<FakeApi>, shared: &Arc<Shared>, holds: impl Fn() -> bool) {
+async fn reads_until(api: &Arc<FakeApi>, hub_state: &Arc<HubState>, holds: impl Fn() -> bool) {
     let holds = async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::select! {
-        () = read_sources(api.client(), shared.clone()) => unreachable!(),
-        () = render_rules(shared.clone()) => unreachable!(),
+        () = read_sources(api.client(), hub_state.clone()) => unreachable!(),
+        () = render_rules(hub_state.clone()) => unreachable!(),
         in_time = tokio::time::timeout(Duration::from_secs(60), holds) => in_time.unwrap(),
     }
 }
@@ -127,23 +127,23 @@ async fn reads_until(api: &Arc<FakeApi>, shared: &Arc<Shared>, holds: impl Fn() 
 #[tokio::test]
 async fn sources_of_a_new_hub_are_read_in_pages() {
     let api = Arc::new(FakeApi::with(1000, 10));
-    let shared = hub(&api, json!(["*"]));
+    let hub_state = hub(&api, json!(["*"]));
     // The hub does not know yet how many there are.
     let turns = std::cell::Cell::new(0);
-    reads_until(&api, &shared, || turns.replace(turns.get() + 1) > 20).await;
+    reads_until(&api, &hub_state, || turns.replace(turns.get() + 1) > 20).await;
     assert_eq!(*api.asked.lock(), Vec::<String>::new());
-    is_listed(&shared);
-    shared.to_read.add(api.objects.keys().map(|name| source(name)));
-    reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
+    is_listed(&hub_state);
+    hub_state.to_read.add(api.objects.keys().map(|name| source(name)));
+    reads_until(&api, &hub_state, || api.objects.keys().all(|name| is_read(&hub_state, name))).await;
     assert_eq!((api.asked("get"), api.asked("list")), (0, 5), "100, 200 and 3 times 250 objects");
 }
 
 #[tokio::test]
 async fn pages_of_large_sources_are_bounded_in_bytes() {
     let api = Arc::new(FakeApi::with(120, 200_000));
-    let shared = hub(&api, json!(["*"]));
-    is_listed(&shared);
-    reads_until(&api, &shared, || api.objects.keys().all(|name| is_read(&shared, name))).await;
+    let hub_state = hub(&api, json!(["*"]));
+    is_listed(&hub_state);
+    reads_until(&api, &hub_state, || api.objects.keys().all(|name| is_read(&hub_state, name))).await;
     // A page of 100 has 20 MB, one of 25 has 5.
     assert_eq!((api.asked("get"), api.asked("list")), (0, 6));
 }
@@ -154,9 +154,9 @@ async fn sources_are_read_one_by_one_where_a_list_is_no_use() {
     let all = |count: usize| (0..count).map(|number| format!("s{number:04}")).collect::<Vec<_>>();
     for (api, selected, lists) in [(no_right, all(50), 1), (FakeApi::with(1000, 10), all(30), 0)] {
         let api = Arc::new(api);
-        let shared = hub(&api, json!(selected));
-        is_listed(&shared);
-        reads_until(&api, &shared, || selected.iter().all(|name| is_read(&shared, name))).await;
+        let hub_state = hub(&api, json!(selected));
+        is_listed(&hub_state);
+        reads_until(&api, &hub_state, || selected.iter().all(|name| is_read(&hub_state, name))).await;
         assert_eq!((api.asked("get"), api.asked("list")), (selected.len(), lists));
     }
 }
@@ -165,11 +165,11 @@ async fn sources_are_read_one_by_one_where_a_list_is_no_use() {
 async fn list_that_takes_too_long_leaves_its_sources_to_single_reads() {
     for answers in [0, 2] {
         let api = Arc::new(FakeApi { answers: Some(answers), ..FakeApi::with(1000, 10) });
-        let shared = hub(&api, json!(["*"]));
+        let hub_state = hub(&api, json!(["*"]));
         let wanted: BTreeSet<_> = api.objects.keys().map(|name| source(name)).collect();
         let scope = ListScope { resource: "configmaps".into(), namespace: NAMESPACE.into() };
         let limit = Duration::from_secs(2);
-        let Done::Many(_, _, left) = read_many(api.client(), shared, scope, wanted, limit).await else { panic!() };
+        let Done::Many(_, _, left) = read_many(api.client(), hub_state, scope, wanted, limit).await else { panic!() };
         assert_eq!(left.len(), if answers == 0 { 1000 } else { 700 }, "pages of 100 and 200 objects");
     }
 }

@@ -7,8 +7,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use runnel_proto::model::RuleUid;
 
+use crate::hub_state::{HubState, until};
 use crate::index::Effect;
-use crate::shared::{Shared, until};
 
 /// Rules that are rendered at a time.
 const JOBS: usize = 2;
@@ -16,13 +16,13 @@ const JOBS: usize = 2;
 const LONG: Duration = Duration::from_millis(100);
 
 /// Renders what the index asks for, for ever; one job for a rule at a time.
-pub async fn render_rules(shared: Arc<Shared>) {
+pub async fn render_rules(hub_state: Arc<HubState>) {
     let mut waiting = BTreeSet::new();
     let mut resting: BTreeMap<RuleUid, Instant> = BTreeMap::new();
     let mut under_way = BTreeSet::new();
     let mut jobs = FuturesUnordered::new();
     loop {
-        waiting.extend(shared.to_render.take());
+        waiting.extend(hub_state.to_render.take());
         let now = Instant::now();
         resting.retain(|_, until| *until > now);
         while jobs.len() < JOBS {
@@ -30,11 +30,11 @@ pub async fn render_rules(shared: Arc<Shared>) {
             let Some(uid) = waiting.iter().find(is_free).cloned() else { break };
             waiting.remove(&uid);
             under_way.insert(uid.clone());
-            jobs.push(render(shared.clone(), uid));
+            jobs.push(render(hub_state.clone(), uid));
         }
         let next = resting.iter().filter(|(uid, _)| waiting.contains(*uid)).map(|(_, until)| *until).min();
         tokio::select! {
-            () = shared.to_render.added() => {}
+            () = hub_state.to_render.added() => {}
             Some((uid, took)) = jobs.next(), if !jobs.is_empty() => {
                 under_way.remove(&uid);
                 if took > LONG {
@@ -46,15 +46,15 @@ pub async fn render_rules(shared: Arc<Shared>) {
     }
 }
 
-async fn render(shared: Arc<Shared>, uid: RuleUid) -> (RuleUid, Duration) {
+async fn render(hub_state: Arc<HubState>, uid: RuleUid) -> (RuleUid, Duration) {
     let began = Instant::now();
     let rendering = uid.clone();
     let work = move || {
-        let Some(job) = shared.change_quietly(|index| index.render_job(&rendering)) else { return };
+        let Some(job) = hub_state.change_quietly(|index| index.render_job(&rendering)) else { return };
         let mut rendered = job.run();
-        shared.change(|index| {
+        hub_state.change(|index| {
             let effect: Effect = index.take_rendered(&mut rendered);
-            shared.follow_rendered(index, &rendering);
+            hub_state.follow_rendered(index, &rendering);
             effect
         });
     };

@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 
 use super::{Own, RelistingWatch, own_events, refusal};
 use crate::crd::{self, FINALIZER, RuleStatus};
+use crate::hub_state::HubState;
 use crate::plan::Rule;
 use crate::relist_barrier::Watched;
-use crate::shared::Shared;
 use crate::writer::{ObjectCache, RuleObject};
 
 /// The longest that an API server works on one request to delete an object.
@@ -60,11 +60,11 @@ impl RuleKind for crd::ClusterDistributionRule {
 /// sets it.
 pub async fn watch_rules<K: RuleKind>(
     client: Client,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     listed: impl Fn() + Send,
 ) {
-    let mut events = RelistingWatch::new(shared.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
+    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || own_events::<K>(client.clone()).boxed());
     let mut seen = BTreeSet::new();
     loop {
         let Some(event) = events.next().await else { continue };
@@ -76,23 +76,23 @@ pub async fn watch_rules<K: RuleKind>(
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
                 if let Own::Read(object) = object {
-                    take_in(&*object, &shared, &object_cache);
+                    take_in(&*object, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
                 for uid in object_cache.rules_not_in::<K>(&seen) {
-                    forget(&uid, &shared, &object_cache);
+                    forget(&uid, &hub_state, &object_cache);
                 }
-                shared.rounds.done(Watched::Own(K::RESOURCE), events.round);
+                hub_state.rounds.done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &shared, &object_cache),
+            Ok(Event::Apply(Own::Read(object))) => take_in(&*object, &hub_state, &object_cache),
             // It stays as it was.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
-            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &shared, &object_cache),
+            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &hub_state, &object_cache),
             Ok(Event::Delete(Own::Unreadable(meta))) => {
                 if let Some(uid) = meta.uid {
-                    forget(&uid.into(), &shared, &object_cache);
+                    forget(&uid.into(), &hub_state, &object_cache);
                 }
             }
             Err(error) => complain::<K>(&error),
@@ -115,8 +115,8 @@ fn has_finalizer<K: RuleKind>(object: &K) -> bool {
     object.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
-fn take_in<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache) {
-    let Some(rule) = object.rule(&shared.settings.namespace) else { return };
+fn take_in<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectCache) {
+    let Some(rule) = object.rule(&hub_state.settings.namespace) else { return };
     let uid = rule.uid.clone();
     let has_finalizer = has_finalizer(object);
     let known = object_cache.with_rule(&uid, |known| known.map(|known| (known.has_finalizer, known.finalizer_seen)));
@@ -127,22 +127,22 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache)
     };
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
-    let doubted = object_cache.set_rule(uid.clone(), seen, shared.leads());
+    let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leads());
     let said = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
-    let known = shared.index.read().latest_rule(&uid).map(said);
+    let known = hub_state.index.read().latest_rule(&uid).map(said);
     // Most events of a rule are our own writes of its status, and change nothing that it says.
     let (news, is_known) = (doubted || known != Some(said(&rule)), known.is_some());
     let is_planned =
         known.is_some_and(|(generation, deleting, _)| (generation, deleting) == (rule.generation, rule.deleting));
     if news && is_planned && !doubted {
-        shared.change(|index| index.set_removal(&uid, rule.removal));
+        hub_state.change(|index| index.set_removal(&uid, rule.removal));
     } else if (has_finalizer || is_known) && news {
-        let places = rule.places(shared.index.read().scope());
-        shared.need(places);
-        shared.change(|index| index.set_rule(rule));
+        let places = rule.places(hub_state.index.read().scope());
+        hub_state.need(places);
+        hub_state.change(|index| index.set_rule(rule));
     }
     if !has_finalizer || object_cache.is_replaced(&uid) {
-        shared.dirty_rules.add([uid]);
+        hub_state.dirty_rules.add([uid]);
     }
 }
 
@@ -150,38 +150,38 @@ fn take_in<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache)
 /// that is set in the same moment holds nothing, and is there still in the last state of the rule. Such a rule was deleted on
 /// purpose like any other, and its copies may be under way: it stays in the index until every cluster is free of it or has the
 /// order written down. Somebody who takes the finalizer off wants the copies to be left alone.
-fn deleted<K: RuleKind>(object: &K, shared: &Shared, object_cache: &ObjectCache) {
+fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectCache) {
     let Some(uid) = object.uid().map(RuleUid::from) else { return };
     let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
     let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
     let is_held = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
-    let slipped = is_young && is_held && shared.index.read().rule(&uid).is_some();
-    let Some(mut rule) = object.rule(&shared.settings.namespace).filter(|_| slipped) else {
-        return forget(&uid, shared, object_cache);
+    let slipped = is_young && is_held && hub_state.index.read().rule(&uid).is_some();
+    let Some(mut rule) = object.rule(&hub_state.settings.namespace).filter(|_| slipped) else {
+        return forget(&uid, hub_state, object_cache);
     };
     let name = object_cache.name_of(&uid);
     tracing::info!(rule = %name, "a rule was deleted before its finalizer could hold it: its copies are seen to all the same");
     let mut last = RuleObject::of(object, true);
     (last.deleting, last.is_gone) = (true, true);
-    object_cache.set_rule(uid.clone(), last, shared.leads());
+    object_cache.set_rule(uid.clone(), last, hub_state.leads());
     rule.deleting = true;
-    shared.change(|index| index.set_rule(rule));
-    shared.dirty_rules.add([uid]);
+    hub_state.change(|index| index.set_rule(rule));
+    hub_state.dirty_rules.add([uid]);
 }
 
 /// A rule is not there any more, and nothing is to be done about its copies.
-pub(crate) fn forget(uid: &RuleUid, shared: &Shared, object_cache: &ObjectCache) {
+pub(crate) fn forget(uid: &RuleUid, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_rule(uid);
-    shared.change(|index| index.remove_rule(uid));
+    hub_state.change(|index| index.remove_rule(uid));
     // Members that hold copies of it say so in their status.
-    shared.mark_members();
+    hub_state.mark_members();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::crd::DistributionRule;
-    use crate::shared::Settings;
+    use crate::hub_state::Settings;
     use serde_json::json;
 
     fn object(has_finalizer: bool, is_deleting: bool) -> DistributionRule {
@@ -201,11 +201,11 @@ mod tests {
 
     /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
     fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
-        let (shared, object_cache) = (Shared::new(Settings::for_tests()), ObjectCache::default());
-        shown.iter().for_each(|object| take_in(object, &shared, &object_cache));
-        deleted(last, &shared, &object_cache);
+        let (hub_state, object_cache) = (HubState::new(Settings::for_tests()), ObjectCache::default());
+        shown.iter().for_each(|object| take_in(object, &hub_state, &object_cache));
+        deleted(last, &hub_state, &object_cache);
         let uid = RuleUid::from("r");
-        let is_deleting = shared.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);
+        let is_deleting = hub_state.index.read().rule(&uid).is_some_and(|entry| entry.rule.deleting);
         assert_eq!(object_cache.rule(&uid).is_some_and(|object| object.is_gone), is_deleting);
         // No list that comes later forgets it.
         assert!(object_cache.rules_not_in::<DistributionRule>(&BTreeSet::new()).is_empty());

@@ -12,10 +12,10 @@ use runnel_proto::model::{Kind, SourceRef};
 use super::patience::Patience;
 use super::source_meta::SourceMeta;
 use super::{RelistingWatch, events, failure, refusal};
+use crate::hub_state::{HubState, until};
 use crate::index::{PlaceState, version_number};
 use crate::plan::{WatchScope, is_never_a_source};
 use crate::relist_barrier::Watched;
-use crate::shared::{Shared, until};
 
 /// How long to wait before a refused watch is tried again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
@@ -29,8 +29,8 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
 }
 
 /// Watches the metadata of one kind in one place for ever, from the moment that some rule looks for sources there.
-pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static Kind, place: WatchScope) {
-    let mut needed = shared.needed.subscribe();
+pub async fn watch_sources(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
+    let mut needed = hub_state.needed.subscribe();
     if needed.wait_for(|needed| needed.contains(&place)).await.is_err() {
         return;
     }
@@ -38,11 +38,11 @@ pub async fn watch_sources(client: Client, shared: Arc<Shared>, kind: &'static K
         Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
         None => Api::all_with(client, &api_resource(kind)),
     };
-    let mut events = RelistingWatch::new(shared.rounds.subscribe(), move || events(api.clone()).boxed());
+    let mut events = RelistingWatch::new(hub_state.rounds.subscribe(), move || events(api.clone()).boxed());
     let patience = Patience::new(Instant::now());
-    let mut relist = shared.relist.subscribe();
+    let mut relist = hub_state.relist.subscribe();
     let (mut listed_at, mut relist_at) = (None, None);
-    let mut watch = SourceWatch { shared, kind, place, seen: BTreeSet::new(), round: events.round, patience };
+    let mut watch = SourceWatch { hub_state, kind, place, seen: BTreeSet::new(), round: events.round, patience };
     loop {
         let event = tokio::select! {
             event = events.next() => event,
@@ -97,7 +97,7 @@ enum WatchActivity {
 }
 
 struct SourceWatch {
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     kind: &'static Kind,
     place: WatchScope,
     seen: BTreeSet<SourceRef>,
@@ -112,15 +112,15 @@ impl SourceWatch {
         if self.round != round {
             self.round = round;
             self.patience.begin(Instant::now());
-            self.shared.change_quietly(|index| index.mark_stale(&self.place));
+            self.hub_state.change_quietly(|index| index.mark_stale(&self.place));
         }
     }
 
     fn heard_all(&mut self) {
         self.patience.settle();
-        self.shared.rounds.done(Watched::Sources(self.place.clone()), self.round);
-        self.shared.to_read.wake();
-        self.shared.progress.notify_one();
+        self.hub_state.rounds.done(Watched::Sources(self.place.clone()), self.round);
+        self.hub_state.to_read.wake();
+        self.hub_state.progress.notify_one();
     }
 
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
@@ -136,7 +136,7 @@ impl SourceWatch {
     }
 
     fn cannot_read(&mut self, why: String) {
-        self.shared.change(|index| {
+        self.hub_state.change(|index| {
             let mut effect = index.set_place(self.place.clone(), PlaceState::Unreadable(why));
             effect.merge(index.invalidate_stale(&self.place));
             effect
@@ -157,9 +157,9 @@ impl SourceWatch {
             }
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
-                self.shared.change_quietly(|index| index.retain_sources(&self.place, &seen, Instant::now()));
-                self.shared.vanished.notify_one();
-                self.shared.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
+                self.hub_state.change_quietly(|index| index.retain_sources(&self.place, &seen, Instant::now()));
+                self.hub_state.deadline_changed.notify_one();
+                self.hub_state.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
                 self.heard_all();
             }
             Ok(Event::Apply(object)) => {
@@ -177,7 +177,7 @@ impl SourceWatch {
 
     /// Whether a refusal is believed: it is repeated, or nothing else was known before.
     fn is_believed(&mut self) -> bool {
-        let known = matches!(self.shared.index.read().place(&self.place), PlaceState::Unreadable(_));
+        let known = matches!(self.hub_state.index.read().place(&self.place), PlaceState::Unreadable(_));
         self.patience.refused(Instant::now()) || known
     }
 
@@ -195,10 +195,10 @@ impl SourceWatch {
             return None;
         }
         let version = version_number(object.meta().resource_version.as_deref());
-        self.shared.change(|index| {
+        self.hub_state.change(|index| {
             let effect = index.observe(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
-                self.shared.edits.lock().entry(source.clone()).or_insert_with(Instant::now);
+                self.hub_state.edits.lock().entry(source.clone()).or_insert_with(Instant::now);
             }
             effect
         });
@@ -206,9 +206,9 @@ impl SourceWatch {
     }
 
     fn mark_deleted(&mut self, source: &SourceRef) {
-        self.shared.edits.lock().remove(source);
-        self.shared.change_quietly(|index| index.vanish_source(source, Instant::now()));
-        self.shared.vanished.notify_one();
+        self.hub_state.edits.lock().remove(source);
+        self.hub_state.change_quietly(|index| index.vanish_source(source, Instant::now()));
+        self.hub_state.deadline_changed.notify_one();
     }
 
     fn complain(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {

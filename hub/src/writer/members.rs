@@ -50,9 +50,9 @@ impl Writer {
     /// write is only for the object that was looked at.
     async fn give_up_keys(&self, name: &ClusterName, now: Now) -> Result<(), WriteError> {
         let Some(member) = self.object_cache.member(name) else { return Ok(()) };
-        let key = self.shared.report_store.lock().session(name, now.instant).map(|session| session.key.clone());
+        let key = self.hub_state.report_store.lock().session(name, now.instant).map(|session| session.key.clone());
         let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
-        let limit = self.shared.settings.expired_renewal_limit;
+        let limit = self.hub_state.settings.expired_renewal_limit;
         let Some(kept) = key.zip(identity).and_then(|(key, known)| used(known, &key, limit, now.wall)) else {
             return Ok(());
         };
@@ -64,7 +64,7 @@ impl Writer {
         let written = self.unless_gone(api.patch_status(name.as_str(), &PatchParams::default(), &patch)).await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are given up");
-            take_in_member(written, &self.shared, &self.object_cache);
+            take_in_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())
     }
@@ -83,13 +83,13 @@ impl Writer {
     fn member_status(&self, name: &ClusterName, member: &MemberCluster, now: Now) -> Option<MemberClusterStatus> {
         let unknown = MemberClusterStatus::default();
         let previous = member.status.as_ref().unwrap_or(&unknown);
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let cluster = index.cluster(name)?;
-        let report_store = self.shared.report_store.lock();
+        let report_store = self.hub_state.report_store.lock();
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let unclaimed: Vec<&RuleName> =
             report_store.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
-        let doubts = self.shared.doubts.lock();
+        let doubts = self.hub_state.doubts.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
@@ -102,7 +102,7 @@ impl Writer {
             retained: report_store.retained(name),
             unclaimed,
             awaited: young && !report_store.has_connected(name),
-            renewable_until: renewable_until(keys(member), self.shared.settings.expired_renewal_limit),
+            renewable_until: renewable_until(keys(member), self.hub_state.settings.expired_renewal_limit),
             doubt: doubts.of(name).map(|doubt| (name, doubt)),
             lost_watch: report_store
                 .lost_watch(name, KINDS.iter().map(|kind| kind.resource))

@@ -28,7 +28,7 @@ pub use object_cache::{ObjectCache, RuleObject};
 pub use removals::RemovalRecorder;
 pub(crate) use rules::view;
 
-use crate::shared::{Shared, until};
+use crate::hub_state::{HubState, until};
 use crate::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.
@@ -48,7 +48,7 @@ const CONFLICTS: u32 = 10;
 /// What the writer needs.
 pub struct Writer {
     client: Client,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
     events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
@@ -118,13 +118,13 @@ impl Writer {
     /// A writer; what is worth an Event goes to `events` (see [`publish_events`]).
     pub fn new(
         client: Client,
-        shared: Arc<Shared>,
+        hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
         events: mpsc::Sender<(ObjectReference, Notice)>,
     ) -> Self {
         Self {
             client,
-            shared,
+            hub_state,
             object_cache,
             events,
             paces: BTreeMap::new(),
@@ -143,8 +143,8 @@ impl Writer {
         let mut next = None;
         loop {
             tokio::select! {
-                () = self.shared.dirty_rules.added() => tokio::time::sleep(GATHER).await,
-                () = self.shared.dirty_members.added() => tokio::time::sleep(GATHER).await,
+                () = self.hub_state.dirty_rules.added() => tokio::time::sleep(GATHER).await,
+                () = self.hub_state.dirty_members.added() => tokio::time::sleep(GATHER).await,
                 _ = beat.tick() => self.beat(),
                 () = until(next) => {}
             }
@@ -164,50 +164,50 @@ impl Writer {
     }
 
     fn serves(&self) -> bool {
-        serves(&self.shared)
+        serves(&self.hub_state)
     }
 
     /// What time alone brings about.
     fn beat(&mut self) {
         let now = Instant::now();
-        let serving = self.shared.serving_since();
+        let serving = self.hub_state.serving_since();
         if self.settled != serving && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING) {
             self.settled = serving;
-            self.shared.mark_everything();
+            self.hub_state.mark_everything();
         }
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             // A certificate ends without anybody saying so.
-            self.shared.dirty_members.add(self.object_cache.members());
+            self.hub_state.dirty_members.add(self.object_cache.members());
         }
         let is_member = |name: &ClusterName| self.object_cache.with_member(name, |member| member.is_some());
-        let expired = self.shared.doubts.lock().expire(now, is_member);
-        self.shared.dirty_members.add(expired);
-        let rolling = self.shared.index.read().rolling();
-        self.shared.dirty_rules.add(rolling);
+        let expired = self.hub_state.doubts.lock().expire(now, is_member);
+        self.hub_state.dirty_members.add(expired);
+        let rolling = self.hub_state.index.read().rolling();
+        self.hub_state.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
-        self.shared.dirty_rules.add(deleting);
+        self.hub_state.dirty_rules.add(deleting);
         self.paces.retain(|_, pace| pace.is_dirty() || pace.is_recent(now));
         for (_, retry) in self.retries.extract_if(.., |(at, _)| *at <= now) {
             match retry {
-                Retry::Rule(uid) => self.shared.dirty_rules.add([uid]),
-                Retry::Member(name) => self.shared.dirty_members.add([name]),
+                Retry::Rule(uid) => self.hub_state.dirty_rules.add([uid]),
+                Retry::Member(name) => self.hub_state.dirty_members.add([name]),
             }
         }
     }
 
     fn gather(&mut self, now: Instant) {
-        let silent = self.shared.report_store.lock().take_silenced(now);
+        let silent = self.hub_state.report_store.lock().take_silenced(now);
         for cluster in silent {
             tracing::warn!(%cluster, "cluster is not connected any more");
-            self.shared.mark_rules_of(&cluster);
+            self.hub_state.mark_rules_of(&cluster);
             self.silent.insert(cluster);
         }
-        for uid in self.shared.dirty_rules.take() {
+        for uid in self.hub_state.dirty_rules.take() {
             self.paces.entry(uid).or_default().mark(now);
         }
         // `append` would build the whole set again, for each wake of a hub that starts.
-        self.members.extend(self.shared.dirty_members.take());
+        self.members.extend(self.hub_state.dirty_members.take());
     }
 
     /// What of a rule is to be looked at now, and when to look at the rest. Each status is asked once whether it has settled:
@@ -225,9 +225,9 @@ impl Writer {
     /// Whether the status of a rule need not wait: nothing is under way, or there is more to do than to write it. A deleted
     /// rule is gone in a moment and has no use for a status, unless a person must release what is held.
     fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
-        let started = self.shared.serving_since().unwrap_or(now);
-        let index = self.shared.index.read();
-        let report_store = self.shared.report_store.lock();
+        let started = self.hub_state.serving_since().unwrap_or(now);
+        let index = self.hub_state.index.read();
+        let report_store = self.hub_state.report_store.lock();
         self.object_cache.with_rule(uid, |object| {
             let Some(object) = object.filter(|object| object.has_finalizer) else { return true };
             if object.deleting {
@@ -240,7 +240,7 @@ impl Writer {
 
     /// How long the hub has been serving.
     fn uptime(&self, now: Now) -> Duration {
-        self.shared.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
+        self.hub_state.serving_since().map(|since| now.instant.saturating_duration_since(since)).unwrap_or_default()
     }
 
     /// Runs a write while this process leads and knows everything; an object that is gone needs none.
@@ -248,7 +248,7 @@ impl Writer {
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, WriteError> {
-        unless_gone(&self.shared, call).await
+        unless_gone(&self.hub_state, call).await
     }
 
     /// Returns when a rule is to be looked at next.
@@ -313,16 +313,16 @@ impl Writer {
 }
 
 /// Nothing is known for certain before every watch has delivered a list.
-fn serves(shared: &Shared) -> bool {
-    shared.serving_since().is_some() && shared.leads()
+fn serves(hub_state: &HubState) -> bool {
+    hub_state.serving_since().is_some() && hub_state.leads()
 }
 
 /// Runs a write while this process leads and knows everything; an object that is gone needs none.
 async fn unless_gone<T>(
-    shared: &Shared,
+    hub_state: &HubState,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Option<T>, WriteError> {
-    if !serves(shared) {
+    if !serves(hub_state) {
         return Err(WriteError::NotLeading);
     }
     match within(call).await {
@@ -397,15 +397,16 @@ mod tests {
         assert!(conflicts.0.len() == 2);
     }
 
-    fn writer(shared: &Arc<Shared>, object_cache: &Arc<ObjectCache>) -> Writer {
+    fn writer(hub_state: &Arc<HubState>, object_cache: &Arc<ObjectCache>) -> Writer {
         let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        Writer::new(client, shared.clone(), object_cache.clone(), mpsc::channel(1).0)
+        Writer::new(client, hub_state.clone(), object_cache.clone(), mpsc::channel(1).0)
     }
 
     #[tokio::test]
     async fn deleted_rule_is_due_at_once_after_a_status_write() {
-        let (shared, object_cache) = (Shared::new(crate::shared::Settings::for_tests()), Arc::<ObjectCache>::default());
-        let writer = writer(&shared, &object_cache);
+        let (hub_state, object_cache) =
+            (HubState::new(crate::hub_state::Settings::for_tests()), Arc::<ObjectCache>::default());
+        let writer = writer(&hub_state, &object_cache);
         let mut object = serde_json::json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "finalizers": [crate::crd::FINALIZER]},
@@ -438,22 +439,22 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_written_while_a_lead_that_was_lost_and_taken_again_has_not_listed_everything() {
-        let shared = Shared::new(crate::shared::Settings::for_tests());
-        let writer = writer(&shared, &Arc::default());
+        let hub_state = HubState::new(crate::hub_state::Settings::for_tests());
+        let writer = writer(&hub_state, &Arc::default());
         let write = async || writer.unless_gone(async { Ok(()) }).await;
         let lead = |term| crate::lease::Lead {
             epoch: "uid".to_owned(),
             term,
             valid_until: Instant::now() + Duration::from_secs(60),
         };
-        shared.set_lead(Some(lead(1)));
-        shared.ready.send_replace(Some(Instant::now()));
+        hub_state.set_lead(Some(lead(1)));
+        hub_state.ready.send_replace(Some(Instant::now()));
         assert!(matches!(write().await, Ok(Some(()))));
-        shared.set_lead(None);
+        hub_state.set_lead(None);
         assert!(matches!(write().await, Err(WriteError::NotLeading)));
-        shared.set_lead(Some(lead(2)));
-        assert!(shared.leads() && matches!(write().await, Err(WriteError::NotLeading)));
-        shared.ready.send_replace(Some(Instant::now()));
+        hub_state.set_lead(Some(lead(2)));
+        assert!(hub_state.leads() && matches!(write().await, Err(WriteError::NotLeading)));
+        hub_state.ready.send_replace(Some(Instant::now()));
         assert!(matches!(write().await, Ok(Some(()))));
     }
 }

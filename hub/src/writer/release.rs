@@ -25,11 +25,11 @@ enum Answer {
 impl Writer {
     /// Returns whether the rule was released.
     pub(super) async fn release(&self, uid: &RuleUid, object: &RuleObject, now: Now) -> Result<bool, WriteError> {
-        if !self.shared.index.read().may_go(uid) {
-            if object.is_gone && self.shared.index.read().is_held(uid) {
+        if !self.hub_state.index.read().may_go(uid) {
+            if object.is_gone && self.hub_state.index.read().is_held(uid) {
                 let rule = self.object_cache.name_of(uid);
                 tracing::warn!(%rule, "a rule is gone, and more copies than its removalLimit would go with it: they stay");
-                forget(uid, &self.shared, &self.object_cache);
+                forget(uid, &self.hub_state, &self.object_cache);
             }
             return Ok(false);
         }
@@ -41,24 +41,24 @@ impl Writer {
         let Some(orders) = self.orders(uid, waits, now) else { return Ok(false) };
         if !orders.is_empty() {
             // They are written down for all rules together; then the rule is looked at again.
-            self.shared.removal_orders.add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
+            self.hub_state.removal_orders.add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
             return Ok(false);
         }
         if object.is_gone {
-            forget(uid, &self.shared, &self.object_cache);
+            forget(uid, &self.hub_state, &self.object_cache);
         } else {
             self.remove_finalizer(object).await?;
         }
-        self.shared.removal_overflow.remove(|(_, rule)| rule == uid);
+        self.hub_state.removal_overflow.remove(|(_, rule)| rule == uid);
         tracing::info!(rule = %self.object_cache.name_of(uid), "deleted rule is let go");
         Ok(true)
     }
 
     /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
     fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
-        let index = self.shared.index.read();
-        let report_store = self.shared.report_store.lock();
-        let overflow = self.shared.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
+        let index = self.hub_state.index.read();
+        let report_store = self.hub_state.report_store.lock();
+        let overflow = self.hub_state.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters() {
             match self.answer((uid, &index), (name, cluster), &report_store, now) {
@@ -84,7 +84,7 @@ impl Writer {
         if !cluster.accepted {
             return if cluster.was_connected { Answer::Away } else { Answer::Free };
         }
-        if let Some(live) = self.shared.sessions.get(name) {
+        if let Some(live) = self.hub_state.sessions.get(name) {
             let holds = report_store.held_rules(name).any(|(held, _)| held == uid);
             let version = index.version_of(uid).unwrap_or_default();
             let session = live.session.lock();
@@ -112,15 +112,15 @@ impl Writer {
 mod tests {
     use super::*;
     use crate::crd::{DistributionRule, MemberCluster};
+    use crate::hub_state::{HubState, Settings};
     use crate::plan::Rule;
-    use crate::shared::{Settings, Shared};
     use serde_json::{Value, json};
     use std::sync::Arc;
     use std::time::Instant;
 
     /// The clusters for which a new process of the hub writes down an order, where a member has this status.
     fn orders(status: &Value) -> Vec<ClusterName> {
-        let shared = Shared::new(Settings::for_tests());
+        let hub_state = HubState::new(Settings::for_tests());
         let member: MemberCluster = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "eu-1", "uid": "m"},
             "spec": {"accepted": true}, "status": status,
@@ -132,10 +132,10 @@ mod tests {
             "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
         }))
         .unwrap();
-        shared.change(|index| index.set_cluster("eu-1".into(), Cluster::read(&member)));
-        shared.change(|index| index.set_rule(Rule::namespaced(&rule, "runnel-system").unwrap()));
+        hub_state.change(|index| index.set_cluster("eu-1".into(), Cluster::read(&member)));
+        hub_state.change(|index| index.set_rule(Rule::namespaced(&rule, "runnel-system").unwrap()));
         let client = kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-        let writer = Writer::new(client, shared, Arc::default(), tokio::sync::mpsc::channel(1).0);
+        let writer = Writer::new(client, hub_state, Arc::default(), tokio::sync::mpsc::channel(1).0);
         let now = Now { instant: Instant::now(), wall: jiff::Timestamp::now() };
         writer.orders(&"r".into(), false, now).unwrap()
     }

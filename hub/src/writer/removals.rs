@@ -12,7 +12,7 @@ use serde_json::json;
 use super::pending::PendingList;
 use super::{GATHER, ObjectCache, WRITES, WriteError, describe, serves, unless_gone};
 use crate::crd::{MemberCluster, PendingRemoval};
-use crate::shared::Shared;
+use crate::hub_state::HubState;
 use crate::watch::take_in_member;
 
 /// After a write that failed. The newer object of a changed one is here within a moment.
@@ -21,22 +21,22 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Keeps `status.pendingRemovals` of all members: what deleted rules leave to be done, and what was carried out.
 pub struct RemovalRecorder {
     client: Client,
-    shared: Arc<Shared>,
+    hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
 }
 
 impl RemovalRecorder {
     /// A recorder.
-    pub fn new(client: Client, shared: Arc<Shared>, object_cache: Arc<ObjectCache>) -> Self {
-        Self { client, shared, object_cache }
+    pub fn new(client: Client, hub_state: Arc<HubState>, object_cache: Arc<ObjectCache>) -> Self {
+        Self { client, hub_state, object_cache }
     }
 
     /// Records for ever.
     pub async fn run(self) {
         loop {
             tokio::select! {
-                () = self.shared.removal_orders.added() => {}
-                () = self.shared.settled_removals.added() => {}
+                () = self.hub_state.removal_orders.added() => {}
+                () = self.hub_state.settled_removals.added() => {}
             }
             tokio::time::sleep(GATHER).await;
             while self.record_all().await {
@@ -47,17 +47,17 @@ impl RemovalRecorder {
 
     /// Records what waits. Returns whether something is left to be tried again.
     async fn record_all(&self) -> bool {
-        if !serves(&self.shared) {
+        if !serves(&self.hub_state) {
             // A rule that still waits for a member asks again.
-            self.shared.removal_orders.take();
+            self.hub_state.removal_orders.take();
             // What was answered is written when this process serves again, or forgotten with its lead.
-            return !self.shared.settled_removals.peek(|_| ()).is_empty();
+            return !self.hub_state.settled_removals.peek(|_| ()).is_empty();
         }
         let mut orders: BTreeMap<ClusterName, BTreeSet<RuleUid>> = BTreeMap::new();
-        for (cluster, uid) in self.shared.removal_orders.take() {
+        for (cluster, uid) in self.hub_state.removal_orders.take() {
             orders.entry(cluster).or_default().insert(uid);
         }
-        for cluster in self.shared.settled_removals.peek(|(cluster, _)| cluster.clone()) {
+        for cluster in self.hub_state.settled_removals.peek(|(cluster, _)| cluster.clone()) {
             orders.entry(cluster).or_default();
         }
         let rules: BTreeSet<_> = orders.values().flatten().cloned().collect();
@@ -72,17 +72,18 @@ impl RemovalRecorder {
             if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                 tracing::warn!(%cluster, why = %describe(&error), "cannot write down what is to be removed; trying again");
             }
-            self.shared.removal_orders.add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
+            self.hub_state.removal_orders.add(rules.into_iter().map(|uid| (cluster.clone(), uid)));
             failed = true;
         }
-        self.shared.dirty_rules.add(rules);
+        self.hub_state.dirty_rules.add(rules);
         failed
     }
 
     async fn record(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) -> Result<(), WriteError> {
-        let settled = self.shared.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
+        let settled = self.hub_state.settled_removals.peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
         let done: BTreeSet<_> = settled.into_iter().flatten().collect();
-        let strike_out = || self.shared.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
+        let strike_out =
+            || self.hub_state.settled_removals.remove(|(cluster, uid)| cluster == name && done.contains(uid));
         let Some(member) = self.object_cache.member(name) else {
             strike_out();
             return Ok(());
@@ -101,26 +102,26 @@ impl RemovalRecorder {
             let rules = list.overflow.len();
             tracing::warn!(cluster = %name, rules, "too many removals wait for this cluster: the copies of these rules stay there");
             let overflow = list.overflow.iter().map(|removal| (name.clone(), removal.rule_uid.as_str().into()));
-            self.shared.removal_overflow.add(overflow);
+            self.hub_state.removal_overflow.add(overflow);
         }
         Ok(())
     }
 
     /// Whoever has answered while the order was written answers no more.
     fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
-        let Some(live) = self.shared.sessions.get(name).map(|live| live.clone()) else { return };
-        let index = self.shared.index.read();
+        let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else { return };
+        let index = self.hub_state.index.read();
         let session = live.session.lock();
         let is_free = |uid: &&RuleUid| session.is_free_of(uid, index.version_of(uid).unwrap_or_default());
         let free: Vec<_> = rules.iter().filter(is_free).map(|uid| (name.clone(), uid.clone())).collect();
         if !free.is_empty() {
-            self.shared.settled_removals.add(free);
+            self.hub_state.settled_removals.add(free);
         }
     }
 
     /// What is to be done about these rules, as far as they have not been released meanwhile.
     fn removals(&self, rules: &BTreeSet<RuleUid>) -> Vec<PendingRemoval> {
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let removal = |uid: &RuleUid| {
             let entry = index.rule(uid).filter(|entry| entry.rule.deleting)?;
             Some(PendingRemoval {
@@ -145,9 +146,9 @@ impl RemovalRecorder {
         let api: Api<MemberCluster> = Api::all(self.client.clone());
         let params = PatchParams::default();
         let write = api.patch_status(name.as_str(), &params, &patch);
-        if let Some(written) = unless_gone(&self.shared, write).await? {
+        if let Some(written) = unless_gone(&self.hub_state, write).await? {
             // Before the rule is released: from then on only this says what becomes of its copies.
-            take_in_member(written, &self.shared, &self.object_cache);
+            take_in_member(written, &self.hub_state, &self.object_cache);
         }
         Ok(())
     }

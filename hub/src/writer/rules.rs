@@ -82,17 +82,17 @@ impl Writer {
     /// the hub knew of.
     fn settle_brake(&self, uid: &RuleUid, now: Now) {
         let away: BTreeSet<_> = {
-            let index = self.shared.index.read();
+            let index = self.hub_state.index.read();
             if !index.is_held(uid) || self.uptime(now) < SETTLING {
                 return;
             }
-            let report_store = self.shared.report_store.lock();
+            let report_store = self.hub_state.report_store.lock();
             let silent = |(name, cluster): &(&ClusterName, &Cluster)| {
                 cluster.accepted && cluster.was_connected && !report_store.has_connected(name)
             };
             index.clusters().filter(silent).map(|(name, _)| name.clone()).collect()
         };
-        self.shared.change(|index| index.settle_brake(uid, &away));
+        self.hub_state.change(|index| index.settle_brake(uid, &away));
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -140,9 +140,9 @@ impl Writer {
         now: Now,
     ) -> Result<bool, WriteError> {
         let (next, gate) = {
-            let started = self.shared.serving_since().unwrap_or(now.instant);
-            let index = self.shared.index.read();
-            let report_store = self.shared.report_store.lock();
+            let started = self.hub_state.serving_since().unwrap_or(now.instant);
+            let index = self.hub_state.index.read();
+            let report_store = self.hub_state.report_store.lock();
             let Some(mut view) = view(&index, uid, &object.status, started, overdue, &report_store) else {
                 return Ok(false);
             };
@@ -173,7 +173,7 @@ impl Writer {
             let stored = written.data.get("status").and_then(|stored| RuleStatus::deserialize(stored).ok());
             let stored = stored.unwrap_or_else(|| status.clone());
             if self.object_cache.wrote_rule(uid, stored, written.metadata.resource_version) {
-                self.shared.dirty_rules.add([uid.clone()]);
+                self.hub_state.dirty_rules.add([uid.clone()]);
             }
             self.tell(object, &status);
             self.let_in(uid, gate);
@@ -185,7 +185,7 @@ impl Writer {
     /// hear of it.
     fn let_in(&self, uid: &RuleUid, gate: Option<Gate>) {
         if let Some(gate) = gate {
-            self.shared.change(|index| index.let_in(uid, gate));
+            self.hub_state.change(|index| index.let_in(uid, gate));
         }
     }
 

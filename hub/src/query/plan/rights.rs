@@ -25,7 +25,7 @@ impl Questions {
         if rehearse {
             self.may(user, "update", &name).await?;
         }
-        let index = self.shared.index.read();
+        let index = self.hub_state.index.read();
         let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
         found.map(|(_, entry)| entry.rule.clone()).ok_or_else(|| Status::not_found("the hub knows no such rule"))
     }
@@ -46,12 +46,12 @@ impl Questions {
         check_identity(&name).map_err(|why| malformed(&why))?;
         crd::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let known = {
-            let index = self.shared.index.read();
+            let index = self.hub_state.index.read();
             let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
             found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
         };
         self.may(user, if known.is_some() { "update" } else { "create" }, &name).await?;
-        let namespace = &self.shared.settings.namespace;
+        let namespace = &self.hub_state.settings.namespace;
         let rule = match is_whole {
             false => {
                 let rule: crd::DistributionRule = serde_json::from_value(value).map_err(|error| malformed(&error))?;
@@ -67,7 +67,7 @@ impl Questions {
     }
 
     async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
-        if is_planner(user.name(), &self.shared.settings.namespace, self.planner.as_deref()) {
+        if is_planner(user.name(), &self.hub_state.settings.namespace, self.planner.as_deref()) {
             return Ok(true);
         }
         self.reviewer.may(user, access).await

@@ -10,7 +10,7 @@ use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RuleState, Rul
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{Inquiries, LiveSession, Settings, Shared};
+use super::{HubState, Inquiries, LiveSession, Settings};
 use crate::index::{Cluster, PlaceState};
 use crate::plan::{Rule, SourceContent, SourceState, WatchScope};
 use crate::status::SessionFacts;
@@ -20,8 +20,8 @@ fn uid() -> RuleUid {
 }
 
 /// A hub with one rule for all clusters and everything in the namespace `a`.
-fn hub(spec: Value) -> Arc<Shared> {
-    let shared = Shared::new(Settings::for_tests());
+fn hub(spec: Value) -> Arc<HubState> {
+    let hub_state = HubState::new(Settings::for_tests());
     let mut spec = spec;
     spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
     spec["clusters"] = json!({"all": true});
@@ -30,16 +30,16 @@ fn hub(spec: Value) -> Arc<Shared> {
         "metadata": {"name": "r", "namespace": "a", "uid": uid().as_str(), "generation": 1}, "spec": spec,
     });
     let rule = Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap();
-    shared.change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
-    shared.change(|index| index.set_rule(rule));
-    shared
+    hub_state.change(|index| index.set_place(WatchScope::everywhere("configmaps"), PlaceState::Known));
+    hub_state.change(|index| index.set_rule(rule));
+    hub_state
 }
 
 /// A cluster connects that speaks this protocol and holds nothing.
-fn connects(shared: &Shared, name: &str, protocol: u32) {
+fn connects(hub_state: &HubState, name: &str, protocol: u32) {
     let cluster = ClusterName::from(name);
     let known = Cluster { uid: name.to_owned(), accepted: true, ..Cluster::default() };
-    shared.change(|index| index.set_cluster(cluster.clone(), known));
+    hub_state.change(|index| index.set_cluster(cluster.clone(), known));
     let facts = SessionFacts {
         agent_version: String::new(),
         kubernetes_version: String::new(),
@@ -49,26 +49,26 @@ fn connects(shared: &Shared, name: &str, protocol: u32) {
         boot_id: String::new(),
         certificate_expires: Timestamp::MAX,
     };
-    shared.report_store.lock().connected(&cluster, 1, facts, vec![]);
+    hub_state.report_store.lock().connected(&cluster, 1, facts, vec![]);
     let (session, inquiries, wake) = (Mutex::default(), Inquiries::of_a_session(), Notify::new());
-    shared.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
+    hub_state.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
 }
 
 /// The source is edited.
-fn edit(shared: &Shared, revision: u8) {
+fn edit(hub_state: &HubState, revision: u8) {
     let source = SourceRef::new("configmaps", "a", "s");
-    shared.edits.lock().insert(source.clone(), Instant::now());
+    hub_state.edits.lock().insert(source.clone(), Instant::now());
     let content = SourceContent::new(Revision([revision; 16]), Payload::encode(b"{}".to_vec()));
-    shared.change(|index| {
+    hub_state.change(|index| {
         let effect = index.set_source(source.clone(), BTreeMap::new(), Some(SourceState::Read(Arc::new(content))));
-        shared.follow_edit(index, &source, &effect);
+        hub_state.follow_edit(index, &source, &effect);
         effect
     });
 }
 
 /// The cluster says that it has applied everything. Whether it was the last one.
-fn applies(shared: &Shared, cluster: &str) -> bool {
-    let (index, cluster) = (shared.index.read(), ClusterName::from(cluster));
+fn applies(hub_state: &HubState, cluster: &str) -> bool {
+    let (index, cluster) = (hub_state.index.read(), ClusterName::from(cluster));
     let assignment = index.rule(&uid()).and_then(|entry| entry.assignment(&cluster)).unwrap();
     let state = RuleState {
         rule: assignment.terms.rule.clone(),
@@ -78,41 +78,41 @@ fn applies(shared: &Shared, cluster: &str) -> bool {
         counts: Counts { copies: 1, applied: 1, ..Counts::default() },
         ..RuleState::new(uid())
     };
-    let took = shared.deliveries.lock().reported(&cluster, &state, || Some(assignment), Instant::now());
+    let took = hub_state.deliveries.lock().reported(&cluster, &state, || Some(assignment), Instant::now());
     took.is_some_and(|took| took.rule.is_some())
 }
 
 #[test]
 fn who_is_not_told_of_the_rule_is_not_waited_for() {
-    let shared = hub(json!({"conflictPolicy": "Overwrite"}));
-    connects(&shared, "new", PROTOCOL_MAX);
-    connects(&shared, "old", 1);
-    connects(&shared, "doubted", PROTOCOL_MAX);
-    shared.report_store.lock().waits_for_confirmation(&"doubted".into(), true);
-    edit(&shared, 1);
-    assert!(applies(&shared, "new"), "the others never say anything");
-    shared.report_store.lock().waits_for_confirmation(&"doubted".into(), false);
-    edit(&shared, 2);
-    assert!(!applies(&shared, "new"));
-    assert!(applies(&shared, "doubted"));
+    let hub_state = hub(json!({"conflictPolicy": "Overwrite"}));
+    connects(&hub_state, "new", PROTOCOL_MAX);
+    connects(&hub_state, "old", 1);
+    connects(&hub_state, "doubted", PROTOCOL_MAX);
+    hub_state.report_store.lock().waits_for_confirmation(&"doubted".into(), true);
+    edit(&hub_state, 1);
+    assert!(applies(&hub_state, "new"), "the others never say anything");
+    hub_state.report_store.lock().waits_for_confirmation(&"doubted".into(), false);
+    edit(&hub_state, 2);
+    assert!(!applies(&hub_state, "new"));
+    assert!(applies(&hub_state, "doubted"));
     // What an old agent understands is said to it.
-    let shared = hub(json!({}));
-    connects(&shared, "new", PROTOCOL_MAX);
-    connects(&shared, "old", 1);
-    edit(&shared, 1);
-    assert!(!applies(&shared, "new"));
-    assert!(applies(&shared, "old"));
+    let hub_state = hub(json!({}));
+    connects(&hub_state, "new", PROTOCOL_MAX);
+    connects(&hub_state, "old", 1);
+    edit(&hub_state, 1);
+    assert!(!applies(&hub_state, "new"));
+    assert!(applies(&hub_state, "old"));
 }
 
 #[test]
 fn who_is_not_told_of_the_rule_any_more_is_not_waited_for_any_longer() {
-    let shared = hub(json!({}));
-    connects(&shared, "one", PROTOCOL_MAX);
-    connects(&shared, "two", PROTOCOL_MAX);
-    edit(&shared, 1);
-    assert!(!applies(&shared, "one"));
-    assert!(shared.drop_unsent(&shared.index.read()).is_empty());
-    shared.report_store.lock().waits_for_confirmation(&"two".into(), true);
-    let over = shared.drop_unsent(&shared.index.read());
+    let hub_state = hub(json!({}));
+    connects(&hub_state, "one", PROTOCOL_MAX);
+    connects(&hub_state, "two", PROTOCOL_MAX);
+    edit(&hub_state, 1);
+    assert!(!applies(&hub_state, "one"));
+    assert!(hub_state.drop_unsent(&hub_state.index.read()).is_empty());
+    hub_state.report_store.lock().waits_for_confirmation(&"two".into(), true);
+    let over = hub_state.drop_unsent(&hub_state.index.read());
     assert_eq!(over.iter().map(|(rule, _)| rule.clone()).collect::<Vec<_>>(), [uid()]);
 }

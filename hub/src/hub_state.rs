@@ -1,6 +1,6 @@
 //! What the hub's tasks share: the index behind its lock, the ledger, the live sessions, and the signals between them.
 //!
-//! Every change of the index goes through [`Shared::change`], which spreads its effect: sessions of changed clusters
+//! Every change of the index goes through [`HubState::change`], which spreads its effect: sessions of changed clusters
 //! are woken, sources are put to the reader, rules to the writer. Locks are held for short sections and never across an
 //! await.
 #[cfg(test)]
@@ -48,7 +48,7 @@ pub struct LiveSession {
 }
 
 /// What the hub's tasks share.
-pub struct Shared {
+pub struct HubState {
     /// What is fixed.
     pub settings: Settings,
     /// Under which agents prove what stands in their clusters.
@@ -85,10 +85,10 @@ pub struct Shared {
     pub index_holds: Holds,
     /// Places in which some rule looks for sources.
     pub needed: watch::Sender<BTreeSet<WatchScope>>,
-    /// The right to lead, if this process has it; see [`Shared::leads`]. A renewal moves its deadline without a word.
+    /// The right to lead, if this process has it; see [`HubState::leads`]. A renewal moves its deadline without a word.
     pub lead: watch::Sender<Option<Lead>>,
     /// What this process has come to, while it leads.
-    pub standing: RwLock<Option<LeaderPosition>>,
+    pub leader_position: RwLock<Option<LeaderPosition>>,
     /// What speaks against letting members follow this hub.
     pub doubts: Mutex<Divergences>,
     /// The other replica that leads.
@@ -100,14 +100,14 @@ pub struct Shared {
     /// The hub's authorities, DER, the one that signs now first; empty until they are read.
     pub authorities: watch::Sender<Vec<Bytes>>,
     /// Woken when a source vanished.
-    pub vanished: Notify,
+    pub deadline_changed: Notify,
     /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
     pub progress: Notify,
     /// Taking the lead and beginning to serve do not overlap.
-    taking: Mutex<()>,
+    leadership_lock: Mutex<()>,
 }
 
-impl Shared {
+impl HubState {
     /// A hub that knows nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
@@ -137,14 +137,14 @@ impl Shared {
             removal_overflow: Pending::default(),
             needed: watch::Sender::default(),
             lead: watch::Sender::default(),
-            standing: RwLock::default(),
+            leader_position: RwLock::default(),
             doubts: Mutex::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
             rounds: RelistBarrier::default(),
-            taking: Mutex::default(),
+            leadership_lock: Mutex::default(),
             authorities: watch::Sender::default(),
-            vanished: Notify::new(),
+            deadline_changed: Notify::new(),
             progress: Notify::new(),
         })
     }
@@ -170,9 +170,9 @@ impl Shared {
     }
 
     /// The right to lead is this now. Sessions of another one end, and what the agents said in them is forgotten.
-    /// A new right begins with a new list of everything: [`Shared::serve_if_known`] follows.
+    /// A new right begins with a new list of everything: [`HubState::serve_if_known`] follows.
     pub fn set_lead(&self, lead: Option<Lead>) {
-        let _turn = self.taking.lock();
+        let _turn = self.leadership_lock.lock();
         let same = |known: &Option<Lead>| match (known, &lead) {
             (Some(known), Some(lead)) => known.is_same(lead),
             (None, None) => true,
@@ -203,7 +203,7 @@ impl Shared {
     /// Begins to serve, once everything that is needed has been listed anew since this process took the lead. Returns
     /// whether it begins now.
     pub fn serve_if_known(&self) -> bool {
-        let _turn = self.taking.lock();
+        let _turn = self.leadership_lock.lock();
         if self.serving_since().is_some() || !self.leads() {
             return false;
         }
@@ -268,7 +268,7 @@ impl Shared {
             effect.merge(index.judge(&uid, &|rule, cluster| report_store.holding(rule, cluster), now));
         }
         if index.next_judgement().is_some() {
-            self.vanished.notify_one();
+            self.deadline_changed.notify_one();
         }
         effect
     }
