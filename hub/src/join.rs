@@ -22,7 +22,7 @@ use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use crate::authority::{ApiError, Authorities, within};
+use crate::ca::{ApiError, Authorities, within};
 use crate::crd::{KeyRecord, MemberCluster};
 use attempts::Attempts;
 use decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
@@ -30,14 +30,14 @@ use tokens::{WRONG_SECRETS, wronged};
 
 /// How long what a member gets is good.
 #[derive(Clone, Copy, Debug)]
-pub struct Lives {
+pub struct CertificateLifetimes {
     /// How long a certificate lives; the agent renews it at half of that.
     pub certificate: Duration,
     /// How long after its end it can still be renewed.
     pub expired_renewal: Duration,
 }
 
-impl Default for Lives {
+impl Default for CertificateLifetimes {
     fn default() -> Self {
         let day = Duration::from_secs(24 * 60 * 60);
         Self { certificate: day, expired_renewal: 30 * day }
@@ -60,7 +60,7 @@ const TRIES: usize = 5;
 pub struct Registrar {
     members: Api<MemberCluster>,
     authorities: Arc<Authorities>,
-    lives: Lives,
+    lives: CertificateLifetimes,
     attempts: Mutex<Attempts>,
     strangers: Semaphore,
     turns: [Turn<()>; TURNS],
@@ -163,7 +163,7 @@ pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
 
 impl Registrar {
     /// Signs with the newest of these authorities, and records keys in the status of the `MemberCluster`s.
-    pub fn new(client: Client, authorities: Arc<Authorities>, lives: Lives) -> Self {
+    pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
         let (attempts, strangers) = (Mutex::default(), Semaphore::new(STRANGERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self { members: Api::all(client), authorities, lives, attempts, strangers, turns }

@@ -5,8 +5,8 @@
 //! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`rollout`] (which clusters may have a change now), [`status`] (what a rule's
 //! status should say), [`whatif`] (what a rule would do).
 
-pub mod authority;
 pub mod brake;
+pub mod ca;
 pub mod config;
 pub mod crd;
 pub mod epoch;

@@ -12,13 +12,13 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
-use runnel_hub::authority::{self, AuthorityError, HubIdentity, Keeper, Parts, TrustedAuthorities};
 use runnel_hub::brake::Limit;
+use runnel_hub::ca::{self, AuthorityError, CaRotator, HubIdentity, Parts, TrustedAuthorities};
 use runnel_hub::config::{Access, Run};
 use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::index::PlaceState;
-use runnel_hub::join::{Lives, Registrar};
+use runnel_hub::join::{CertificateLifetimes, Registrar};
 use runnel_hub::lease::{self, Accepted, ConnectionGuards, ConnectionRouter, Election, Timing};
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::plan::Scope;
@@ -172,7 +172,7 @@ fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
 async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
     let namespace = &options.access.namespace;
     loop {
-        let loaded = authority::started(client, namespace, &options.advertise, options.authority_life).await;
+        let loaded = ca::started(client, namespace, &options.advertise, options.authority_life).await;
         match (loaded, watch::cluster_uid(client).await) {
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
             (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => return Err(error.into()),
@@ -186,7 +186,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 /// The authorities that were written down; waits for an API server that is away.
 async fn known_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
     loop {
-        match authority::known(client, &options.access.namespace).await {
+        match ca::known(client, &options.access.namespace).await {
             Ok(known) => return known,
             Err(error) if error.is_forbidden() => {
                 tracing::error!(%error, "a change of the authority will break off members: upgrade the chart for the right");
@@ -231,7 +231,8 @@ async fn start(
         revision_key: identity.revision_key.clone(),
     };
     let (hub_state, object_cache) = (HubState::new(settings), Arc::new(ObjectCache::default()));
-    let lives = Lives { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
+    let lives =
+        CertificateLifetimes { certificate: options.certificate_life, expired_renewal: options.expired_renewal_limit };
     let (events, waiting) = mpsc::channel(WAITING);
     let parts = Parts {
         client: client.clone(),
@@ -241,7 +242,7 @@ async fn start(
         authority_life: options.authority_life,
         events: events.clone(),
     };
-    let keeper = Keeper::new(parts, identity, known);
+    let keeper = CaRotator::new(parts, identity, known);
     let keeper = keeper.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
     let (tls, authorities) = (keeper.tls(), keeper.authorities());
     registry.register_collector(Box::new(StateCollector {

@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use runnel_proto::identity::{JoinString, Token};
 use serde_json::json;
 
-use crate::authority::{self, ApiError, HubIdentity, within};
+use crate::ca::{self, ApiError, HubIdentity, within};
 use crate::crd::{Join, MemberCluster, MemberClusterSpec};
 pub use request::{Checked, RequestError, TokenRequest};
 
@@ -26,9 +26,9 @@ const TRIES: usize = 3;
 /// One sentence that names what is wrong and what to do.
 pub async fn create(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<String> {
     let request = request.check()?;
-    let mut identity = authority::load_or_create(&client, namespace).await?;
+    let mut identity = ca::load_or_create(&client, namespace).await?;
     if identity.addresses.is_empty() && !request.advertise.is_empty() {
-        identity = authority::advertise(&client, namespace, &request.advertise).await?;
+        identity = ca::advertise(&client, namespace, &request.advertise).await?;
     }
     let (join_string, join) = make(&request, &identity)?;
     allow(client, &request, join).await?;
@@ -50,7 +50,7 @@ pub struct Declared {
 /// One sentence that names what is wrong and what to do.
 pub async fn declare(client: Client, namespace: &str, request: TokenRequest) -> anyhow::Result<Declared> {
     let request = request.check()?;
-    let identity = authority::load(&client, namespace).await?;
+    let identity = ca::load(&client, namespace).await?;
     let identity = identity.with_context(|| {
         format!("there is no hub's identity in namespace {namespace} yet: install the hub, which makes it at its start")
     })?;

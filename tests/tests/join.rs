@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use runnel_hub::authority::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
+use runnel_hub::ca::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::crd::MemberCluster;
 use runnel_hub::join::decide::{JoinRefusal, admit};
-use runnel_hub::join::{Caller, Lives, Registrar};
+use runnel_hub::join::{Caller, CertificateLifetimes, Registrar};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{JoinString, MemberKey, PeerCertificate, Token};
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
@@ -51,7 +51,7 @@ async fn own() -> Result<Client> {
 async fn registrar() -> Result<Registrar> {
     let client = own().await?;
     let identity = load_or_create(&client, NAMESPACE).await?;
-    Ok(Registrar::new(client, Authorities::of(identity), Lives::default()))
+    Ok(Registrar::new(client, Authorities::of(identity), CertificateLifetimes::default()))
 }
 
 async fn join_string(client: &Client, cluster: &str, labels: &[&str]) -> Result<JoinString> {

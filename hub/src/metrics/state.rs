@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use runnel_proto::tls::ServerTls;
 
 use super::HubMetrics;
-use crate::authority::Authorities;
+use crate::ca::Authorities;
 use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
 use crate::hub_state::HubState;
 use crate::index::RuleEntry;

@@ -13,7 +13,7 @@ use super::helm::{self, HUB, Helm};
 use super::progress::colours;
 use super::seen::text;
 use super::{CommandContext, FAILED, cures, ended, for_machines, look, rights, say};
-use crate::authority::IDENTITY_SECRET;
+use crate::ca::IDENTITY_SECRET;
 use crate::crd;
 
 /// The oldest helm that knows `--reset-then-reuse-values`.

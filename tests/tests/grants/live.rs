@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::authority::IDENTITY_SECRET;
+use runnel_hub::ca::IDENTITY_SECRET;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, MANAGED_BY, SOON, Scene, condition};
 use runnel_tests::wait::{eventually, steadily};

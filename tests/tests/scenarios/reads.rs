@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
-use runnel_hub::authority::{AUTHORITIES_SECRET, IDENTITY_SECRET};
+use runnel_hub::ca::{AUTHORITIES_SECRET, IDENTITY_SECRET};
 use runnel_tests::audit::{Mark, Write};
 use runnel_tests::control_plane::Options;
 use runnel_tests::fleet::{Fleet, FleetOptions};

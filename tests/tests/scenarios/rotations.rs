@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
-use runnel_hub::authority::{AUTHORITIES_SECRET, IDENTITY_SECRET};
+use runnel_hub::ca::{AUTHORITIES_SECRET, IDENTITY_SECRET};
 use runnel_proto::identity::{Authority, Fingerprint};
 use runnel_tests::audit::Mark;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};

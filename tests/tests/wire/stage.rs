@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use runnel_hub::authority::IDENTITY_SECRET;
+use runnel_hub::ca::IDENTITY_SECRET;
 use runnel_hub::crd::{DistributionRule, MemberCluster};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::identity::{Authority, JoinString};

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
 use runnel_proto::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
 
-pub use keeper::{Authorities, Keeper, Parts};
+pub use keeper::{Authorities, CaRotator, Parts};
 pub use overlap::TrustedAuthorities;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};

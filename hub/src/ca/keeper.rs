@@ -19,7 +19,7 @@ use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
 use crate::hub_state::HubState;
-use crate::join::Lives;
+use crate::join::CertificateLifetimes;
 use crate::status::{EventReason, Notice};
 use crate::writer::ObjectCache;
 
@@ -82,7 +82,7 @@ pub struct Parts {
     /// The members, whose certificates say which authorities they need.
     pub object_cache: Arc<ObjectCache>,
     /// How long members can use what they have.
-    pub lives: Lives,
+    pub lives: CertificateLifetimes,
     /// How long an authority of the hub's own lives.
     pub authority_life: Duration,
     /// Events for people.
@@ -90,7 +90,7 @@ pub struct Parts {
 }
 
 /// Keeps the authorities.
-pub struct Keeper {
+pub struct CaRotator {
     parts: Parts,
     api: Api<Secret>,
     identity: SecretWatch,
@@ -105,7 +105,7 @@ pub struct Keeper {
     told: Option<String>,
 }
 
-impl Keeper {
+impl CaRotator {
     /// Makes a serving certificate. `stored` are the authorities that were written down.
     ///
     /// # Errors
