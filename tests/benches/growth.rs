@@ -168,7 +168,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         Intent { source, revision, payload }
     });
     let delta = RuleDelta {
-        terms: Some(((*terms.shared()).clone(), terms.digest)),
+        terms: Some(((*terms.to_shared()).clone(), terms.digest)),
         upserts: upserts.collect(),
         ..RuleDelta::new(RuleUid::from("u0"))
     };
@@ -213,9 +213,9 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
     let chosen = names.iter().map(|name| (name.clone(), rule.terms.clone())).collect();
     let target_clusters = TargetClusters { clusters: chosen, ..TargetClusters::default() };
-    let mut ledger = ReportStore::default();
+    let mut report_store = ReportStore::default();
     for name in &names {
-        ledger.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
+        report_store.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
     }
     let (previous, started) = (RuleStatus::default(), Instant::now());
     let now = Now { instant: started + Duration::from_secs(60), wall: Timestamp::UNIX_EPOCH };
@@ -236,7 +236,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             hub_started: started,
             overdue: false,
         };
-        fold(&view, &ledger, now)
+        fold(&view, &report_store, now)
     });
 }
 

@@ -553,7 +553,7 @@ fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_t
     let mut suspended = in_waves.clone();
     suspended.terms = crate::plan::NamedTerms::new(runnel_proto::model::Terms {
         suspend: true,
-        ..in_waves.terms.hub_state().as_ref().clone()
+        ..in_waves.terms.to_shared().as_ref().clone()
     });
     index.set_rule(suspended.clone());
     assert!(

@@ -29,7 +29,7 @@ impl NamedTerms {
     }
 
     /// The terms, to be shared.
-    pub fn hub_state(&self) -> Arc<Terms> {
+    pub fn to_shared(&self) -> Arc<Terms> {
         self.terms.clone()
     }
 }

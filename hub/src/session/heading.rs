@@ -117,7 +117,7 @@ impl Session {
         if revived || rests_otherwise || held.terms != Some(assignment.terms.digest) {
             (held.terms, held.rests) = (Some(assignment.terms.digest), rests);
             let heading = self.headings.entry(uid.clone()).or_default();
-            heading.terms = Some((assignment.terms.hub_state(), assignment.terms.digest));
+            heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
             (heading.unclaimed, heading.suspend) = (false, None);
         }
     }

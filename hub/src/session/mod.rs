@@ -326,7 +326,7 @@ impl Session {
             }
             other => other,
         };
-        let directive = self.render_errors(uid, directive);
+        let directive = self.restrict(uid, directive);
         if !matches!(directive, Directive::Wanted(_)) {
             self.forget_beyond(uid);
         }

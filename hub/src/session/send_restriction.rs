@@ -47,7 +47,7 @@ impl Session {
     }
 
     /// What is made of a claim while something is held.
-    pub(super) fn render_errors(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
+    pub(super) fn restrict(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.hold, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
             (SendRestriction::Removals, Directive::Unwanted(_)) if self.keeps(uid) => {

@@ -66,8 +66,8 @@ pub enum NotRendered {
 }
 
 impl From<RenderError> for NotRendered {
-    fn from(render_errors: RenderError) -> Self {
-        NotRendered::Failed(render_errors)
+    fn from(render_error: RenderError) -> Self {
+        NotRendered::Failed(render_error)
     }
 }
 
@@ -75,7 +75,7 @@ fn patterns(texts: &[String]) -> Vec<Pattern> {
     texts.iter().map(Pattern::new).collect()
 }
 
-fn render_errors(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
+fn render_error(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderError {
     RenderError { why, message: message.into() }
 }
 
@@ -174,7 +174,7 @@ impl Shape {
                 about.source,
                 cut(&name)
             );
-            return Err(render_errors(RenderErrorKind::Name, message));
+            return Err(render_error(RenderErrorKind::Name, message));
         }
         Ok(name)
     }
@@ -183,7 +183,7 @@ impl Shape {
         let Some(template) = &self.name else { return Ok(about.source.name.clone()) };
         let field = format!("spec.transform.name for {}", about.source);
         let name = template::fill(template, about, NAME_LIMIT).map_err(|unfilled| {
-            render_errors(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true)))
+            render_error(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true)))
         })?;
         if !valid::is_object_name(&name) {
             let message = format!(
@@ -191,11 +191,11 @@ impl Shape {
                  '-' and '.', with a letter or digit at both ends",
                 cut(&name)
             );
-            return Err(render_errors(RenderErrorKind::Name, message));
+            return Err(render_error(RenderErrorKind::Name, message));
         }
         if Kind::by_resource(&about.source.resource).is_some_and(|kind| kind.refuses_name(&name)) {
             let message = format!("{field} gives {name:?}, which every cluster makes itself");
-            return Err(render_errors(RenderErrorKind::Name, message));
+            return Err(render_error(RenderErrorKind::Name, message));
         }
         Ok(name.into())
     }
@@ -227,7 +227,7 @@ impl Shape {
             None => Ok(content),
             Some(flaw) => {
                 let message = format!("the copies of {} would be refused by any API server: {flaw}", about.source);
-                Err(render_errors(RenderErrorKind::Object, message).into())
+                Err(render_error(RenderErrorKind::Object, message).into())
             }
         }
     }
@@ -250,7 +250,7 @@ impl Shape {
                         "spec.transform.keys.rename for {source}: {other} and {key} would both be called {name}; exclude \
                          or rename one"
                     );
-                    return Err(render_errors(RenderErrorKind::Transform, message));
+                    return Err(render_error(RenderErrorKind::Transform, message));
                 }
                 kept.insert(name, value);
             }
@@ -274,7 +274,7 @@ impl Shape {
             let text = value.as_str().unwrap_or_default();
             let text = if kind.sensitive { decoded(text) } else { Some(text.to_owned()) };
             let text = text.ok_or_else(|| {
-                render_errors(RenderErrorKind::Transform, format!("{}: the value is no text", field()))
+                render_error(RenderErrorKind::Transform, format!("{}: the value is no text", field()))
             })?;
             let filled = template::fill(&text, about, room).map_err(|unfilled| {
                 let why = if unfilled == template::Unfilled::TooLong {
@@ -282,7 +282,7 @@ impl Shape {
                 } else {
                     RenderErrorKind::Variable
                 };
-                render_errors(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
+                render_error(why, format!("{}: {}", field(), unfilled.describe(!kind.sensitive)))
             })?;
             room = room.saturating_sub(filled.len());
             *value = Value::String(if kind.sensitive { BASE64.encode(filled.as_bytes()) } else { filled });
@@ -301,7 +301,7 @@ impl Marks {
         let own = |key: &&String| key.starts_with(RESERVED_PREFIX) || *key == MANAGED_BY_LABEL;
         if let Some(key) = self.add.keys().find(own) {
             let message = format!("spec.transform.{field}.add: {key} is a mark of Runnel's own; choose another key");
-            return Err(render_errors(RenderErrorKind::Transform, message));
+            return Err(render_error(RenderErrorKind::Transform, message));
         }
         let allowed = denied.iter().filter(|(key, _)| matches_any(&self.allow, key));
         marks.extend(allowed.map(|(key, value)| (key.clone(), value.clone())));

@@ -5,7 +5,7 @@ use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
-use super::{About, NotRendered, render_errors};
+use super::{About, NotRendered, render_error};
 use crate::crd;
 
 /// What is overridden in the clusters that it chooses.
@@ -60,7 +60,7 @@ impl Override {
                 "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
                 about.source
             );
-            return Err(render_errors(RenderErrorKind::Transform, message).into());
+            return Err(render_error(RenderErrorKind::Transform, message).into());
         }
         if !kind.sensitive && !self.secret_data.is_empty() {
             let message = format!(
@@ -68,7 +68,7 @@ impl Override {
                  for them",
                 about.source
             );
-            return Err(render_errors(RenderErrorKind::Transform, message).into());
+            return Err(render_error(RenderErrorKind::Transform, message).into());
         }
         let mut data = match content.fields.remove("data") {
             Some(Value::Object(data)) => data,
@@ -80,7 +80,7 @@ impl Override {
             let value = secret_refs.value(&about.source.namespace, &from.name, &from.key);
             let value = value.map_err(|lacks| {
                 let field = format!("{field}.secretData[{}]", entry.key);
-                render_errors(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
+                render_error(RenderErrorKind::Value, format!("{field} for {}: {lacks}", about.source))
             })?;
             data.insert(entry.key.clone(), value.ok_or(NotRendered::Awaited)?);
         }
@@ -92,7 +92,7 @@ impl Override {
         }
         if !self.patch.is_empty() {
             data = self.patched(data).map_err(|why| {
-                render_errors(
+                render_error(
                     RenderErrorKind::Transform,
                     format!("{field}.jsonPatch does not fit the data of {}: {why}", about.source),
                 )

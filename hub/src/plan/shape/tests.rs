@@ -45,7 +45,7 @@ fn shape(
     let name = shape.name(about)?.to_string();
     match shape.content(content, &denied, about, &SecretRefs::of(&RulePlan::empty(&rule(json!({}))))) {
         Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
-        Err(NotRendered::Failed(render_errors)) => Err(render_errors),
+        Err(NotRendered::Failed(render_error)) => Err(render_error),
         Err(NotRendered::Awaited) => panic!("nothing is being read"),
     }
 }
@@ -55,13 +55,13 @@ fn config_map(spec: Value, data: Value) -> Value {
 }
 
 fn refused(spec: Value, resource: &str, content: Content) -> (RenderErrorKind, String) {
-    let Err(render_errors) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
+    let Err(render_error) = shape(spec, resource, content, &[]) else { panic!("it is not refused") };
     assert!(
-        render_errors.message.contains("team/app") || render_errors.why == RenderErrorKind::Transform,
+        render_error.message.contains("team/app") || render_error.why == RenderErrorKind::Transform,
         "{}",
-        render_errors.message
+        render_error.message
     );
-    (render_errors.why, render_errors.message.to_string())
+    (render_error.why, render_error.message.to_string())
 }
 
 #[test]
@@ -282,11 +282,11 @@ fn copies_are_called_by_their_content_where_the_rule_says_so() {
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
     let about = About { source: &long, cluster: &"c".into(), labels: &BTreeMap::new() };
-    let render_errors = versioned.shape.name(about).unwrap_err();
+    let render_error = versioned.shape.name(about).unwrap_err();
     assert!(
-        render_errors.why == RenderErrorKind::Name && render_errors.message.contains("shorter"),
+        render_error.why == RenderErrorKind::Name && render_error.message.contains("shorter"),
         "{}",
-        render_errors.message
+        render_error.message
     );
 }
 
@@ -355,7 +355,7 @@ proptest! {
                 let data = made["fields"]["data"].as_object().cloned().unwrap_or_default();
                 prop_assert_eq!(data, expected);
             }
-            Err(render_errors) => prop_assert!(collides && render_errors.why == RenderErrorKind::Transform),
+            Err(render_error) => prop_assert!(collides && render_error.why == RenderErrorKind::Transform),
         }
     }
 }

@@ -127,7 +127,7 @@ fn what_is_not_granted_is_not_expected() {
     let content = SourceContent::new(Revision([5; 16]), Payload::encode(b"{}".to_vec()));
     world.plan.set(&SourceRef::new("secrets", "a", "t"), Some(&SourceState::Read(content.into())));
     let grant = runnel_proto::model::Grant { resources: vec!["configmaps".into()], ..Default::default() };
-    let narrow = runnel_proto::model::Terms { grants: Some(vec![grant]), ..(*world.rule.terms.hub_state()).clone() };
+    let narrow = runnel_proto::model::Terms { grants: Some(vec![grant]), ..(*world.rule.terms.to_shared()).clone() };
     assert_ne!(world.right(), before);
     assert_eq!(proof_on(&world.plan, &narrow, &key()), before);
 }
