@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use runnel_agent::core::{Event, Reconciler, Setup};
-use runnel_agent::decide::{CopyError, Preconditions};
+use runnel_agent::decide::{CopyError, ExpectedObject};
 use runnel_agent::desired::{Home, Namespace};
 use runnel_agent::job::{DesiredObject as Written, Done, Job, Work};
 use runnel_agent::live::{Live, Ownership, Sealed};
@@ -399,23 +399,23 @@ impl World {
             Work::Delete(target) if self.is(&copy, &target) => {
                 let gone = self.objects.remove(&copy);
                 self.untold.extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
-                done.sight = Some(Observed::Absent);
+                done.observed = Some(Observed::Absent);
                 done.passed.push(target.version);
             }
-            _ => done.sight = Some(self.sight(&copy)),
+            _ => done.observed = Some(self.observed(&copy)),
         }
         done
     }
 
-    fn sight(&self, copy: &SourceRef) -> Observed {
+    fn observed(&self, copy: &SourceRef) -> Observed {
         self.objects.get(copy).map_or(Observed::Absent, |live| Observed::Live(live.clone()))
     }
 
-    fn is(&self, copy: &SourceRef, target: &Preconditions) -> bool {
+    fn is(&self, copy: &SourceRef, target: &ExpectedObject) -> bool {
         self.objects.get(copy).is_some_and(|live| live.uid == target.uid && live.version == target.version)
     }
 
-    fn apply(&mut self, copy: &SourceRef, target: Option<&Preconditions>, body: &Written, done: &mut Done) {
+    fn apply(&mut self, copy: &SourceRef, target: Option<&ExpectedObject>, body: &Written, done: &mut Done) {
         let is_free = target.map_or(!self.objects.contains_key(copy), |target| self.is(copy, target));
         if is_free {
             self.version += 1;
@@ -445,7 +445,7 @@ impl World {
             self.untold.push_back(Event::Copy(copy.clone(), live));
             done.passed.extend(target.map(|target| target.version.clone()));
         }
-        done.sight = Some(self.sight(copy));
+        done.observed = Some(self.observed(copy));
     }
 
     fn step(&mut self, step: &Step) {

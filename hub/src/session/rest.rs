@@ -90,14 +90,15 @@ impl Session {
         (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
         held.rests = held.told_rests;
         held.travel.clone_from(&held.told_travel);
-        let told = std::mem::replace(&mut held.told_unclaimed, true);
+        let was_told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
         self.unsent.drop_of(uid);
-        if told {
-            return;
+        // Whatever else waits to be said was reset above and is not said any more.
+        let waits = self.headings.remove(uid).is_some_and(|heading| heading.unclaimed);
+        if waits || !was_told {
+            self.headings.insert(uid.clone(), Heading { unclaimed: true, ..Heading::default() });
         }
-        self.headings.insert(uid.clone(), Heading { unclaimed: true, ..Heading::default() });
     }
 
     /// Whether anything is to be removed. Most batches remove nothing, and need not ask of every rule whether it waits.

@@ -1233,6 +1233,22 @@ fn what_a_cordoned_cluster_was_to_lose_stays_when_nobody_knows_the_rule_any_more
     assert_eq!(agent.rules[&RuleUid::from("r")].len(), 1);
 }
 
+#[test]
+fn order_that_was_never_sent_is_dropped_with_an_unclaimed_rule() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[])]);
+    session.update([("r".into(), Directive::Unclaimed)]);
+    agent.drain(&mut session);
+    let back = Travel::Revert { target: "t".to_owned(), base: "1".to_owned() };
+    let assignment = share_of("r", false, &[]);
+    session.update([("r".into(), Directive::RollingBack(ClusterAssignment { travel: Some(back), ..assignment }))]);
+    session.update([("r".into(), Directive::Unclaimed)]);
+    session.update([wanted("r", &[])]);
+    agent.drain(&mut session);
+    assert!(!agent.travel.get(&"r".into()).is_some_and(Travel::reverts), "nobody asks for a rollback any more");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
