@@ -18,8 +18,8 @@ const DECIDE: [&str; 77] = [
     "proto/src/identity",
     "proto/src/lease",
     "proto/src/model",
-    "hub/src/authority/overlap",
-    "hub/src/authority/stored",
+    "hub/src/ca/overlap",
+    "hub/src/ca/stored",
     "hub/src/brake",
     "hub/src/crd",
     "hub/src/epoch",
@@ -56,14 +56,14 @@ const DECIDE: [&str; 77] = [
     "hub/src/query/because",
     "hub/src/rate_limit",
     "hub/src/rollout",
-    "hub/src/rounds",
+    "hub/src/relist_barrier",
     "hub/src/session",
     "hub/src/status",
     "hub/src/token/manifest",
     "hub/src/token/request",
     "hub/src/watch/read_queue",
     "hub/src/whatif",
-    "hub/src/writer/book",
+    "hub/src/writer/object_cache",
     "hub/src/writer/pending",
     "agent/src/backoff",
     "agent/src/body",
@@ -95,7 +95,7 @@ const DECIDE: [&str; 77] = [
 
 /// These talk to the world (API servers, sockets, clocks, files, tasks), or hold what such files share.
 const DO: [&str; 31] = [
-    "hub/src/authority",
+    "hub/src/ca",
     "hub/src/bin/kubectl-runnel",
     "hub/src/config",
     "hub/src/join",
@@ -106,7 +106,7 @@ const DO: [&str; 31] = [
     "hub/src/query",
     "hub/src/run",
     "hub/src/server",
-    "hub/src/shared",
+    "hub/src/hub_state",
     "hub/src/token",
     "hub/src/watch",
     "hub/src/writer",
@@ -145,7 +145,8 @@ const FORBIDDEN: [(&str, &str); 13] = [
     ("println!", "it prints nothing: return what is to be said"),
 ];
 
-const LONGEST: usize = 420;
+/// Lines of a file without its tests. A file is one concept; one that is longer than this is most likely two.
+const LONGEST: usize = 600;
 
 /// A file of Rust without its tests and comments: the lines that are left, numbered from 1.
 struct Code {
