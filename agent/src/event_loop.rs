@@ -96,7 +96,7 @@ impl EventLoop {
             self.give_out(&mut turn, now);
             let due = self.core.next_due(now);
             let room = self.core.has_room();
-            let heard = tokio::select! {
+            let received = tokio::select! {
                 () = self.drain.cancelled() => break,
                 Some(done) = self.done.recv() => Wakeup::Done(Box::new(done)),
                 Some(event) = self.watched.recv() => Wakeup::Watched(event),
@@ -107,7 +107,7 @@ impl EventLoop {
                 () = self.right.changed() => Wakeup::Right,
                 permit = permit(turn.frames.clone()), if turn.frame.is_some() => Wakeup::Permit(permit),
             };
-            match heard {
+            match received {
                 Wakeup::Done(done) => self.core.handle(Event::Done(done), Instant::now()),
                 Wakeup::Watched(event) => self.hear_watched(event),
                 Wakeup::Link(event) => self.hear_link(event, &mut turn),

@@ -40,7 +40,7 @@ impl Fence {
         if epoch.len() > EPOCH_LIMIT {
             return Err(format!("the hub's epoch is longer than {EPOCH_LIMIT} bytes"));
         }
-        self.highest.retain(|_, (_, heard)| now.saturating_duration_since(*heard) < MEMORY);
+        self.highest.retain(|_, (_, received)| now.saturating_duration_since(*received) < MEMORY);
         if let Some((highest, _)) = self.highest.get(epoch)
             && term < *highest
         {

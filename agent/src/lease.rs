@@ -154,8 +154,8 @@ impl Election {
 
     fn observe(&mut self, event: Result<Event<Lease>, watcher::Error>) {
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.heard(Some(lease), Instant::now()),
-            Ok(Event::Delete(_)) => self.candidate.heard(None, Instant::now()),
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.received(Some(lease), Instant::now()),
+            Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
             Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),
         }

@@ -93,7 +93,7 @@ struct Failed {
 struct RunningJob {
     about: (IntentKey, Option<Revision>),
     /// Versions that a watch named meanwhile; `None` for a deletion.
-    heard: Vec<Option<Arc<str>>>,
+    received: Vec<Option<Arc<str>>>,
     /// It puts a copy back that was as it should be.
     drift: bool,
     /// Who else wrote the object before, as far as that is known.

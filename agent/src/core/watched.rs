@@ -30,7 +30,7 @@ impl Reconciler {
         let Some(area) = self.policy.area(copy) else { return };
         let Some(listed) = self.areas.get(&area).map(|watched| watched.listing.is_some()) else { return };
         if let Some(run) = self.runs.get_mut(copy) {
-            run.heard.push(Some(live.version.clone()));
+            run.received.push(Some(live.version.clone()));
         }
         if self.is_stranger(copy, &live) {
             return self.stranger_seen(copy, now);
@@ -96,7 +96,7 @@ impl Reconciler {
 
     pub(super) fn copy_gone(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
         if let Some(run) = self.runs.get_mut(copy) {
-            run.heard.push(None);
+            run.received.push(None);
         }
         if self.records.unwatched(copy, uid) {
             self.reconcile_copy(copy, now);
@@ -119,7 +119,7 @@ impl Reconciler {
             .collect();
         for copy in lost {
             if let Some(run) = self.runs.get_mut(&copy) {
-                run.heard.push(None);
+                run.received.push(None);
             } else if self.records.shown_in_list(&copy) && self.desired.concerns(&copy) {
                 // The list may be older than what was read or written meanwhile.
                 self.reread.insert(copy.clone());

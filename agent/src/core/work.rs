@@ -154,7 +154,7 @@ impl Reconciler {
         };
         let drift = drifted.is_some();
         self.runs
-            .insert(copy.clone(), RunningJob { about, heard: vec![], drift, others, rule, deletes, removes, adds });
+            .insert(copy.clone(), RunningJob { about, received: vec![], drift, others, rule, deletes, removes, adds });
         Some(work)
     }
 
@@ -312,7 +312,7 @@ impl Reconciler {
 
 /// Whether a watch named something meanwhile that is neither the result of the run nor older than it.
 fn is_puzzling(run: &RunningJob, observed: &Observed, passed: &[std::sync::Arc<str>]) -> bool {
-    run.heard.iter().any(|heard| match (heard, observed) {
+    run.received.iter().any(|received| match (received, observed) {
         (Some(version), Observed::Live(live)) => *version != live.version && !passed.contains(version),
         (Some(version), _) => !passed.contains(version),
         (None, Observed::Live(_)) => true,

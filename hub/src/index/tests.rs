@@ -448,8 +448,8 @@ proptest! {
         }
         // A session that asks since any version hears of every rule that changed after it.
         let (all, version) = index.directives_since(&"c0".into(), 0);
-        let heard: BTreeSet<_> = all.into_iter().map(|(uid, _)| uid).collect();
-        prop_assert!(naive.rules.keys().all(|uid| heard.contains(uid)));
+        let received: BTreeSet<_> = all.into_iter().map(|(uid, _)| uid).collect();
+        prop_assert!(naive.rules.keys().all(|uid| received.contains(uid)));
         prop_assert!(index.directives_since(&"c0".into(), version).0.is_empty());
     }
 }

@@ -50,8 +50,8 @@ impl Candidate {
     }
 
     /// A watch told of the Lease.
-    pub fn heard(&mut self, lease: Option<Lease>, now: Instant) {
-        self.election.heard(lease, now);
+    pub fn received(&mut self, lease: Option<Lease>, now: Instant) {
+        self.election.received(lease, now);
         if let Some(line) = self.election.lease().and_then(LeaderHistory::of) {
             self.line = line;
         }

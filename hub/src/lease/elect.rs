@@ -85,7 +85,7 @@ impl Election {
             };
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                Some(event) = events.next() => self.heard(event),
+                Some(event) = events.next() => self.received(event),
                 Ok(()) = known.changed() => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
@@ -93,10 +93,10 @@ impl Election {
         self.hand_over().await;
     }
 
-    fn heard(&mut self, event: Result<Event<Lease>, watcher::Error>) {
+    fn received(&mut self, event: Result<Event<Lease>, watcher::Error>) {
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.heard(Some(lease), Instant::now()),
-            Ok(Event::Delete(_)) => self.candidate.heard(None, Instant::now()),
+            Ok(Event::Apply(lease) | Event::InitApply(lease)) => self.candidate.received(Some(lease), Instant::now()),
+            Ok(Event::Delete(_)) => self.candidate.received(None, Instant::now()),
             Ok(Event::Init | Event::InitDone) => {}
             // Looking goes on without it, and says what is wrong.
             Err(error) => tracing::debug!(%error, "the watch of the Lease broke; trying again"),

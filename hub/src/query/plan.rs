@@ -105,13 +105,13 @@ impl Questions {
         let (scene, known, asks) = aside(judged).await?;
         let asking = Asking::new(random_key()?, asked.rehearse);
         let hearing = Hearing { scene: scene.into(), asking: asking.into(), room: Mutex::new(COPIES), by };
-        let heard: Vec<ClusterAnswer> = stream::iter(asks.into_iter().enumerate())
+        let received: Vec<ClusterAnswer> = stream::iter(asks.into_iter().enumerate())
             .map(|(number, ask)| self.hear(&hearing, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
             .await;
         let scene = Arc::into_inner(hearing.scene).ok_or_else(broken)?;
-        aside(move || pages(scene, heard, &known)).await
+        aside(move || pages(scene, received, &known)).await
     }
 
     /// What agents hold of the rule that is tried, as it is known now.
@@ -208,7 +208,7 @@ impl Questions {
     /// Asks the agent of a cluster, if there is one to be asked.
     async fn hear(&self, hearing: &Hearing, ask: Ask, within: bool) -> ClusterAnswer {
         let name = ask.cluster.clone();
-        let heard = |state: &str, message: &str, more: usize, said: Option<Said>| {
+        let received = |state: &str, message: &str, more: usize, said: Option<Said>| {
             let message = if message.is_empty() { ask.message.clone() } else { message.to_owned() };
             let more = more.saturating_add(said.as_ref().map_or(0, |said| said.more));
             let more = u32::try_from(more).unwrap_or(u32::MAX);
@@ -227,7 +227,7 @@ impl Questions {
             ClusterEligibility::Rests => "Rests",
         };
         if !state.is_empty() {
-            return heard(state, "", 0, None);
+            return received(state, "", 0, None);
         }
         let protocol = {
             let report_store = self.hub_state.report_store.lock();
@@ -235,33 +235,33 @@ impl Questions {
         };
         let in_doubt = self.hub_state.doubts.lock().of(&name).is_some();
         match protocol {
-            None => return heard("NotConnected", "not asked: it is not connected", 0, None),
+            None => return received("NotConnected", "not asked: it is not connected", 0, None),
             Some(protocol) if protocol < SUPPOSE_SINCE => {
-                return heard("TooOld", "not asked: its agent is too old, upgrade it", 0, None);
+                return received("TooOld", "not asked: its agent is too old, upgrade it", 0, None);
             }
             Some(_) if in_doubt => {
-                return heard(
+                return received(
                     "InDoubt",
                     "not asked: an administrator must confirm it first (see its conditions)",
                     0,
                     None,
                 );
             }
-            Some(_) if !within => return heard("NotAsked", "not asked: there are too many clusters", 0, None),
+            Some(_) if !within => return received("NotAsked", "not asked: there are too many clusters", 0, None),
             Some(_) if Deadline::now() >= hearing.by => {
-                return heard("NotAsked", "not asked: the question took too long", 0, None);
+                return received("NotAsked", "not asked: the question took too long", 0, None);
             }
             Some(_) => {}
         }
         let (scene, asking) = (hearing.scene.clone(), hearing.asking.clone());
         let question = match aside(move || scene.ask(&name, &asking)).await {
             Ok(Some(question)) => question,
-            Ok(None) => return heard("Rests", "", 0, None),
-            Err(_) => return heard("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
+            Ok(None) => return received("Rests", "", 0, None),
+            Err(_) => return received("NotAsked", "not asked: the hub could not say what it would be told", 0, None),
         };
         let AgentQuestion { asked, left_out } = question;
         let Some(live) = self.hub_state.sessions.get(&ask.cluster).map(|live| live.clone()) else {
-            return heard("NotConnected", "not asked: it is not connected", 0, None);
+            return received("NotConnected", "not asked: it is not connected", 0, None);
         };
         let untried = match (hearing.asking.rehearses() && !asked.rehearse, ask.message.as_str()) {
             (false, _) => String::new(),
@@ -271,21 +271,21 @@ impl Questions {
         let answered = match live.inquiries.suppose(asked) {
             Ok(answered) => answered,
             Err(Unasked::Busy) => {
-                return heard("Busy", "not asked: it is answering somebody else, try again", 0, None);
+                return received("Busy", "not asked: it is answering somebody else, try again", 0, None);
             }
             Err(Unasked::TooLarge) => {
-                return heard("TooLarge", "not asked: the question is too large for one message", 0, None);
+                return received("TooLarge", "not asked: the question is too large for one message", 0, None);
             }
         };
         live.wake.notify_one();
         drop(live);
         match timeout_at(hearing.by.min(Deadline::now() + ANSWER), answered).await {
-            Ok(Ok(answer)) if !answer.unanswered.is_empty() => heard("Unanswered", &answer.unanswered, 0, None),
+            Ok(Ok(answer)) if !answer.unanswered.is_empty() => received("Unanswered", &answer.unanswered, 0, None),
             Ok(Ok(answer)) => {
                 let said = Said::of(answer, &mut hearing.room.lock());
-                heard("Answered", &untried, left_out, Some(said))
+                received("Answered", &untried, left_out, Some(said))
             }
-            _ => heard("Silent", "its agent did not answer in time", 0, None),
+            _ => received("Silent", "its agent did not answer in time", 0, None),
         }
     }
 }
@@ -297,9 +297,9 @@ fn random_key() -> Result<FieldsKey, Status> {
         .map_err(|_| Status::unavailable("the system gives no random numbers"))
 }
 
-fn pages(mut scene: Scene, heard: Vec<ClusterAnswer>, known: &ReportedHoldings) -> Vec<wire::PlanPage> {
+fn pages(mut scene: Scene, received: Vec<ClusterAnswer>, known: &ReportedHoldings) -> Vec<wire::PlanPage> {
     let (mut clusters, mut answers) = (Vec::new(), BTreeMap::new());
-    for one in heard {
+    for one in received {
         answers.extend(one.said.map(|said| (ClusterName::from(one.cluster.name.as_str()), said)));
         clusters.push(one.cluster);
     }

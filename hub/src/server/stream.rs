@@ -29,9 +29,9 @@ use super::Server;
 /// The call of a session.
 const SESSION: &str = "/runnel.v1.Runnel/Session";
 /// Agents' frames are small; the receive buffer keeps the size of the largest.
-const HEARD_LIMIT: usize = 64 * 1024;
+const RECEIVE_LIMIT: usize = 64 * 1024;
 /// With which the receive buffer begins: most agents have little to say.
-const HEARD_BUFFER: usize = 512;
+const RECEIVE_BUFFER: usize = 512;
 /// Before each message: whether it is compressed, and its length.
 const HEADER: usize = 5;
 
@@ -49,7 +49,7 @@ impl Calls {
     pub(super) fn of(server: Server) -> Self {
         let server = Arc::new(server);
         let others = RunnelServer::from_arc(server.clone());
-        Self { others: others.max_decoding_message_size(HEARD_LIMIT).max_encoding_message_size(FRAME_LIMIT), server }
+        Self { others: others.max_decoding_message_size(RECEIVE_LIMIT).max_encoding_message_size(FRAME_LIMIT), server }
     }
 }
 
@@ -77,9 +77,9 @@ impl Service<Request<Body>> for Calls {
 
 async fn open(server: &Server, request: Request<Body>) -> Result<Response<Body>, Status> {
     let (head, body) = request.into_parts();
-    let heard = Streaming::new_request(FrameDecoder, body, None, Some(HEARD_LIMIT));
+    let received = Streaming::new_request(FrameDecoder, body, None, Some(RECEIVE_LIMIT));
     let metadata = MetadataMap::from_headers(head.headers);
-    let frames = server.session(tonic::Request::from_parts(metadata, head.extensions, heard)).await?.into_inner();
+    let frames = server.session(tonic::Request::from_parts(metadata, head.extensions, received)).await?.into_inner();
     let mut response = Response::new(Body::new(FrameBody { frames: Some(frames) }));
     response.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
     Ok(response)
@@ -96,7 +96,7 @@ impl Decoder for FrameDecoder {
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(HEARD_BUFFER, HEARD_LIMIT)
+        BufferSettings::new(RECEIVE_BUFFER, RECEIVE_LIMIT)
     }
 }
 

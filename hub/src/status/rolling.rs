@@ -175,12 +175,12 @@ fn those(
     clusters: &[(RolloutPosition, Health)],
     is_so: impl Fn(&ClusterView<'_>, &RuleReport) -> bool,
 ) -> BTreeSet<ClusterName> {
-    let heard_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
+    let received_of = clusters.iter().filter(|(_, how)| *how != Health::Away).map(|(turn, _)| &turn.cluster);
     let says_so = |name: &&ClusterName| {
         let cluster = view.cluster(report_store, name);
         cluster.account.is_some_and(|account| is_so(&cluster, account))
     };
-    heard_of.filter(says_so).cloned().collect()
+    received_of.filter(says_so).cloned().collect()
 }
 
 /// Whether something failed that does not pass by itself. The worst stands first.

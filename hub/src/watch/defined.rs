@@ -154,7 +154,7 @@ mod tests {
     }
 
     /// What comes of these events while the definition is like this.
-    async fn heard<Look, Looked>(defined: &Defined<Look>, events: Vec<WatchEvent<&'static str>>) -> String
+    async fn received<Look, Looked>(defined: &Defined<Look>, events: Vec<WatchEvent<&'static str>>) -> String
     where
         Look: Fn() -> Looked + Clone + Send + 'static,
         Looked: Future<Output = Definition> + Send + 'static,
@@ -180,24 +180,24 @@ mod tests {
         });
         let defined = Defined { again: Duration::ZERO, ..looked };
         let deletion = || vec![Ok(Event::Delete("a")), Ok(Event::Delete("b"))];
-        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b done");
-        assert_eq!(heard(&defined, deletion()).await, "-a -b");
+        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(received(&defined, deletion()).await, "-a -b");
 
         *now.lock() = Definition::Unknown;
-        assert_eq!(heard(&defined, deletion()).await, "unknown");
+        assert_eq!(received(&defined, deletion()).await, "unknown");
         *now.lock() = Definition::Stands;
-        assert_eq!(heard(&defined, list(&[])).await, "init done", "nobody has deleted the definition");
+        assert_eq!(received(&defined, list(&[])).await, "init done", "nobody has deleted the definition");
 
         *now.lock() = Definition::Gone;
-        assert_eq!(heard(&defined, deletion()).await, "unknown");
-        assert_eq!(heard(&defined, list(&["b"])).await, "init +b unknown");
+        assert_eq!(received(&defined, deletion()).await, "unknown");
+        assert_eq!(received(&defined, list(&["b"])).await, "init +b unknown");
         // It is there again, and its objects are not yet.
         *now.lock() = Definition::Stands;
-        assert_eq!(heard(&defined, list(&[])).await, "init unknown");
-        assert_eq!(heard(&defined, list(&[])).await, "init unknown");
-        assert_eq!(heard(&defined, list(&["a"])).await, "init +a unknown");
-        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b unknown");
-        assert_eq!(heard(&defined, list(&["a", "b"])).await, "init +a +b done");
-        assert_eq!(heard(&defined, deletion()).await, "-a -b");
+        assert_eq!(received(&defined, list(&[])).await, "init unknown");
+        assert_eq!(received(&defined, list(&[])).await, "init unknown");
+        assert_eq!(received(&defined, list(&["a"])).await, "init +a unknown");
+        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b unknown");
+        assert_eq!(received(&defined, list(&["a", "b"])).await, "init +a +b done");
+        assert_eq!(received(&defined, deletion()).await, "-a -b");
     }
 }

@@ -116,7 +116,7 @@ impl SourceWatch {
         }
     }
 
-    fn heard_all(&mut self) {
+    fn received_all(&mut self) {
         self.patience.settle();
         self.hub_state.rounds.done(Watched::Sources(self.place.clone()), self.round);
         self.hub_state.to_read.wake();
@@ -141,7 +141,7 @@ impl SourceWatch {
             effect.merge(index.invalidate_stale(&self.place));
             effect
         });
-        self.heard_all();
+        self.received_all();
     }
 
     fn take_in(&mut self, event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>) -> WatchActivity {
@@ -160,7 +160,7 @@ impl SourceWatch {
                 self.hub_state.change_quietly(|index| index.retain_sources(&self.place, &seen, Instant::now()));
                 self.hub_state.deadline_changed.notify_one();
                 self.hub_state.change(|index| index.set_place(self.place.clone(), PlaceState::Known));
-                self.heard_all();
+                self.received_all();
             }
             Ok(Event::Apply(object)) => {
                 self.seen_now(&object, true);

@@ -116,7 +116,7 @@ pub struct Candidate {
     /// Whether what was seen may be out of date.
     stale: bool,
     /// When the Lease was last looked at, or a watch told of it.
-    heard_at: Option<Instant>,
+    received_at: Option<Instant>,
     /// Whether a held Lease has been seen since the start: the first one may be a predecessor's.
     met_holder: bool,
     /// The highest term that was seen in an epoch: a Lease that was restored begins again with lower ones.
@@ -157,7 +157,7 @@ impl Candidate {
             lead: None,
             not_before: None,
             stale: false,
-            heard_at: None,
+            received_at: None,
             met_holder: false,
             terms: BTreeMap::new(),
         }
@@ -192,10 +192,10 @@ impl Candidate {
     }
 
     /// A watch told of the Lease. It may be late, so what is not plainly newer only makes the process look.
-    pub fn heard(&mut self, lease: Option<Lease>, now: Instant) {
+    pub fn received(&mut self, lease: Option<Lease>, now: Instant) {
         match (lease, self.lease()) {
             (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) == version(known) => {
-                self.heard_at = Some(now);
+                self.received_at = Some(now);
             }
             (Some(new), Some(known)) if uid(&new) == uid(known) && version(&new) > version(known) => {
                 self.observe(Some(new), now);
@@ -211,7 +211,7 @@ impl Candidate {
     /// The Lease was looked at, which ended at `now`.
     pub fn observe(&mut self, lease: Option<Lease>, now: Instant) {
         self.stale = false;
-        self.heard_at = Some(now);
+        self.received_at = Some(now);
         let Some(lease) = lease else {
             let may_be_made = match &self.seen {
                 Seen::Absent(at) => *at,
@@ -247,7 +247,7 @@ impl Candidate {
         let lead = Lead { epoch: uid(&lease), term: term(&lease), valid_until: sent + self.timing.renew };
         self.remember(&lease);
         self.stale = false;
-        self.heard_at = Some(now);
+        self.received_at = Some(now);
         self.met_holder = true;
         self.seen = Seen::There(Box::new(lease), now);
         self.lead = Some(lead).filter(|lead| mine && now < lead.valid_until);
@@ -286,7 +286,7 @@ impl Candidate {
             return Step::Wait(self.lead.as_ref().map_or(at, |lead| at.min(lead.valid_until)));
         }
         // A working watch shows each renewal; where it does not work, reads must do.
-        let look_at = self.heard_at.map_or(now, |at| at + 2 * self.timing.retry);
+        let look_at = self.received_at.map_or(now, |at| at + 2 * self.timing.retry);
         if self.stale || matches!(self.seen, Seen::Nothing) {
             return Step::Look;
         }

@@ -85,7 +85,7 @@ fn another_waits_from_when_it_saw_the_last_change() {
     b.observe(Some(foreign("e1", 5, "a_0", 3)), start);
     assert_eq!(b.leader(), Some(Leader { identity: "a_0".into(), address: None }));
     assert!(matches!(next(&mut b, start), Step::Wait(_)));
-    b.heard(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
+    b.received(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
     assert_eq!(next(&mut b, start + at(20)), Step::Look);
     b.observe(Some(foreign("e1", 6, "a_0", 3)), start + at(20));
     assert_eq!(next(&mut b, start + at(23)), Step::Wait(start + at(24)));
@@ -103,7 +103,7 @@ fn lease_touched_by_others_does_not_delay_failover() {
     let mut version = 5;
     for second in [4, 8, 12] {
         version += 1;
-        b.heard(Some(stored(silent.clone(), "e1", version)), start + at(second));
+        b.received(Some(stored(silent.clone(), "e1", version)), start + at(second));
         assert!(matches!(next(&mut b, start + at(second)), Step::Wait(_)));
     }
     let taken = replaced(next(&mut b, start + at(15)));
@@ -132,7 +132,7 @@ fn what_is_given_away_is_taken_at_once() {
     assert_eq!(b.leader().and_then(|leader| leader.address), Some("a:8444".into()));
     let released = a.release().unwrap();
     assert_eq!(a.lead(start), None);
-    b.heard(Some(stored(released, "e1", 7)), start + at(1));
+    b.received(Some(stored(released, "e1", 7)), start + at(1));
     assert_eq!(term(&replaced(next(&mut b, start + at(1)))), 5);
     assert_eq!(b.release(), None);
 }
@@ -161,7 +161,7 @@ fn a_lease_that_vanishes_is_made_again_when_its_holder_has_ended() {
     let made = stored(replaced(next(&mut a, start)), "e1", 1);
     a.wrote(made.clone(), start, start);
     b.observe(Some(made), start);
-    a.heard(None, start + at(1));
+    a.received(None, start + at(1));
     assert_eq!(next(&mut a, start + at(2)), Step::Look);
     a.observe(None, start + at(2));
     assert_eq!(a.lead(start + at(2)), None);
@@ -213,8 +213,8 @@ fn a_late_word_of_the_watch_deposes_nobody() {
     a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 9);
     a.wrote(taken.clone(), start, start);
-    a.heard(Some(foreign("e1", 4, "z_9", 6)), start);
-    a.heard(Some(taken), start);
+    a.received(Some(foreign("e1", 4, "z_9", 6)), start);
+    a.received(Some(taken), start);
     assert!(a.lead(start + at(1)).is_some());
     assert_eq!(next(&mut a, start + at(2)), Step::Look, "it looks for itself");
 }

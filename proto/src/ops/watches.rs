@@ -54,7 +54,7 @@ impl WatchTimes {
             times.next
         };
         let open = Open { of: self.clone(), resource, number };
-        open.heard();
+        open.received();
         open
     }
 }
@@ -67,7 +67,7 @@ struct Open {
 }
 
 impl Open {
-    fn heard(&self) {
+    fn received(&self) {
         let now = SystemTime::now();
         if let Some(times) = self.of.times().get_mut(&self.resource) {
             times.open.insert(self.number, now);
@@ -173,7 +173,7 @@ impl<B: Body> Body for TimedBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = ready!(self.body.as_mut().poll_frame(context));
         match (&frame, &self.open) {
-            (Some(Ok(_)), Some(open)) => open.heard(),
+            (Some(Ok(_)), Some(open)) => open.received(),
             (Some(Ok(_)), None) => {}
             (Some(Err(_)) | None, _) => self.open = None,
         }
@@ -212,7 +212,7 @@ mod tests {
         let (one, other) = (times.open("secrets".to_owned()), times.open("secrets".to_owned()));
         let old = SystemTime::now() - std::time::Duration::from_secs(100);
         times.times().get_mut("secrets").unwrap().open.insert(one.number, old);
-        other.heard();
+        other.received();
         assert_eq!(shown(), Some(old));
         drop(one);
         assert!(shown() > Some(old));

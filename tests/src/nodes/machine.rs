@@ -141,8 +141,8 @@ impl Machine {
             let ready =
                 conditions.iter().find(|condition| condition.type_ == "Ready").context("it says nothing yet")?;
             // After a restart the API server still has the word of the kubelet that is gone.
-            let heard = ready.last_heartbeat_time.as_ref().context("it has not been heard yet")?;
-            ensure!(heard.0.as_second() > since.as_second(), "its kubelet was heard last at {}", heard.0);
+            let received = ready.last_heartbeat_time.as_ref().context("it has not been heard yet")?;
+            ensure!(received.0.as_second() > since.as_second(), "its kubelet was heard last at {}", received.0);
             ensure!(ready.status == "True", "it is not ready: {}", ready.message.as_deref().unwrap_or_default());
             Ok(Some(()))
         })

@@ -212,8 +212,11 @@ async fn a_bad_object_is_named_without_its_content_and_delays_no_other() -> Resu
     let state =
         alone.hub.hears("all but two", "r", |state| state.counts.applied == 30 && state.counts.failed == 2).await?;
     assert!(state.failures.iter().all(|failure| failure.reason == Reason::Invalid), "{:?}", state.failures);
-    let heard = alone.hub.heard();
-    assert!(!heard.contains(canary) && !heard.contains("secret-canary") && !heard.contains("not/a/key"), "{heard}");
+    let received = alone.hub.received();
+    assert!(
+        !received.contains(canary) && !received.contains("secret-canary") && !received.contains("not/a/key"),
+        "{received}"
+    );
 
     // An immutable copy cannot be changed; the sentence says what helps, and it does.
     let content = |text: &str| {

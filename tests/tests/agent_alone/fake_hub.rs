@@ -30,7 +30,7 @@ pub struct Wanted {
 struct State {
     rules: BTreeMap<String, Wanted>,
     removed: BTreeMap<String, DeletionPolicy>,
-    heard: Vec<AgentFrame>,
+    received: Vec<AgentFrame>,
     live: Option<mpsc::Sender<Result<wire::HubFrame, Status>>>,
     key: Option<Fingerprint>,
     nonce: u64,
@@ -200,14 +200,14 @@ impl FakeHub {
     }
 
     /// Everything heard, as text, to look for what must not be in it.
-    pub fn heard(&self) -> String {
-        format!("{:?}", self.shared.state.lock().heard)
+    pub fn received(&self) -> String {
+        format!("{:?}", self.shared.state.lock().received)
     }
 
     /// The newest state of a rule that the agent has told.
     pub fn told(&self, uid: &str) -> Option<RuleState> {
         let state = self.shared.state.lock();
-        let states = state.heard.iter().rev().filter_map(|frame| match frame {
+        let states = state.received.iter().rev().filter_map(|frame| match frame {
             AgentFrame::Report(states) | AgentFrame::HeldRules(states, _) => Some(states),
             _ => None,
         });
@@ -401,7 +401,7 @@ impl Service {
     async fn next(&self, inbound: &mut Streaming<wire::AgentFrame>) -> Result<AgentFrame> {
         let frame = inbound.next().await.context("the stream has ended")??;
         let (frame, _) = agent_frame(frame)?;
-        self.shared.state.lock().heard.push(frame.clone());
+        self.shared.state.lock().received.push(frame.clone());
         Ok(frame)
     }
 }

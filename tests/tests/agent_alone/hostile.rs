@@ -87,7 +87,7 @@ fn attempts(alone: &Alone) -> Vec<(String, Wanted)> {
 /// Whether the agent has told the hub of an attempt: of its copy, or in an ack where not even that can be read.
 fn is_told(alone: &Alone, uid: &str) -> bool {
     let failed = alone.hub.told(uid).is_some_and(|state| state.counts.failed > 0 && state.counts.applied == 0);
-    failed || alone.hub.heard().contains(&format!("Refusal {{ rule: RuleUid(\"{uid}\")"))
+    failed || alone.hub.received().contains(&format!("Refusal {{ rule: RuleUid(\"{uid}\")"))
 }
 
 async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {

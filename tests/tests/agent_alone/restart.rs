@@ -41,7 +41,7 @@ async fn the_agent_goes_on_with_the_hub_away_also_after_its_own_restart() -> Res
     alone.hub.resume().await?;
     alone.hub.hears_applied("r", 6).await?;
     alone.says(&alone.id("a", "two"), "1").await?;
-    assert!(alone.hub.heard().contains(Reason::WaitingForHub.as_str()), "it said what it waited for");
+    assert!(alone.hub.received().contains(Reason::WaitingForHub.as_str()), "it said what it waited for");
     alone.hub.stop();
     alone.hub.want("r", alone.rule(&["a", "b"], &[("one", "2")]));
     alone.hub.resume().await?;

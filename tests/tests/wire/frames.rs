@@ -173,8 +173,8 @@ fn hub_frame() -> wire::HubFrame {
 }
 
 async fn closes(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     // Orderly or with a reset: it is over.
-    let _ = tokio::time::timeout(REFUSED, stream.read_to_end(&mut heard)).await.context("it stays open")?;
+    let _ = tokio::time::timeout(REFUSED, stream.read_to_end(&mut received)).await.context("it stays open")?;
     Ok(())
 }

@@ -65,12 +65,12 @@ async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> R
     let tls = ServerTls::new(&[authority.certificate().clone()], pair)?;
     let (tcp, from) = listener.accept().await?;
     let Ok(mut connection) = handshake(tcp, from, tls.current()).await else { return Ok(Vec::new()) };
-    let (mut heard, mut part) = (Vec::new(), [0; 4096]);
+    let (mut received, mut part) = (Vec::new(), [0; 4096]);
     // The end of the connection, orderly or not, or the first pause of a client that waits for an answer.
     while let Ok(Ok(length @ 1..)) = tokio::time::timeout(Duration::from_secs(1), connection.read(&mut part)).await {
-        heard.extend_from_slice(&part[..length]);
+        received.extend_from_slice(&part[..length]);
     }
-    Ok(heard)
+    Ok(received)
 }
 
 #[tokio::test]
@@ -85,15 +85,15 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
         token: Token::generate()?,
         pin: real.pin(),
     };
-    let (heard, joined) = tokio::join!(impostor(&fake, "ahub", &listener), Credentials::join(&join));
-    let heard = heard?;
-    ensure!(heard.is_empty(), "the impostor heard {} bytes", heard.len());
+    let (received, joined) = tokio::join!(impostor(&fake, "ahub", &listener), Credentials::join(&join));
+    let received = received?;
+    ensure!(received.is_empty(), "the impostor heard {} bytes", received.len());
     let status = joined.err().context("joined an impostor")?;
     ensure!(status.message().contains("not the hub of the join string"), "{status:?}");
 
     // Another hub of the same authority is no better.
-    let (heard, joined) = tokio::join!(impostor(&real, "another", &listener), Credentials::join(&join));
-    ensure!(heard?.is_empty() && joined.is_err());
+    let (received, joined) = tokio::join!(impostor(&real, "another", &listener), Credentials::join(&join));
+    ensure!(received?.is_empty() && joined.is_err());
 
     // The real agent is as careful.
     let stage = shared("pinned").await?;
@@ -109,8 +109,8 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
         "--ops-listen=127.0.0.1:0".to_owned(),
     ]);
     let running = agent.start()?;
-    let heard = impostor(&fake, "ahub", &listener).await?;
-    ensure!(heard.is_empty(), "the impostor heard {} bytes of the agent", heard.len());
+    let received = impostor(&fake, "ahub", &listener).await?;
+    ensure!(received.is_empty(), "the impostor heard {} bytes of the agent", received.len());
     eventually("the agent to say why", SOON, async || {
         Ok(std::fs::read_to_string(&log)?.contains("this is not the hub of the join string").then_some(()))
     })
@@ -119,7 +119,7 @@ async fn a_hub_with_another_key_than_the_pinned_one_hears_nothing() -> Result<()
 
     // The one that is pinned hears something: the test would notice.
     let join_again = async { tokio::time::timeout(Duration::from_secs(5), Credentials::join(&join)).await };
-    let (heard, _) = tokio::join!(impostor(&real, "ahub", &listener), join_again);
-    ensure!(heard?.starts_with(b"PRI * HTTP/2.0"), "the pinned hub heard nothing");
+    let (received, _) = tokio::join!(impostor(&real, "ahub", &listener), join_again);
+    ensure!(received?.starts_with(b"PRI * HTTP/2.0"), "the pinned hub heard nothing");
     Ok(())
 }

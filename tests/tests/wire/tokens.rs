@@ -120,9 +120,9 @@ async fn five_wrong_secrets_burn_a_token_for_good_and_strangers_burn_nothing() -
     let first = eventually("the watch to know the token", SOON, async || {
         Ok(Some(refusal(&guesses[0]).await?).filter(|status| status.code() != Code::ResourceExhausted))
     });
-    let mut heard = vec![first.await?];
-    heard.extend(try_join_all(guesses[1..].iter().map(refusal)).await?);
-    for status in heard {
+    let mut received = vec![first.await?];
+    received.extend(try_join_all(guesses[1..].iter().map(refusal)).await?);
+    for status in received {
         ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
     }
     let is_burnt = async || {

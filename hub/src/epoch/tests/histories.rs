@@ -74,7 +74,7 @@ impl Process for Replica {
     }
 
     fn watched(&mut self, lease: Option<Lease>, now: Instant) {
-        self.candidate.heard(lease, now);
+        self.candidate.received(lease, now);
     }
 
     fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {

@@ -35,7 +35,7 @@ impl Process for Candidate {
     }
 
     fn watched(&mut self, lease: Option<Lease>, now: Instant) {
-        self.heard(lease, now);
+        self.received(lease, now);
     }
 
     fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
