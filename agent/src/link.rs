@@ -4,7 +4,7 @@ mod ended;
 mod handover;
 mod renew;
 mod trust;
-mod witness;
+mod history_token;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -31,8 +31,8 @@ use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
 use ended::{Ended, early, refused};
 use handover::{Before, Connected, Second, over};
-pub use witness::HistoryTokenStore;
-use witness::showing;
+pub use history_token::HistoryTokenStore;
+use history_token::showing;
 
 /// A stream that lived so long ends a series of failures.
 const STABLE: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ pub struct Link {
     /// Which leader of the hub is obeyed.
     pub fence: Fence,
     /// What is remembered of the hub.
-    pub witness: HistoryTokenStore,
+    pub history_token: HistoryTokenStore,
     /// Whether this agent is the active one of its cluster.
     pub right: WriteRight,
 }
@@ -144,7 +144,7 @@ impl Link {
             tokio::select! {
                 () = tokio::time::sleep(delay.saturating_sub(over.elapsed())) => {}
                 () = self.events.closed() => return,
-                never = self.witness.keep() => match never {},
+                never = self.history_token.keep() => match never {},
             }
             // Who has taken the place holds the Lease; without it this agent would only take turns with that one.
             if replaced && !self.right.holds() {
@@ -158,7 +158,7 @@ impl Link {
 
     /// The agent ends: what is remembered of the hub and not stored yet is worth one call.
     pub async fn end(mut self) {
-        self.witness.store_now().await;
+        self.history_token.store_now().await;
     }
 
     /// One stream, from its opening to its end, and those that it is handed over to.
@@ -196,14 +196,14 @@ impl Link {
             agent_frame_to_wire(&frame)
         });
         let opening =
-            tokio::time::timeout(FIRST_FRAME, client.session(showing(self.witness.newest().as_ref(), outbound)));
+            tokio::time::timeout(FIRST_FRAME, client.session(showing(self.history_token.newest().as_ref(), outbound)));
         let mut inbound = match opening.await {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return early(&status),
             Err(_) => return Ended::Failed(format!("the hub at {address} accepted the stream but did not answer")),
         };
         let stay = match self.first(&mut inbound).await {
-            Ok(behind) => self.witness.stay(behind, &mut self.jitter),
+            Ok(behind) => self.history_token.stay(behind, &mut self.jitter),
             Err(ended) => return ended,
         };
         self.reached(address).await;
@@ -303,7 +303,7 @@ impl Link {
                 () = over(&mut before) => before = None,
                 // Where what is to be sent waits, the hub hears of this agent anyway.
                 () = meter.owes() => drop(frames.try_send(AgentFrame::Alive)),
-                never = self.witness.keep() => match never {},
+                never = self.history_token.keep() => match never {},
                 step = swap.next(), if !draining && !stands_still(self.life_left()) => swap = self.go_on(swap, step, address, (&client, &frames)),
             }
         }
@@ -312,7 +312,7 @@ impl Link {
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
         self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
-        let (words, leader) = (frame.witness.clone(), (frame.epoch.clone(), frame.term));
+        let (words, leader) = (frame.history_token.clone(), (frame.epoch.clone(), frame.term));
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
@@ -334,9 +334,9 @@ impl Link {
         };
         let is_end = matches!(frame, HubFrame::SnapshotEnd(_));
         self.events.send(LinkEvent::Frame(frame, refused)).await.map_err(|_| Ended::Over)?;
-        self.witness.hear(&words, leader);
+        self.history_token.hear(&words, leader);
         if is_end {
-            self.witness.store_soon();
+            self.history_token.store_soon();
         }
         Ok(passed)
     }

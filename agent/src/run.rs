@@ -138,8 +138,8 @@ async fn active(
             join::join(&store, settings.join_file.as_deref(), string, stored, &mut jitter).await?
         }
     };
-    let remembered = patiently("read what it remembers", &mut jitter, || store.witness()).await;
-    let witness = HistoryTokenStore::new(store.clone(), remembered);
+    let remembered = patiently("read what it remembers", &mut jitter, || store.history_token()).await;
+    let history_token = HistoryTokenStore::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let keep = Keep::new(settings.client.clone(), &settings.namespace);
     let previous = patiently("read what it keeps", &mut jitter, || keep.all()).await;
@@ -160,7 +160,7 @@ async fn active(
         seed: seed()?,
     };
     let core = Reconciler::new(setup);
-    Ok(tasks(settings, (ready, right), (store, witness, keep), identity, core, (policy_file, policy), jitter))
+    Ok(tasks(settings, (ready, right), (store, history_token, keep), identity, core, (policy_file, policy), jitter))
 }
 
 /// Waits for the Lease. Beside another agent that holds it, this one is ready.
@@ -178,7 +178,7 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
 fn tasks(
     settings: Settings,
     (ready, right): (Option<Awaited>, WriteRight),
-    (store, witness, keep): (Store, HistoryTokenStore, Keep),
+    (store, history_token, keep): (Store, HistoryTokenStore, Keep),
     identity: Identity,
     core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
@@ -229,7 +229,7 @@ fn tasks(
         drain: drain.clone(),
     };
     let fence = Fence::default();
-    let mut link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence, witness, right };
+    let mut link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence, history_token, right };
     tasks.push((
         "link",
         Box::pin(async move {

@@ -208,7 +208,7 @@ impl Store {
     ///
     /// # Errors
     /// [`CallError`], when the API server does not answer or refuses.
-    pub async fn witness(&self) -> Result<Option<Vec<u8>>, CallError> {
+    pub async fn history_token(&self) -> Result<Option<Vec<u8>>, CallError> {
         Ok(self.load(IDENTITY_SECRET).await?.and_then(|mut data| data.remove(WITNESS)))
     }
 

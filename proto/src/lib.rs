@@ -65,7 +65,7 @@ pub const INSPECT_SINCE: u32 = 3;
 pub const SUPPOSE_SINCE: u32 = 3;
 
 /// The request metadata in which an agent shows a hub what it remembers of it; `sync.proto` says what for.
-pub const WITNESS_METADATA: &str = "runnel-witness-bin";
+pub const HISTORY_TOKEN_METADATA: &str = "runnel-history-token-bin";
 /// The longest witness, in bytes.
 pub const WITNESS_LIMIT: usize = 256;
 

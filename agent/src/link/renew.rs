@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::ended::{Ended, early};
-use super::witness::showing;
+use super::history_token::showing;
 use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector};
 use crate::join::{self, NotJoined};
 use crate::store::{Identity, Store};
@@ -97,15 +97,15 @@ pub(super) struct Renewal {
     identity: Identity,
     store: Store,
     /// What the agent remembers of the hub: one that has forgotten the agent revokes nothing.
-    witness: Option<Bytes>,
+    history_token: Option<Bytes>,
     /// Of all that might be drawn: where around the half of its life the certificate is renewed again.
     draw: f64,
 }
 
 impl Renewal {
     pub(super) fn of(link: &mut Link) -> Self {
-        let (identity, store, witness) = (link.identity.clone(), link.store.clone(), link.witness.newest());
-        Self { identity, store, witness, draw: link.jitter.draw() }
+        let (identity, store, history_token) = (link.identity.clone(), link.store.clone(), link.history_token.newest());
+        Self { identity, store, history_token, draw: link.jitter.draw() }
     }
 
     /// Gets a certificate for a new key, and stores both before they are used.
@@ -114,7 +114,7 @@ impl Renewal {
         let key = MemberKey::generate().map_err(|error| failed(&error))?;
         let request = key.certificate_request().map_err(|error| failed(&error))?;
         let request = RenewRequest { certificate_request: request.into() };
-        let call = tokio::time::timeout(FIRST_FRAME, client.renew(showing(self.witness.as_ref(), request))).await;
+        let call = tokio::time::timeout(FIRST_FRAME, client.renew(showing(self.history_token.as_ref(), request))).await;
         let call = call.map_err(|_| failed(&"the hub did not answer"))?;
         let response = call.map_err(NotRenewed::Refused)?.into_inner();
         let certificate =

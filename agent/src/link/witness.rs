@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use runnel_proto::{WITNESS_LIMIT, WITNESS_METADATA};
+use runnel_proto::{WITNESS_LIMIT, HISTORY_TOKEN_METADATA};
 use tokio::time::{Instant, sleep_until};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
@@ -44,7 +44,7 @@ pub struct HistoryTokenStore {
 pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(newest) = newest {
-        request.metadata_mut().insert_bin(WITNESS_METADATA, MetadataValue::from_bytes(newest));
+        request.metadata_mut().insert_bin(HISTORY_TOKEN_METADATA, MetadataValue::from_bytes(newest));
     }
     request
 }

@@ -56,30 +56,30 @@ pub struct Facts<'a> {
 }
 
 /// Whether what a member remembers can have been told by this hub.
-pub fn judge(facts: &Facts<'_>, witness: &HistoryToken) -> Option<Divergence> {
-    if !knows(facts.line, witness) {
-        let by = witness.by();
-        let told_at = i64::try_from(witness.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
+pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergence> {
+    if !knows(facts.line, history_token) {
+        let by = history_token.by();
+        let told_at = i64::try_from(history_token.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
         let told_at = told_at.unwrap_or(Timestamp::MAX);
-        return Some(match witness.told_at > facts.since + SKEW {
+        return Some(match history_token.told_at > facts.since + SKEW {
             true => Divergence::Doubled { by, told_at },
             false => Divergence::Restored { by, told_at },
         });
     }
-    let other_member = witness.to.member != facts.to.member;
-    if other_member || witness.to.cluster != facts.to.cluster {
-        let former = if other_member { witness.to.member } else { witness.to.cluster };
+    let other_member = history_token.to.member != facts.to.member;
+    if other_member || history_token.to.cluster != facts.to.cluster {
+        let former = if other_member { history_token.to.member } else { history_token.to.cluster };
         return Some(Divergence::Rejoined { former: HEXLOWER.encode(&former), other_member });
     }
     None
 }
 
 /// Whether this line has come to what the witness says.
-fn knows(line: &LeaderHistory, witness: &HistoryToken) -> bool {
-    match line.terms().find(|leader_term| witness.is_of(leader_term)) {
-        Some(leader_term) => leader_term.last.is_none_or(|last| witness.version <= last),
+fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
+    match line.terms().find(|leader_term| history_token.is_of(leader_term)) {
+        Some(leader_term) => leader_term.last.is_none_or(|last| history_token.version <= last),
         // What is older than all that is kept accuses nobody: it is what a member remembers that was away for long.
-        None => line.is_dropped(witness.version),
+        None => line.is_dropped(history_token.version),
     }
 }
 

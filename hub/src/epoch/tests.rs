@@ -51,8 +51,8 @@ impl Hub {
         HistoryToken::of(self.line.newest().unwrap(), (self.version, self.now), to)
     }
 
-    fn judge(&self, witness: &HistoryToken, to: TokenRecipient) -> Option<Divergence> {
-        judge(&Facts { line: &self.line, since: self.since, to }, witness)
+    fn judge(&self, history_token: &HistoryToken, to: TokenRecipient) -> Option<Divergence> {
+        judge(&Facts { line: &self.line, since: self.since, to }, history_token)
     }
 }
 
@@ -64,10 +64,10 @@ fn to() -> TokenRecipient {
 fn a_witness_reads_back_and_only_with_the_key_that_sealed_it() {
     let mut hub = Hub::default();
     hub.take(7);
-    let (key, witness) = (RevisionKey::new(b"one"), hub.tell(to()));
-    let sealed = witness.seal(&key);
+    let (key, history_token) = (RevisionKey::new(b"one"), hub.tell(to()));
+    let sealed = history_token.seal(&key);
     assert!(sealed.len() <= runnel_proto::WITNESS_LIMIT, "{}", sealed.len());
-    assert_eq!(HistoryToken::open(&sealed, &key), Some(witness));
+    assert_eq!(HistoryToken::open(&sealed, &key), Some(history_token));
     assert_eq!(HistoryToken::open(&sealed, &RevisionKey::new(b"two")), None);
     for cut in 0..sealed.len() {
         assert_eq!(HistoryToken::open(&sealed[..cut], &key), None);
@@ -184,7 +184,11 @@ fn absence_over_many_leader_changes_raises_no_doubt() {
         if process % 7 == 0 {
             told.push(hub.tell(to()));
         }
-        assert_eq!(told.iter().find_map(|witness| hub.judge(witness, to())), None, "after {process} changes");
+        assert_eq!(
+            told.iter().find_map(|history_token| hub.judge(history_token, to())),
+            None,
+            "after {process} changes"
+        );
     }
     // The annotation has a bound.
     assert!(hub.line.to_string().len() < 10 * 1024, "{}", hub.line.to_string().len());
@@ -198,7 +202,7 @@ fn absence_over_many_leader_changes_raises_no_doubt() {
     let mut restored = backup;
     for process in 10_000..10_000 + leader_history::KEPT as u64 - 1 {
         restored.take(process);
-        assert!(lost.iter().all(|witness| restored.judge(witness, to()).is_some()), "{process}");
+        assert!(lost.iter().all(|history_token| restored.judge(history_token, to()).is_some()), "{process}");
     }
 }
 
@@ -231,8 +235,8 @@ proptest! {
                 2 => hub.version += 1,
                 _ => hub.renew(),
             }
-            for witness in &told {
-                prop_assert_eq!(hub.judge(witness, to()), None);
+            for history_token in &told {
+                prop_assert_eq!(hub.judge(history_token, to()), None);
             }
         }
     }
@@ -254,10 +258,10 @@ proptest! {
         run(&mut hub, before);
         let backup = hub.clone();
         run(&mut hub, lost);
-        let witness = hub.tell(to());
+        let history_token = hub.tell(to());
         let mut restored = backup;
         restored.take(2000);
         run(&mut restored, since);
-        prop_assert!(restored.judge(&witness, to()).is_some());
+        prop_assert!(restored.judge(&history_token, to()).is_some());
     }
 }

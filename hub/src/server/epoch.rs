@@ -4,7 +4,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kube::ResourceExt;
 use runnel_proto::model::{ClusterName, HubFrame, RuleDelta};
-use runnel_proto::{AUTHORITIES_SINCE, WITNESS_METADATA};
+use runnel_proto::{AUTHORITIES_SINCE, HISTORY_TOKEN_METADATA};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
@@ -18,21 +18,21 @@ use crate::writer::ObjectCache;
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
 pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
-    let bytes = metadata.get_bin(WITNESS_METADATA)?.to_bytes().ok()?;
-    let witness = HistoryToken::open(&bytes, &hub_state.settings.revision_key);
-    if witness.is_none() {
+    let bytes = metadata.get_bin(HISTORY_TOKEN_METADATA)?.to_bytes().ok()?;
+    let history_token = HistoryToken::open(&bytes, &hub_state.settings.revision_key);
+    if history_token.is_none() {
         tracing::debug!("an agent remembers what this hub has not sealed");
     }
-    witness
+    history_token
 }
 
 /// What a member gives rise to, and whether the process that told it last is one that the hub will remember for long.
 /// `None`: this process does not lead.
-fn weigh(hub_state: &HubState, to: TokenRecipient, witness: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
+fn weigh(hub_state: &HubState, to: TokenRecipient, history_token: &HistoryToken) -> Option<(Option<Divergence>, bool)> {
     let standing = hub_state.leader_position.read();
     let standing = standing.as_ref()?;
     let facts = Facts { line: &standing.line, since: standing.since, to };
-    Some((judge(&facts, witness), standing.line.newer().any(|taking| witness.is_of(taking))))
+    Some((judge(&facts, history_token), standing.line.newer().any(|taking| history_token.is_of(taking))))
 }
 
 fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, doubt: &Divergence) -> bool {
@@ -60,11 +60,11 @@ impl Server {
     pub(super) fn refused_or_forgotten(
         &self,
         identity: &PeerIdentity,
-        witness: Option<&HistoryToken>,
+        history_token: Option<&HistoryToken>,
         status: Status,
     ) -> Status {
-        let to = witness.map_or(TokenRecipient::new("", ""), |witness| witness.to);
-        let doubt = witness.and_then(|witness| weigh(&self.hub_state, to, witness)?.0);
+        let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| history_token.to);
+        let doubt = history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
         let weighs = |doubt: &Divergence| {
             doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.object_cache, &identity.cluster, doubt)
         };
@@ -114,19 +114,19 @@ impl Running {
             self.hub_state.doubts.lock().forget(cluster);
         }
         self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
-        let Some(witness) = &self.witness else {
-            self.gives_witness = true;
+        let Some(history_token) = &self.history_token else {
+            self.gives_history_token = true;
             return;
         };
-        let Some((doubt, is_of_newer)) = weigh(&self.hub_state, self.to, witness) else { return };
+        let Some((doubt, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else { return };
         let Some(doubt) = doubt else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
-            self.gives_witness = !is_of_newer;
+            self.gives_history_token = !is_of_newer;
             return;
         };
         // What was confirmed is to be forgotten there.
-        self.gives_witness = is_confirmed(&self.object_cache, cluster, &doubt);
-        if self.gives_witness {
+        self.gives_history_token = is_confirmed(&self.object_cache, cluster, &doubt);
+        if self.gives_history_token {
             tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
             return;
         }
@@ -170,7 +170,7 @@ impl Running {
     pub(super) fn end_hold_of_nothing(&mut self) {
         let mut session = self.live.session.lock();
         if matches!(self.doubt, Some(Divergence::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
-            (self.doubt, self.gives_witness) = (None, true);
+            (self.doubt, self.gives_history_token) = (None, true);
             session.hold(SendRestriction::Nothing);
         }
     }
@@ -201,15 +201,15 @@ impl Running {
         let tells = match frame {
             // That nobody knows a rule is said on each stream anew, and is no news of this hub's.
             HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
-            HubFrame::SnapshotEnd(_) => self.gives_witness,
+            HubFrame::SnapshotEnd(_) => self.gives_history_token,
             _ => false,
         };
         let standing = self.hub_state.leader_position.read();
-        let witness = standing.as_ref().filter(|_| tells).and_then(|standing| {
+        let history_token = standing.as_ref().filter(|_| tells).and_then(|standing| {
             let newest = standing.line.newest()?;
             Some(HistoryToken::of(newest, (standing.version, standing.renewed_at), self.remembered_as()?))
         });
-        witness.map(|witness| witness.seal(&self.hub_state.settings.revision_key)).unwrap_or_default()
+        history_token.map(|history_token| history_token.seal(&self.hub_state.settings.revision_key)).unwrap_or_default()
     }
 }
 
@@ -219,7 +219,7 @@ impl Running {
     fn remembered_as(&self) -> Option<TokenRecipient> {
         match &self.doubt {
             None => Some(self.to),
-            Some(Divergence::Rejoined { .. }) => self.witness.as_ref().map(|witness| witness.to),
+            Some(Divergence::Rejoined { .. }) => self.history_token.as_ref().map(|history_token| history_token.to),
             Some(_) => None,
         }
     }

@@ -229,7 +229,7 @@ impl Runnel for Server {
     async fn renew(&self, request: Request<wire::RenewRequest>) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let witness = epoch::shown(&self.hub_state, request.metadata());
+        let history_token = epoch::shown(&self.hub_state, request.metadata());
         self.hub_state.current_lead().ok_or_else(not_leading)?;
         let caller = identity.caller();
         self.may_renew(&identity, &caller)?;
@@ -241,7 +241,7 @@ impl Runnel for Server {
             self.peers.refuse(Call::Renew(identity.certificate.not_after), &caller, status, Instant::now());
         }
         renewed.map(Response::new).map_err(|status| match status.metadata().contains_key(REASON_METADATA) {
-            true => self.refused_or_forgotten(&identity, witness.as_ref(), status),
+            true => self.refused_or_forgotten(&identity, history_token.as_ref(), status),
             false => status,
         })
     }
@@ -254,9 +254,9 @@ impl Runnel for Server {
     ) -> Result<Response<Self::SessionStream>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let witness = epoch::shown(&self.hub_state, request.metadata());
+        let history_token = epoch::shown(&self.hub_state, request.metadata());
         if let Err(status) = self.admit(&identity).await {
-            return Err(self.refused_or_forgotten(&identity, witness.as_ref(), status));
+            return Err(self.refused_or_forgotten(&identity, history_token.as_ref(), status));
         }
         let lead = self.hub_state.current_lead().ok_or_else(not_leading)?;
         let caller = request.extensions().get::<lease::Caller>();
@@ -272,7 +272,7 @@ impl Runnel for Server {
             self.object_cache.clone(),
             self.metrics.clone(),
             identity,
-            (lead, number, witness),
+            (lead, number, history_token),
             Bounds::new(self.peers.clone(), Some(stream), guard),
             (request.into_inner(), signals::signals(&self.hub_state, meter, self.shutdown.clone())),
         );

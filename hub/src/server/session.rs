@@ -47,7 +47,7 @@ pub(super) struct Running {
     pub(super) registered: bool,
     pub(super) bounds: Bounds,
     /// What the agent remembers of the hub.
-    pub(super) witness: Option<HistoryToken>,
+    pub(super) history_token: Option<HistoryToken>,
     /// Whom the agent is to remember that it was told to.
     pub(super) to: TokenRecipient,
     /// What speaks against letting it follow this hub.
@@ -55,7 +55,7 @@ pub(super) struct Running {
     /// Whether removals of a cluster that joined anew have been kept back.
     pub(super) kept_back: bool,
     /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.
-    pub(super) gives_witness: bool,
+    pub(super) gives_history_token: bool,
     pub(super) out: VecDeque<HubFrame>,
     /// When time alone ends the session: the agent says what it holds by then, or, once it has, its certificate ends. It
     /// is set once, as a session waits several times for each frame that it sends.
@@ -74,7 +74,7 @@ impl Running {
         object_cache: Arc<ObjectCache>,
         metrics: Arc<HubMetrics>,
         identity: PeerIdentity,
-        (lead, number, witness): (Lead, u64, Option<HistoryToken>),
+        (lead, number, history_token): (Lead, u64, Option<HistoryToken>),
         bounds: Bounds,
         (inbound, signals): (Streaming<wire::AgentFrame>, Signals),
     ) -> Self {
@@ -98,11 +98,11 @@ impl Running {
             held: HelloStates::default(),
             registered: false,
             bounds,
-            witness,
+            history_token,
             to: TokenRecipient::new("", ""),
             doubt: None,
             kept_back: false,
-            gives_witness: false,
+            gives_history_token: false,
             out: VecDeque::new(),
             limit: Box::pin(tokio::time::sleep(limit)),
             ending: None,
@@ -127,7 +127,7 @@ impl Running {
         let mut wire = convert::hub_frame_to_wire(frame);
         wire.epoch.clone_from(&self.lead.epoch);
         wire.term = self.lead.term;
-        wire.witness = self.remembered(frame);
+        wire.history_token = self.remembered(frame);
         self.metrics.frame_sent(frame, &wire);
         wire
     }

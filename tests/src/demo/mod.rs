@@ -12,7 +12,7 @@ pub mod seed;
 pub mod stage;
 pub mod story;
 pub mod undo;
-pub mod witness;
+pub mod history_token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

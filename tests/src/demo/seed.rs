@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::narrate::{Narrator, milliseconds};
 use super::stage::{Clusters, Stage};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS, SOON, State, Story, Want};
-use super::witness::Sighting;
+use super::history_token::Sighting;
 
 const BOTH: [&str; 2] = [DEFAULT, LATE];
 const COPIES: [&str; 5] = ["get", "configmaps,secrets", "-A", "-l", "app.kubernetes.io/managed-by=runnel"];

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::narrate::Narrator;
 use super::stage::Clusters;
-use super::witness::{Sighting, Witness};
+use super::history_token::{Sighting, Witness};
 use crate::wait::eventually;
 
 /// The namespace of the rule and its sources, on the hub.

@@ -162,8 +162,8 @@ impl World {
     }
 
     /// Whether a restore took away what the witness says.
-    fn is_lost(&self, witness: &HistoryToken) -> bool {
-        self.restored.is_some_and(|backup| witness.version > backup && witness.version.is_multiple_of(2))
+    fn is_lost(&self, history_token: &HistoryToken) -> bool {
+        self.restored.is_some_and(|backup| history_token.version > backup && history_token.version.is_multiple_of(2))
     }
 
     /// Whether a replica leads. Who led before the restore and has not noticed it leads for a moment more, and does not count.
@@ -181,10 +181,16 @@ impl World {
             self.agents[agent].session = session;
             return Ok(());
         };
-        let witness = HistoryToken::open(sealed, &self.key).unwrap();
-        let divergence = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &witness);
+        let history_token = HistoryToken::open(sealed, &self.key).unwrap();
+        let divergence = judge(&Facts { line: &standing.line, since: standing.since, to: to() }, &history_token);
         if self.leads(replica) {
-            prop_assert_eq!(divergence.is_some(), self.is_lost(&witness), "{:?} of {:?}", divergence, witness);
+            prop_assert_eq!(
+                divergence.is_some(),
+                self.is_lost(&history_token),
+                "{:?} of {:?}",
+                divergence,
+                history_token
+            );
         }
         if divergence.is_none() {
             self.agents[agent].session = session;
@@ -197,8 +203,8 @@ impl World {
         let Some(replica) = self.election.processes.get(replica).filter(|replica| replica.life == life) else { return };
         let Some(standing) = replica.candidate.standing(self.election.now) else { return };
         let newest = standing.line.newest().unwrap();
-        let witness = HistoryToken::of(newest, (standing.version, standing.renewed_at), to());
-        self.agents[agent].remembered = Some(witness.seal(&self.key));
+        let history_token = HistoryToken::of(newest, (standing.version, standing.renewed_at), to());
+        self.agents[agent].remembered = Some(history_token.seal(&self.key));
     }
 
     fn happen(&mut self, event: Event) -> Result<(), TestCaseError> {
