@@ -90,7 +90,7 @@ pub struct HubState {
     /// What this process has come to, while it leads.
     pub leader_position: RwLock<Option<LeaderPosition>>,
     /// What speaks against letting members follow this hub.
-    pub doubts: Mutex<Divergences>,
+    pub divergences: Mutex<Divergences>,
     /// The other replica that leads.
     pub leader: watch::Sender<Option<Leader>>,
     /// Since when this process serves: since it has listed everything anew after it took the lead.
@@ -138,7 +138,7 @@ impl HubState {
             needed: watch::Sender::default(),
             lead: watch::Sender::default(),
             leader_position: RwLock::default(),
-            doubts: Mutex::default(),
+            divergences: Mutex::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
             rounds: RelistBarrier::default(),
@@ -189,7 +189,7 @@ impl HubState {
         self.lead.send_replace(None);
         *self.report_store.lock() = ReportStore::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
-        *self.doubts.lock() = Divergences::default();
+        *self.divergences.lock() = Divergences::default();
         self.settled_removals.take();
         self.removal_orders.take();
         self.removal_overflow.take();

@@ -129,13 +129,13 @@ impl StateCollector {
             "Rules, each in every such cluster, of which the agent says that all copies are applied and shows something else to stand there",
             differing,
         );
-        let doubts = self.hub_state.doubts.lock().all().count();
-        let doubts = (
+        let divergences = self.hub_state.divergences.lock().all().count();
+        let divergences = (
             "runnel_members_in_doubt",
             "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, Rejoined",
-            doubts,
+            divergences,
         );
-        for (name, help, count) in counts.into_iter().chain([doubts, differing]) {
+        for (name, help, count) in counts.into_iter().chain([divergences, differing]) {
             let gauge = ConstGauge::new(count as f64);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }

@@ -35,16 +35,16 @@ fn weigh(hub_state: &HubState, to: TokenRecipient, history_token: &HistoryToken)
     Some((judge(&facts, history_token), standing.line.newer().any(|taking| history_token.is_of(taking))))
 }
 
-fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, doubt: &Divergence) -> bool {
+fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, divergence: &Divergence) -> bool {
     let said = |member: &crate::crd::MemberCluster| {
-        member.annotations().get(CONFIRMED).map(|said| said.trim() == doubt.name())
+        member.annotations().get(CONFIRMED).map(|said| said.trim() == divergence.name())
     };
     object_cache.with_member(cluster, |member| member.and_then(said).unwrap_or_default())
 }
 
-fn note(hub_state: &HubState, cluster: &ClusterName, doubt: &Divergence) {
-    if hub_state.doubts.lock().set(cluster, doubt.clone(), Instant::now()) {
-        tracing::error!(%cluster, "{}", doubt.message(cluster.as_str()));
+fn note(hub_state: &HubState, cluster: &ClusterName, divergence: &Divergence) {
+    if hub_state.divergences.lock().set(cluster, divergence.clone(), Instant::now()) {
+        tracing::error!(%cluster, "{}", divergence.message(cluster.as_str()));
         hub_state.dirty_members.add([cluster.clone()]);
     }
 }
@@ -64,12 +64,13 @@ impl Server {
         status: Status,
     ) -> Status {
         let to = history_token.map_or(TokenRecipient::new("", ""), |history_token| history_token.to);
-        let doubt = history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
-        let weighs = |doubt: &Divergence| {
-            doubt.hold() == SendRestriction::Everything && !is_confirmed(&self.object_cache, &identity.cluster, doubt)
+        let divergence = history_token.and_then(|history_token| weigh(&self.hub_state, to, history_token)?.0);
+        let weighs = |divergence: &Divergence| {
+            divergence.hold() == SendRestriction::Everything
+                && !is_confirmed(&self.object_cache, &identity.cluster, divergence)
         };
-        let Some(doubt) = doubt.filter(weighs) else { return status };
-        note(&self.hub_state, &identity.cluster, &doubt);
+        let Some(divergence) = divergence.filter(weighs) else { return status };
+        note(&self.hub_state, &identity.cluster, &divergence);
         refusal(format!(
             "this hub knows less than it did and does not admit this cluster now ({}): its copies stay. If the hub was restored \
              from a backup, give the cluster a new join string",
@@ -106,39 +107,39 @@ impl Running {
         }
         let cluster = &self.identity.cluster;
         if let Some(known) = self.known_cluster().filter(|known| !known.is_empty() && known != cluster_uid) {
-            let doubt = Divergence::Cloned { known, other: cluster_uid.to_owned() };
-            if !is_confirmed(&self.object_cache, cluster, &doubt) {
-                note(&self.hub_state, cluster, &doubt);
-                return self.end(refusal(doubt.message(cluster.as_str())));
+            let divergence = Divergence::Cloned { known, other: cluster_uid.to_owned() };
+            if !is_confirmed(&self.object_cache, cluster, &divergence) {
+                note(&self.hub_state, cluster, &divergence);
+                return self.end(refusal(divergence.message(cluster.as_str())));
             }
-            self.hub_state.doubts.lock().forget(cluster);
+            self.hub_state.divergences.lock().forget(cluster);
         }
         self.to = TokenRecipient::new(self.identity.uid(), cluster_uid);
         let Some(history_token) = &self.history_token else {
             self.gives_history_token = true;
             return;
         };
-        let Some((doubt, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else { return };
-        let Some(doubt) = doubt else {
+        let Some((divergence, is_of_newer)) = weigh(&self.hub_state, self.to, history_token) else { return };
+        let Some(divergence) = divergence else {
             // An agent that is told nothing new for very long would come to remember what the hub has forgotten.
             self.gives_history_token = !is_of_newer;
             return;
         };
         // What was confirmed is to be forgotten there.
-        self.gives_history_token = is_confirmed(&self.object_cache, cluster, &doubt);
+        self.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
         if self.gives_history_token {
-            tracing::warn!(%cluster, reason = doubt.name(), "an administrator lets the cluster follow this hub");
+            tracing::warn!(%cluster, reason = divergence.name(), "an administrator lets the cluster follow this hub");
             return;
         }
-        if doubt.hold() == SendRestriction::Everything {
-            note(&self.hub_state, cluster, &doubt);
+        if divergence.hold() == SendRestriction::Everything {
+            note(&self.hub_state, cluster, &divergence);
         }
-        self.doubt = Some(doubt);
+        self.divergence = Some(divergence);
     }
 
     /// What is not said.
     pub(super) fn hold(&self) -> SendRestriction {
-        self.doubt.as_ref().map_or(SendRestriction::Nothing, Divergence::hold)
+        self.divergence.as_ref().map_or(SendRestriction::Nothing, Divergence::hold)
     }
 
     /// The session counts as connected.
@@ -147,7 +148,7 @@ impl Running {
         match self.hold() {
             SendRestriction::Everything => self.hub_state.report_store.lock().waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
-                if self.hub_state.doubts.lock().settle(cluster) {
+                if self.hub_state.divergences.lock().settle(cluster) {
                     self.hub_state.dirty_members.add([cluster.clone()]);
                 }
             }
@@ -156,10 +157,10 @@ impl Running {
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
     pub(super) fn note_kept_back(&mut self) {
-        let Some(doubt @ Divergence::Rejoined { .. }) = &self.doubt else { return };
+        let Some(divergence @ Divergence::Rejoined { .. }) = &self.divergence else { return };
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
-            note(&self.hub_state, cluster, doubt);
+            note(&self.hub_state, cluster, divergence);
             self.hub_state.report_store.lock().waits_for_confirmation(cluster, true);
             self.hub_state.mark_rules_of(cluster);
             self.kept_back = true;
@@ -169,15 +170,20 @@ impl Running {
     /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
     pub(super) fn end_hold_of_nothing(&mut self) {
         let mut session = self.live.session.lock();
-        if matches!(self.doubt, Some(Divergence::Rejoined { .. })) && !self.kept_back && session.holds_nothing_else() {
-            (self.doubt, self.gives_history_token) = (None, true);
+        if matches!(self.divergence, Some(Divergence::Rejoined { .. }))
+            && !self.kept_back
+            && session.holds_nothing_else()
+        {
+            (self.divergence, self.gives_history_token) = (None, true);
             session.hold(SendRestriction::Nothing);
         }
     }
 
     /// Whether an administrator has confirmed meanwhile: the agent is to come again.
     pub(super) fn is_confirmed(&self) -> bool {
-        self.doubt.as_ref().is_some_and(|doubt| is_confirmed(&self.object_cache, &self.identity.cluster, doubt))
+        self.divergence
+            .as_ref()
+            .is_some_and(|divergence| is_confirmed(&self.object_cache, &self.identity.cluster, divergence))
     }
 
     /// The agent opens another stream at once, which is judged anew.
@@ -217,7 +223,7 @@ impl Running {
     /// As whom the agent is to remember what it hears. One that joined anew stays who it was until that is settled, and yet
     /// remembers how far the hub has come. Nobody, where it hears nothing.
     fn remembered_as(&self) -> Option<TokenRecipient> {
-        match &self.doubt {
+        match &self.divergence {
             None => Some(self.to),
             Some(Divergence::Rejoined { .. }) => self.history_token.as_ref().map(|history_token| history_token.to),
             Some(_) => None,

@@ -51,7 +51,7 @@ pub(super) struct Running {
     /// Whom the agent is to remember that it was told to.
     pub(super) to: TokenRecipient,
     /// What speaks against letting it follow this hub.
-    pub(super) doubt: Option<Divergence>,
+    pub(super) divergence: Option<Divergence>,
     /// Whether removals of a cluster that joined anew have been kept back.
     pub(super) kept_back: bool,
     /// Whether the agent gets something to remember at the end of the snapshot, though nothing changes.
@@ -100,7 +100,7 @@ impl Running {
             bounds,
             history_token,
             to: TokenRecipient::new("", ""),
-            doubt: None,
+            divergence: None,
             kept_back: false,
             gives_history_token: false,
             out: VecDeque::new(),

@@ -41,7 +41,7 @@ pub struct MemberView<'a> {
     /// Until when its agent can still renew the newest certificate that it has.
     pub renewable_until: Option<Timestamp>,
     /// What speaks against letting it follow this hub, or who else comes in its name; with the member's name.
-    pub doubt: Option<(&'a ClusterName, &'a Divergence)>,
+    pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
     /// The watch that speaks for those that its agent has lost in the member's API.
     pub lost_watch: Option<LostWatch>,
     /// Whether two agents use its key by turns.
@@ -98,7 +98,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
         None => {}
     }
-    for (condition_type, message) in doubts(view) {
+    for (condition_type, message) in divergences(view) {
         match message {
             Some((reason, message)) => set_condition(
                 &mut status.conditions,
@@ -184,8 +184,8 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         }
         Some(_) => {
             let mut message = format!("copies of {} rules are being seen to", view.held);
-            if let Some((_, doubt)) = view.doubt {
-                let condition = doubt.condition().0;
+            if let Some((_, divergence)) = view.divergence {
+                let condition = divergence.condition().0;
                 message.push_str(&format!(
                     "; those of before stay until an administrator confirms: see the condition {condition:?}"
                 ));
@@ -260,9 +260,10 @@ fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
 }
 
 /// What there is of each kind of doubt.
-fn doubts(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
+fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
     [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::Rejoined].map(|kind| {
-        let said = view.doubt.map(|(member, doubt)| (doubt.condition(), doubt.message(member.as_str())));
+        let said =
+            view.divergence.map(|(member, divergence)| (divergence.condition(), divergence.message(member.as_str())));
         let said = said.filter(|((told, _), _)| *told == kind);
         (kind, said.map(|((_, reason), message)| (reason, message)))
     })
@@ -298,7 +299,7 @@ mod tests {
             unclaimed: vec![],
             awaited: false,
             renewable_until: None,
-            doubt: None,
+            divergence: None,
             lost_watch: None,
             key_shared: false,
             previous,

@@ -82,7 +82,7 @@ pub fn take_in_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     let reborn = hub_state.index.read().cluster(&name).is_some_and(|known| known.uid != cluster.uid);
     if reborn {
         hub_state.report_store.lock().forget(&name);
-        hub_state.doubts.lock().forget(&name);
+        hub_state.divergences.lock().forget(&name);
     }
     // Before anything of it is seen to.
     note_leaving(&name, cluster.leaving, hub_state);
@@ -147,7 +147,7 @@ fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) 
     }
     report_store.forget(name);
     drop(report_store);
-    hub_state.doubts.lock().forget(name);
+    hub_state.divergences.lock().forget(name);
     hub_state.change(|index| index.remove_cluster(name));
 }
 

@@ -89,7 +89,7 @@ impl Writer {
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
         let unclaimed: Vec<&RuleName> =
             report_store.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
-        let doubts = self.hub_state.doubts.lock();
+        let divergences = self.hub_state.divergences.lock();
         let young = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
@@ -103,7 +103,7 @@ impl Writer {
             unclaimed,
             awaited: young && !report_store.has_connected(name),
             renewable_until: renewable_until(keys(member), self.hub_state.settings.expired_renewal_limit),
-            doubt: doubts.of(name).map(|doubt| (name, doubt)),
+            divergence: divergences.of(name).map(|divergence| (name, divergence)),
             lost_watch: report_store
                 .lost_watch(name, KINDS.iter().map(|kind| kind.resource))
                 .filter(|_| report_store.session(name, now.instant).is_some()),

@@ -181,7 +181,7 @@ impl Writer {
             self.hub_state.dirty_members.add(self.object_cache.members());
         }
         let is_member = |name: &ClusterName| self.object_cache.with_member(name, |member| member.is_some());
-        let expired = self.hub_state.doubts.lock().expire(now, is_member);
+        let expired = self.hub_state.divergences.lock().expire(now, is_member);
         self.hub_state.dirty_members.add(expired);
         let rolling = self.hub_state.index.read().rolling();
         self.hub_state.dirty_rules.add(rolling);
