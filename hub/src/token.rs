@@ -123,10 +123,10 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
 }
 
 fn explained(error: ApiError) -> anyhow::Error {
-    let cure = match error.status().map(|status| status.code) {
+    let hint = match error.status().map(|status| status.code) {
         Some(404) => "the custom resources of runnel.dev are not installed in this cluster: install the hub first",
         Some(401 | 403) => "you need to get, create and patch memberclusters.runnel.dev",
         _ => return error.into(),
     };
-    anyhow::Error::new(error).context(cure)
+    anyhow::Error::new(error).context(hint)
 }

@@ -349,11 +349,11 @@ async fn a_member_cluster_is_accepted_and_the_defaults_are_filled_in() -> Result
 async fn a_refused_member_cluster_is_told_the_field_and_the_cure() -> Result<()> {
     let join = |hash: String, expires: &str| json!({"join": {"tokenHash": hash, "expiresAt": expires}});
     let hash = |digits: String| join(format!("sha256:{digits}"), "2026-01-31T12:00:00Z");
-    let cure: &[&str] = &["spec.join.tokenHash", "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits"];
+    let hint: &[&str] = &["spec.join.tokenHash", "join.tokenHash: write sha256: and 64 lowercase hexadecimal digits"];
     let cases: Vec<(&str, Value, &[&str])> = vec![
-        ("a hash with capitals", hash("0A".repeat(32)), cure),
-        ("a hash that is too short", hash("0a".repeat(31)), cure),
-        ("a hash without its kind", join("0a".repeat(32), "2026-01-31T12:00:00Z"), cure),
+        ("a hash with capitals", hash("0A".repeat(32)), hint),
+        ("a hash that is too short", hash("0a".repeat(31)), hint),
+        ("a hash without its kind", join("0a".repeat(32), "2026-01-31T12:00:00Z"), hint),
         ("a hash that is too long", hash("0a".repeat(33)), &["spec.join.tokenHash", "71"]),
         ("no hash", json!({"join": {"expiresAt": "2026-01-31T12:00:00Z"}}), &["spec.join.tokenHash", "Required"]),
         ("no expiry", json!({"join": {"tokenHash": "sha256:00"}}), &["spec.join.expiresAt", "Required"]),

@@ -181,8 +181,8 @@ fn deciding_files_only_decide() -> Result<()> {
             continue;
         }
         for (number, line) in &file.lines {
-            for (word, cure) in FORBIDDEN.iter().filter(|(word, _)| says(line, word)) {
-                wrong.push(format!("{}:{number}: {word} in a file that decides: {cure}", file.path));
+            for (word, hint) in FORBIDDEN.iter().filter(|(word, _)| says(line, word)) {
+                wrong.push(format!("{}:{number}: {word} in a file that decides: {hint}", file.path));
             }
         }
     }
@@ -195,8 +195,8 @@ fn hub_and_agent_do_not_know_each_other() -> Result<()> {
     for (folder, other) in [("hub", "runnel_agent"), ("agent", "runnel_hub"), ("proto", "runnel_")] {
         for file in code(&[&format!("{folder}/src")])? {
             for (number, _) in file.lines.iter().filter(|(_, line)| imports(line, other)) {
-                let cure = "what both need belongs into proto";
-                wrong.push(format!("{}:{number}: {folder} uses {other}: {cure}", file.path));
+                let hint = "what both need belongs into proto";
+                wrong.push(format!("{}:{number}: {folder} uses {other}: {hint}", file.path));
             }
         }
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
@@ -216,8 +216,8 @@ fn tasks_stand_in_one_set() -> Result<()> {
             continue;
         }
         for (number, _) in file.lines.iter().filter(|(_, line)| line.contains("tokio::spawn")) {
-            let cure = "put it into the set of tasks that main watches: one that nobody watches ends unseen";
-            wrong.push(format!("{}:{number}: tokio::spawn outside main.rs: {cure}", file.path));
+            let hint = "put it into the set of tasks that main watches: one that nobody watches ends unseen";
+            wrong.push(format!("{}:{number}: tokio::spawn outside main.rs: {hint}", file.path));
         }
     }
     none(wrong)

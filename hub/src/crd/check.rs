@@ -29,7 +29,7 @@ pub fn check_spec(kind: &str, spec: &Value) -> Result<(), String> {
 }
 
 fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), String> {
-    let wrong = |cure: String| Err(format!("{path}: {cure}"));
+    let wrong = |hint: String| Err(format!("{path}: {hint}"));
     let over =
         |limit: Option<i64>, size: usize| limit.filter(|limit| usize::try_from(*limit).is_ok_and(|limit| size > limit));
     if let Some(words) = &schema.enum_

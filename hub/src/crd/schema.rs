@@ -109,9 +109,9 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
         schema.insert("x-kubernetes-list-type".into(), json!("set"));
         schema.insert("maxItems".into(), json!(max));
         let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else { return };
-        if let Some((regex, longest, cure)) = item.pattern() {
+        if let Some((regex, longest, hint)) = item.pattern() {
             items.insert("maxLength".into(), json!(longest));
-            add(items, &format!("self.matches('{regex}')"), &format!("{field}: {cure}"));
+            add(items, &format!("self.matches('{regex}')"), &format!("{field}: {hint}"));
         } else {
             items.insert("maxLength".into(), json!(253));
             items.insert("enum".into(), KINDS.iter().map(|kind| kind.resource).collect());
@@ -132,10 +132,10 @@ pub(super) fn field_pointers(schema: &mut Schema) {
 }
 
 /// Like [`set`], and not empty.
-pub(super) fn filled_set(field: &'static str, max: usize, item: Item, cure: &'static str) -> impl FnMut(&mut Schema) {
+pub(super) fn filled_set(field: &'static str, max: usize, item: Item, hint: &'static str) -> impl FnMut(&mut Schema) {
     move |schema| {
         set(field, max, item)(schema);
-        rule("size(self) > 0", format!("{field} is empty: {cure}"))(schema);
+        rule("size(self) > 0", format!("{field} is empty: {hint}"))(schema);
     }
 }
 
@@ -202,8 +202,8 @@ pub(super) fn sha256(field: &'static str) -> impl FnMut(&mut Schema) {
 /// What a token begins with.
 pub(super) fn token_id(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(8));
-    let cure = "join.tokenId: write the 8 characters before the dot of the token, or leave it out";
-    rule("self.matches('^[a-z2-7]{8}$')", cure)(schema);
+    let hint = "join.tokenId: write the 8 characters before the dot of the token, or leave it out";
+    rule("self.matches('^[a-z2-7]{8}$')", hint)(schema);
 }
 
 /// One CEL rule; it holds of the object or the message is the answer.
@@ -212,12 +212,12 @@ pub(super) fn rule(rule: impl Into<String>, message: impl Into<String>) -> impl 
     move |schema| add(schema.ensure_object(), &rule, &message)
 }
 
-/// A label selector that is there is not empty, for which `cure` is the right thing to write.
-pub(super) fn filled_selector(field: &'static str, cure: &'static str) -> impl FnMut(&mut Schema) {
+/// A label selector that is there is not empty, for which `hint` is the right thing to write.
+pub(super) fn filled_selector(field: &'static str, hint: &'static str) -> impl FnMut(&mut Schema) {
     rule(
         "(has(self.matchLabels) && size(self.matchLabels) > 0) || \
          (has(self.matchExpressions) && size(self.matchExpressions) > 0)",
-        format!("{field} is empty: set matchLabels or matchExpressions, or {cure}"),
+        format!("{field} is empty: set matchLabels or matchExpressions, or {hint}"),
     )
 }
 
@@ -294,9 +294,9 @@ pub(super) fn object_name(field: &'static str) -> impl FnMut(&mut Schema) {
 
 fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
     move |schema| {
-        let Some((regex, longest, cure)) = item.pattern() else { return };
+        let Some((regex, longest, hint)) = item.pattern() else { return };
         schema.insert("maxLength".into(), json!(longest));
-        add(schema.ensure_object(), &format!("self.matches('{regex}')"), &format!("{field}: {cure}"));
+        add(schema.ensure_object(), &format!("self.matches('{regex}')"), &format!("{field}: {hint}"));
     }
 }
 

@@ -220,9 +220,9 @@ fn a_rule_outside_the_namespaces_of_the_hub_is_told_the_cure_and_loses_nothing()
     let index = limited_index();
     assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
     let why = index.unreadable_places(&index.rule(&"r3".into()).unwrap().rule);
-    let (place, cure) = why.first_key_value().unwrap();
+    let (place, hint) = why.first_key_value().unwrap();
     assert_eq!(place.to_string(), "configmaps of the namespace c");
-    assert!(cure.contains("add c to `sourceNamespaces`"), "{cure}");
+    assert!(hint.contains("add c to `sourceNamespaces`"), "{hint}");
 }
 
 #[test]

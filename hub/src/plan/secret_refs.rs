@@ -39,8 +39,8 @@ impl<'a> SecretRefs<'a> {
             }
             None if self.selection.cannot_see(&secret) => return Ok(None),
             None => {
-                let cure = "create it, name another one, or narrow the clusters of this entry";
-                return Err(format!("there is no {secret} that may be distributed; {cure}"));
+                let hint = "create it, name another one, or narrow the clusters of this entry";
+                return Err(format!("there is no {secret} that may be distributed; {hint}"));
             }
         };
         let decoded = content.payload.decode().ok();

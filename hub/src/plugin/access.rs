@@ -13,7 +13,7 @@ use kube::{Api, Client, Config};
 use serde_json::Value;
 use tower::Layer;
 
-use super::cures::{self, Endpoint};
+use super::hints::{self, Endpoint};
 use super::rights::{Right, refusal};
 
 /// What the API server records as the writer.
@@ -288,8 +288,8 @@ impl Cluster {
     /// `None`: no answer in time.
     fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
         match error {
-            Some(error) => anyhow!(cures::call(&self.place, action, &error)),
-            None => anyhow!("cannot {action}: {}", cures::unreachable(&self.place, "timed out")),
+            Some(error) => anyhow!(hints::call(&self.place, action, &error)),
+            None => anyhow!("cannot {action}: {}", hints::unreachable(&self.place, "timed out")),
         }
     }
 }
@@ -301,6 +301,6 @@ fn is_about_object(status: &kube::core::Status) -> bool {
 
 /// Of the cause only the first line: the others quote the file, which holds credentials.
 fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
-    let cause = cures::whole(cause).lines().next().unwrap_or_default().to_owned();
+    let cause = hints::whole(cause).lines().next().unwrap_or_default().to_owned();
     anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
 }

@@ -2,7 +2,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-use super::import::wishes::Copier;
+use super::import::annotations::Copier;
 
 /// The namespace of hub and agents.
 pub const SYSTEM: &str = "runnel-system";

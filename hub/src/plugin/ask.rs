@@ -19,8 +19,8 @@ use tonic::transport::Channel;
 
 use super::access::Cluster;
 use super::detail::ClusterRow;
-use super::parts::Part;
-use super::seen::text;
+use super::discovery::Part;
+use super::observed_json::text;
 use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
 use crate::query::AUDIENCE;
 
@@ -170,7 +170,7 @@ async fn within_as<M, T>(
     let request = request(asked, &token)?;
     let asked = async {
         let channel = endpoint(address)?.connect_with_connector(connector).await;
-        let channel = channel.map_err(|error| anyhow!("{}", super::cures::whole(&error)))?;
+        let channel = channel.map_err(|error| anyhow!("{}", super::hints::whole(&error)))?;
         ask(QueryClient::new(channel), request).await
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::diagnose::{Finding, Reachability, Workload, address, workload};
 use super::rights::Right;
-use super::seen::{condition, full_name, list, number, text, time};
+use super::observed_json::{condition, full_name, list, number, text, time};
 use super::table::{Tone, age, span};
 
 /// How a check ended.
@@ -36,29 +36,29 @@ pub struct Check {
     /// What was seen.
     pub what: String,
     /// What to do; empty when nothing is.
-    pub cure: String,
+    pub hint: String,
 }
 
 impl Check {
     /// It is fine.
     pub fn ok(what: impl Into<String>) -> Self {
-        Self { level: Level::Ok, what: what.into(), cure: String::new() }
+        Self { level: Level::Ok, what: what.into(), hint: String::new() }
     }
 
     /// It is worth a look.
-    pub fn warn(what: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { level: Level::Warn, what: what.into(), cure: cure.into() }
+    pub fn warn(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { level: Level::Warn, what: what.into(), hint: hint.into() }
     }
 
     /// It is wrong.
-    pub fn fail(what: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { level: Level::Fail, what: what.into(), cure: cure.into() }
+    pub fn fail(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { level: Level::Fail, what: what.into(), hint: hint.into() }
     }
 }
 
 impl From<Finding> for Check {
     fn from(finding: Finding) -> Self {
-        Self::fail(finding.what, finding.cure)
+        Self::fail(finding.what, finding.hint)
     }
 }
 
@@ -72,8 +72,8 @@ pub fn lines(checks: &[Check], colours: bool) -> String {
             Level::Fail => ("fail", Tone::Bad),
         };
         said += &format!("{}  {}\n", tone.paint(word, colours), check.what);
-        if !check.cure.is_empty() {
-            said += &format!("      -> {}\n", check.cure);
+        if !check.hint.is_empty() {
+            said += &format!("      -> {}\n", check.hint);
         }
     }
     let count = |level| checks.iter().filter(|check| check.level == level).count();
@@ -82,18 +82,18 @@ pub fn lines(checks: &[Check], colours: bool) -> String {
 
 /// The same for a machine.
 pub fn as_json(checks: &[Check]) -> Value {
-    let one = |check: &Check| json!({"level": check.level.word(), "what": check.what, "cure": check.cure});
+    let one = |check: &Check| json!({"level": check.level.word(), "what": check.what, "hint": check.hint});
     json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
 }
 
 /// The definitions: `found` holds those that the API server has, by name; `own` are those that this plugin has.
 pub fn definitions(found: &[Value], own: &[Value]) -> Vec<Check> {
-    let cure = "kubectl runnel install";
+    let hint = "kubectl runnel install";
     let mut checks = Vec::new();
     for wanted in own {
         let name = text(wanted, "/metadata/name");
         let Some(there) = found.iter().find(|there| text(there, "/metadata/name") == name) else {
-            checks.push(Check::fail(format!("the definition {name} is not installed"), cure));
+            checks.push(Check::fail(format!("the definition {name} is not installed"), hint));
             continue;
         };
         if !condition(there, "Established").holds() {
@@ -140,12 +140,12 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
     }
     let mut checks: Vec<Check> = workload(seen, "runnel-hub", namespace).into_iter().map(Check::from).collect();
     if seen.deployment.is_null() {
-        checks[0].cure = "kubectl runnel install --advertise HOST:PORT".to_owned();
+        checks[0].hint = "kubectl runnel install --advertise HOST:PORT".to_owned();
     } else {
         let what = format!("{ready} of {wanted} pods of the hub are ready");
-        let cure = format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
+        let hint = format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
         let level = if ready > 0 { Level::Warn } else { Level::Fail };
-        checks.insert(0, Check { level, what, cure });
+        checks.insert(0, Check { level, what, hint });
     }
     checks
 }
@@ -154,14 +154,14 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
 pub fn lease(lease: &Value, now: Timestamp) -> Check {
     let holder = text(lease, "/spec/holderIdentity");
     let seconds = number(lease, "/spec/leaseDurationSeconds").max(1);
-    let cure = "look at the hub's pods and logs: nobody leads, so nothing is sent";
+    let hint = "look at the hub's pods and logs: nobody leads, so nothing is sent";
     if lease.is_null() {
-        return Check::fail("there is no Lease runnel-hub: no hub has ever led here", cure);
+        return Check::fail("there is no Lease runnel-hub: no hub has ever led here", hint);
     }
     let renewed = time(lease, "/spec/renewTime");
     let silent = renewed.map_or(i64::MAX, |at| now.as_second().saturating_sub(at.as_second()));
     if holder.is_empty() || silent > seconds * 2 {
-        return Check::fail(format!("no hub leads: the Lease was last renewed {} ago", age(renewed, now)), cure);
+        return Check::fail(format!("no hub leads: the Lease was last renewed {} ago", age(renewed, now)), hint);
     }
     Check::ok(format!("one hub leads: {}", holder.split(' ').next().unwrap_or(holder)))
 }
@@ -181,13 +181,13 @@ pub fn rights(missing: &[Right], all: usize) -> Check {
 /// Where agents are told to reach the hub, and how that answers here.
 pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     if seen.is_empty() {
-        let cure = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";
-        return vec![Check::fail("the hub advertises no address: no cluster can join", cure)];
+        let hint = "kubectl runnel install --advertise HOST:PORT (its load balancer, or a node and the node port)";
+        return vec![Check::fail("the hub advertises no address: no cluster can join", hint)];
     }
     seen.iter()
         .map(|(at, reach)| match address(at, reach) {
             None => Check::ok(format!("the hub answers at {at}")),
-            Some(Finding { what, cure }) => Check::warn(format!("{what} (seen from here)"), cure),
+            Some(Finding { what, hint }) => Check::warn(format!("{what} (seen from here)"), hint),
         })
         .collect()
 }
@@ -202,11 +202,11 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         let accepted = object.pointer("/spec/accepted").and_then(Value::as_bool) != Some(false);
         let log = "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
         if !accepted {
-            let cure = format!("set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force");
-            checks.push(Check::warn(format!("{name} is shut out (spec.accepted is false)"), cure));
+            let hint = format!("set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force");
+            checks.push(Check::warn(format!("{name} is shut out (spec.accepted is false)"), hint));
         } else if connected.reason == "NeverConnected" || connected.status.is_empty() {
-            let cure = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
-            checks.push(Check::fail(format!("{name} has never connected"), cure));
+            let hint = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
+            checks.push(Check::fail(format!("{name} has never connected"), hint));
         } else if !connected.holds() {
             let since = age(connected.since, now);
             checks.push(Check::fail(format!("{name} is not connected ({}, {since})", connected.reason), log));
@@ -217,26 +217,26 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         }
         for theft in ["PossibleKeyTheft", "KeyShared"] {
             if condition(object, theft).holds() {
-                let cure = format!(
+                let hint = format!(
                     "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
                 );
-                checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), cure));
+                checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), hint));
             }
         }
         for doubt in ["RestoredFromBackup", "Duplicate", "Rejoined"] {
             if condition(object, doubt).holds() {
-                let cure = "see that all is as it should be, then run the command that the message names";
-                checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), cure));
+                let hint = "see that all is as it should be, then run the command that the message names";
+                checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), hint));
             }
         }
         if condition(object, "Unclaimed").holds() {
-            let cure = "they stay; restore the rules, or delete the copies in the member";
-            checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), cure));
+            let hint = "they stay; restore the rules, or delete the copies in the member";
+            checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), hint));
         }
         let pending = list(object, "/status/pendingRemovals").len();
         if pending > 0 {
-            let cure = "they are seen to when it is back";
-            checks.push(Check::warn(format!("{name}: the copies of {pending} deleted rules wait for it"), cure));
+            let hint = "they are seen to when it is back";
+            checks.push(Check::warn(format!("{name}: the copies of {pending} deleted rules wait for it"), hint));
         }
     }
     if objects.is_empty() {
@@ -252,11 +252,11 @@ fn certificate(object: &Value, now: Timestamp) -> Option<Check> {
     let name = text(object, "/metadata/name");
     let end = time(object, "/status/certificate/expiresAt")?;
     let left = end.as_second() - now.as_second();
-    let cure = "the agent renews by itself: its log in the member says why it did not";
+    let hint = "the agent renews by itself: its log in the member says why it did not";
     if left <= 0 {
-        return Some(Check::fail(format!("the certificate of {name} has expired"), cure));
+        return Some(Check::fail(format!("the certificate of {name} has expired"), hint));
     }
-    (left < 3600).then(|| Check::warn(format!("the certificate of {name} expires in {}", span(left)), cure))
+    (left < 3600).then(|| Check::warn(format!("the certificate of {name} expires in {}", span(left)), hint))
 }
 
 /// Rules that are not ready.
@@ -269,19 +269,19 @@ pub fn rules(objects: &[Value]) -> Vec<Check> {
     }
     for object in objects.iter().filter(|object| !ready(object)) {
         let (name, seen) = (full_name(object), condition(object, "Ready"));
-        let cure = format!("kubectl runnel status {name}");
+        let hint = format!("kubectl runnel status {name}");
         let held = ["DeletionHeld", "TakeoverHeld"].into_iter().find(|kind| condition(object, kind).holds());
         if let Some(held) = held {
-            let cure = format!("undo what led to it, or carry it out: kubectl runnel release {name}");
-            checks.push(Check::warn(format!("rule {name}: {held}: {}", condition(object, held).message), cure));
+            let hint = format!("undo what led to it, or carry it out: kubectl runnel release {name}");
+            checks.push(Check::warn(format!("rule {name}: {held}: {}", condition(object, held).message), hint));
         } else if object.pointer("/metadata/deletionTimestamp").is_some() {
-            checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), cure));
+            checks.push(Check::warn(format!("rule {name} is being deleted and waits for its copies"), hint));
         } else if seen.status.is_empty() {
             checks.push(Check::fail(format!("rule {name} has not been looked at by a hub"), "does the hub run?"));
         } else if seen.status == "False" && seen.reason != "CopiesWaiting" {
-            checks.push(Check::fail(format!("rule {name}: {}: {}", seen.reason, seen.message), cure));
+            checks.push(Check::fail(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));
         } else {
-            checks.push(Check::warn(format!("rule {name}: {}: {}", seen.reason, seen.message), cure));
+            checks.push(Check::warn(format!("rule {name}: {}: {}", seen.reason, seen.message), hint));
         }
     }
     checks
@@ -292,12 +292,12 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
     let Some(server) = server else { return Check::warn("the API server tells no time", "check the clocks by hand") };
     let apart = server.duration_since(here).abs();
     let words = span(apart.as_secs());
-    let cure = "certificates depend on clocks: let all machines keep time by NTP";
+    let hint = "certificates depend on clocks: let all machines keep time by NTP";
     if apart > SignedDuration::from_secs(60) {
-        return Check::fail(format!("the clock of the API server is {words} off from this machine's"), cure);
+        return Check::fail(format!("the clock of the API server is {words} off from this machine's"), hint);
     }
     if apart > SignedDuration::from_secs(5) {
-        return Check::warn(format!("the clock of the API server is {words} off from this machine's"), cure);
+        return Check::warn(format!("the clock of the API server is {words} off from this machine's"), hint);
     }
     Check::ok("the clocks of the API server and this machine agree")
 }
@@ -305,12 +305,12 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
 /// The hub's own authority.
 pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
     let left = ends.as_second() - now.as_second();
-    let cure = "the hub renews it by itself: its log says why it did not";
+    let hint = "the hub renews it by itself: its log says why it did not";
     if left <= 0 {
-        return Check::fail("the hub's certificate authority has expired", cure);
+        return Check::fail("the hub's certificate authority has expired", hint);
     }
     if left < 7 * 86_400 {
-        return Check::warn(format!("the hub's certificate authority expires in {}", span(left)), cure);
+        return Check::warn(format!("the hub's certificate authority expires in {}", span(left)), hint);
     }
     Check::ok(format!("the hub's certificate authority is good for {}", span(left)))
 }
@@ -389,7 +389,7 @@ mod tests {
             rules(&[rule("True", "AllApplied"), rule("False", "Conflict"), rule("Unknown", "ClustersUnreachable")]);
         let levels: Vec<Level> = checks.iter().map(|check| check.level).collect();
         assert_eq!(levels, [Level::Ok, Level::Fail, Level::Warn]);
-        assert_eq!(checks[1].cure, "kubectl runnel status n/r");
+        assert_eq!(checks[1].hint, "kubectl runnel status n/r");
     }
 
     #[test]
@@ -408,6 +408,6 @@ mod tests {
         let seen = Workload { deployment: ready, ..Workload::default() };
         assert_eq!(hub(&seen, "n"), [Check::ok("the hub runs: 2 of 2 pods are ready (runnel-hub:0.1.0)")]);
         let none = hub(&Workload::default(), "n");
-        assert_eq!((none[0].level, none[0].cure.contains("kubectl runnel install")), (Level::Fail, true));
+        assert_eq!((none[0].level, none[0].hint.contains("kubectl runnel install")), (Level::Fail, true));
     }
 }

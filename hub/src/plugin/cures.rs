@@ -40,7 +40,7 @@ pub fn call(place: &Endpoint, action: &str, error: &kube::Error) -> String {
 /// Why no connection came about.
 pub fn unreachable(place: &Endpoint, cause: &str) -> String {
     let lower = cause.to_lowercase();
-    let cure = if lower.contains("refused") {
+    let hint = if lower.contains("refused") {
         "nothing listens there: is the cluster up, and is this the right context?"
     } else if lower.contains("dns") || lower.contains("lookup") || lower.contains("resolve") {
         "its name is not known here: check the kubeconfig, DNS and VPN"
@@ -51,7 +51,7 @@ pub fn unreachable(place: &Endpoint, cause: &str) -> String {
     } else {
         "check the kubeconfig, the network and the cluster"
     };
-    format!("the API server of {place} cannot be reached ({cause}): {cure}")
+    format!("the API server of {place} cannot be reached ({cause}): {hint}")
 }
 
 /// An error with its causes, in one line.
@@ -141,20 +141,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_reached_is_told_apart() {
-        for (cause, cure) in [
+        for (cause, hint) in [
             ("tcp connect error: Connection refused (os error 111)", "nothing listens there"),
             ("dns error: failed to lookup address information", "DNS and VPN"),
             ("invalid peer certificate: UnknownIssuer", "fresh kubeconfig"),
             ("deadline has elapsed", "firewall"),
         ] {
             let said = unreachable(&place(), cause);
-            assert!(said.contains(cure) && said.contains("https://k:6443"), "{said}");
+            assert!(said.contains(hint) && said.contains("https://k:6443"), "{said}");
         }
     }
 
     #[test]
     fn helms_words_get_a_cure() {
-        for (said, cure) in [
+        for (said, hint) in [
             ("Error: values don't meet the specifications of the schema(s)\n- replicas: Invalid type", "--show-values"),
             ("Error: unknown flag: --reset-then-reuse-values", "3.14 or newer"),
             ("Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress", "helm rollback"),
@@ -162,7 +162,7 @@ mod tests {
             ("Error: boom", "helm could not install runnel-hub in the hub (context prod, https://k:6443): boom"),
         ] {
             let told = helm(said, "runnel-hub", &place());
-            assert!(told.contains(cure) && !told.contains("Error:"), "{told}");
+            assert!(told.contains(hint) && !told.contains("Error:"), "{told}");
         }
     }
 }

@@ -2,7 +2,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::seen::{condition, list, number, text, time};
+use super::observed_json::{condition, list, number, text, time};
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,12 +10,12 @@ pub struct Finding {
     /// What.
     pub what: String,
     /// What to do.
-    pub cure: String,
+    pub hint: String,
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { what: what.into(), cure: cure.into() }
+    fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { what: what.into(), hint: hint.into() }
     }
 }
 
@@ -91,25 +91,25 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
 /// What is wrong with a Deployment, the most telling first. `name` as in `deployment/NAME` of `namespace`.
 pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
     if seen.deployment.is_null() {
-        let cure = "install it; `helm list -A` shows what is installed where";
-        return vec![Finding::new(format!("there is no Deployment {name} in {namespace}"), cure)];
+        let hint = "install it; `helm list -A` shows what is installed where";
+        return vec![Finding::new(format!("there is no Deployment {name} in {namespace}"), hint)];
     }
     let mut found = Vec::new();
     let failure = condition(&seen.deployment, "ReplicaFailure");
     if failure.holds() {
-        let cure = "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
-        found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), cure));
+        let hint = "what refuses the pod is named there: a quota, Pod Security, or an admission webhook";
+        found.push(Finding::new(format!("no pod of {name} can be made: {}", failure.message), hint));
     }
     found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
     found.extend(last_words(&seen.log).map(|said| Finding::new(format!("{name} says: {said}"), "do what it says")));
     if seen.pods.is_empty() && !failure.holds() && number(&seen.deployment, "/spec/replicas") > 0 {
-        let cure =
+        let hint =
             format!("look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?");
-        found.push(Finding::new(format!("there is no pod of {name} yet"), cure));
+        found.push(Finding::new(format!("there is no pod of {name} yet"), hint));
     }
     if number(&seen.deployment, "/spec/replicas") == 0 {
-        let cure = format!("kubectl -n {namespace} scale deployment {name} --replicas=1");
-        found.push(Finding::new(format!("{name} is scaled to 0"), cure));
+        let hint = format!("kubectl -n {namespace} scale deployment {name} --replicas=1");
+        found.push(Finding::new(format!("{name} is scaled to 0"), hint));
     }
     let mut warnings: Vec<&Value> = seen.events.iter().filter(|event| text(event, "/type") == "Warning").collect();
     warnings.sort_by_key(|event| time(event, "/lastTimestamp").or_else(|| time(event, "/eventTime")));
@@ -124,8 +124,8 @@ fn pod(pod: &Value, namespace: &str) -> Option<Finding> {
     let name = text(pod, "/metadata/name");
     let scheduled = condition(pod, "PodScheduled");
     if scheduled.status == "False" {
-        let cure = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
-        return Some(Finding::new(format!("pod {name} finds no node: {}", scheduled.message), cure));
+        let hint = "give it a node that fits: capacity, taints (values: tolerations, nodeSelector, resources)";
+        return Some(Finding::new(format!("pod {name} finds no node: {}", scheduled.message), hint));
     }
     let container = list(pod, "/status/containerStatuses").first()?;
     let (reason, message) = (text(container, "/state/waiting/reason"), text(container, "/state/waiting/message"));
@@ -185,12 +185,12 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     }
     let name = text(&facts.member, "/metadata/name");
     if facts.member.pointer("/spec/accepted").and_then(Value::as_bool) == Some(false) {
-        let cure = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'");
-        found.push(Finding::new(format!("the hub does not accept {name} (spec.accepted is false)"), cure));
+        let hint = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"accepted\":true}}}}'");
+        found.push(Finding::new(format!("the hub does not accept {name} (spec.accepted is false)"), hint));
     }
     if facts.member.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true) {
-        let cure = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'");
-        found.push(Finding::new(format!("{name} is leaving (spec.leaving is true)"), cure));
+        let hint = format!("kubectl patch member {name} --type=merge -p '{{\"spec\":{{\"leaving\":false}}}}'");
+        found.push(Finding::new(format!("{name} is leaving (spec.leaving is true)"), hint));
     }
     let expired = time(&facts.member, "/spec/join/expiresAt").is_some_and(|end| end <= now);
     if expired && !facts.redeemed {
@@ -209,16 +209,16 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         found.rotate_right(facts.addresses.len());
     }
     if facts.redeemed && !condition(&facts.member, "Connected").holds() {
-        let cure =
+        let hint =
             format!("look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent");
-        found.push(Finding::new("the agent has joined, but its stream does not stand", cure));
+        found.push(Finding::new("the agent has joined, but its stream does not stand", hint));
     }
     if found.is_empty() {
-        let cure = format!(
+        let hint = format!(
             "the hub's address answers from here, so look from there: kubectl -n {namespace} logs deployment/runnel-agent \
              in the member; a firewall or proxy (--https-proxy) may stand between"
         );
-        found.push(Finding::new("the agent has not come to the hub", cure));
+        found.push(Finding::new("the agent has not come to the hub", hint));
     }
     found
 }
@@ -232,7 +232,7 @@ pub fn in_short(found: &[Finding]) -> String {
 
 /// All of it, as text.
 pub fn in_full(found: &[Finding]) -> String {
-    found.iter().map(|finding| format!("  - {}\n    -> {}", finding.what, finding.cure)).collect::<Vec<_>>().join("\n")
+    found.iter().map(|finding| format!("  - {}\n    -> {}", finding.what, finding.hint)).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -266,7 +266,7 @@ mod tests {
             (Reachability::Other("bad certificate".into()), "untouched"),
         ] {
             let found = address("hub:1", &reach).unwrap();
-            assert!(found.cure.contains(word) && found.cure.contains("--advertise") && found.what.contains("hub:1"));
+            assert!(found.hint.contains(word) && found.hint.contains("--advertise") && found.what.contains("hub:1"));
         }
         assert_eq!(address("hub:1", &Reachability::Hub), None);
     }
@@ -279,7 +279,7 @@ mod tests {
             workload(&Workload { pods, ..running() }, "runnel-agent", "runnel-system")
         };
         assert_eq!(whats(&waiting("ImagePullBackOff")), ["pod p cannot have its image r/i:1: m"]);
-        assert!(waiting("ImagePullBackOff")[0].cure.contains("--image-registry"));
+        assert!(waiting("ImagePullBackOff")[0].hint.contains("--image-registry"));
         assert_eq!(whats(&waiting("CrashLoopBackOff")), ["pod p ends again and again (exit code 1)"]);
         assert_eq!(whats(&waiting("CreateContainerConfigError")), ["pod p: CreateContainerConfigError: m"]);
         assert!(waiting("ContainerCreating").is_empty());

@@ -11,8 +11,8 @@ use super::checks::{self, Check, Level};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
 use super::progress::colours;
-use super::seen::text;
-use super::{CommandContext, FAILED, cures, ended, for_machines, look, rights, say};
+use super::observed_json::text;
+use super::{CommandContext, FAILED, hints, ended, for_machines, look, rights, say};
 use crate::ca::IDENTITY_SECRET;
 use crate::crd;
 
@@ -38,19 +38,19 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Doctor) ->
 }
 
 async fn helm() -> Check {
-    let cure = "install helm 3.14 or newer: https://helm.sh/docs/intro/install";
+    let hint = "install helm 3.14 or newer: https://helm.sh/docs/intro/install";
     let binary = match Helm::binary() {
         Ok(binary) => binary,
         Err(error) => return Check::warn(error.to_string(), "only install, join and uninstall need it"),
     };
     let version = match helm::version(&binary).await {
         Ok(version) => version,
-        Err(error) => return Check::warn(format!("{error:#}"), cure),
+        Err(error) => return Check::warn(format!("{error:#}"), hint),
     };
     let mut parts = version.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().unwrap_or_default());
     let read = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     if read < HELM {
-        return Check::warn(format!("helm {version} is too old ({})", binary.display()), cure);
+        return Check::warn(format!("helm {version} is too old ({})", binary.display()), hint);
     }
     Check::ok(format!("helm {version} ({})", binary.display()))
 }
@@ -122,8 +122,8 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     let mut found = Vec::new();
     let certificate = CertificateDer::from_pem_slice(&entry("tls.crt")).ok();
     let Some(certificate) = certificate else {
-        let cure = "restore it from a backup";
-        return Ok(vec![Check::fail(format!("the Secret {namespace}/{IDENTITY_SECRET} has no usable tls.crt"), cure)]);
+        let hint = "restore it from a backup";
+        return Ok(vec![Check::fail(format!("the Secret {namespace}/{IDENTITY_SECRET} has no usable tls.crt"), hint)]);
     };
     if let Ok((_, read)) = x509_parser::parse_x509_certificate(&certificate)
         && let Ok(ends) = Timestamp::from_second(read.validity().not_after.timestamp())
@@ -137,7 +137,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {
             Ok(pin) => look::one(address, pin, &id).await,
-            Err(error) => Reachability::Other(cures::whole(&error)),
+            Err(error) => Reachability::Other(hints::whole(&error)),
         };
         seen.push((address.to_owned(), reach));
     }

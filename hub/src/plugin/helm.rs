@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::access::Cluster;
 use super::args::ChartValues;
 use super::values::Install;
-use super::{FAILED, IN_VAIN, cures, ended};
+use super::{FAILED, IN_VAIN, hints, ended};
 
 /// The chart and release of the hub.
 pub const HUB: &str = "runnel-hub";
@@ -66,7 +66,7 @@ impl Helm {
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = std::env::split_paths(&path).map(|folder| folder.join("helm")).find(|file| file.is_file());
-        found.ok_or_else(|| anyhow!(cures::NO_HELM))
+        found.ok_or_else(|| anyhow!(hints::NO_HELM))
     }
 
     /// Finds helm and unpacks the charts into a private folder.
@@ -91,8 +91,8 @@ impl Helm {
         let arguments = install.arguments(&chart.to_string_lossy(), &own.to_string_lossy());
         let said = self.run(on, &arguments).await;
         let said = said.map_err(|said| {
-            let code = if cures::is_timeout(&said) { IN_VAIN } else { FAILED };
-            ended(code, cures::helm(&said, install.chart, &on.place))
+            let code = if hints::is_timeout(&said) { IN_VAIN } else { FAILED };
+            ended(code, hints::helm(&said, install.chart, &on.place))
         })?;
         let answer: Value = serde_json::from_str(&said).unwrap_or_default();
         Ok(answer.pointer("/info/notes").and_then(Value::as_str).unwrap_or_default().trim_end().to_owned())

@@ -5,11 +5,11 @@
 //! are read on the hub. Where hub and member are one, they stand there already; where not, the text says which are missing.
 mod choice;
 mod labelled;
-mod paper;
+mod report;
 mod rules;
 #[cfg(test)]
 mod tests;
-pub mod wishes;
+pub mod annotations;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,11 @@ use serde_json::{Map, Value};
 
 use self::choice::Places;
 use self::labelled::ByLabel;
-use self::paper::ReportContext;
+use self::report::ReportContext;
 use self::rules::{Aim, Bodies};
-use self::wishes::{Copier, Id, Marked, Objects, Read};
+use self::annotations::{Copier, Id, Marked, Objects, Read};
 use super::access::Cluster;
-use super::seen::{list, text};
+use super::observed_json::{list, text};
 use super::{CommandContext, args, ended, join, limit, look, say, usage};
 
 /// What can be copied, and what else some copiers copy.
@@ -55,7 +55,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
         Some(told) => labelled::read(&objects, &places, told),
         None => {
             let of = if options.from.is_empty() { Copier::KNOWN.to_vec() } else { options.from.clone() };
-            wishes::read(&objects, &places, &of)
+            annotations::read(&objects, &places, &of)
         }
     };
     if let Some(namespace) = session.namespace {
@@ -82,7 +82,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) ->
         copiers: copiers(&read).await,
         not_on_hub,
     };
-    say(&paper::text(&import, &around)?)
+    say(&report::text(&import, &around)?)
 }
 
 /// A command that reaches the cluster; no shell takes a name or a path apart.

@@ -8,7 +8,7 @@ use super::access::Cluster;
 use super::args::{self, ChartValues};
 use super::helm::{self, HUB, Helm};
 use super::progress::Progress;
-use super::seen::{condition, text};
+use super::observed_json::{condition, text};
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use crate::crd;

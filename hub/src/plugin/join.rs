@@ -13,7 +13,7 @@ use super::diagnose::{self, Finding, JoinFacts, Reachability};
 use super::helm::{self, AGENT, Helm};
 use super::install::check;
 use super::progress::Progress;
-use super::seen::{condition, text};
+use super::observed_json::{condition, text};
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
 use crate::join::tokens::WRONG_SECRETS;

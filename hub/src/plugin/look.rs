@@ -6,9 +6,9 @@ use runnel_proto::tls::{ConnectError, Connector, join_config};
 use serde_json::Value;
 
 use super::access::Cluster;
-use super::cures::whole;
+use super::hints::whole;
 use super::diagnose::{Reachability, Workload, reach_of};
-use super::seen::{list, text};
+use super::observed_json::{list, text};
 
 /// The path of our API group.
 pub const API: &str = "/apis/runnel.dev/v1alpha1";

@@ -1,13 +1,13 @@
 //! `kubectl runnel`: installs Runnel, lets clusters join and leave, and tells how it stands.
 //!
-//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `cures`, `explained`, `import/*`, `limit`, `parts`, `planned`, `rights`, `rules`, `seen`,
+//! Deciding files: `args`, `checks`, `complete`, `detail`, `diagnose`, `hints`, `explained`, `import/*`, `limit`, `parts`, `planned`, `rights`, `rules`, `seen`,
 //! `table`, `values`. The others talk to clusters, to helm and to the person.
 mod access;
 pub mod args;
 mod ask;
 mod checks;
 mod complete;
-mod cures;
+mod hints;
 mod detail;
 mod diagnose;
 mod doctor;
@@ -19,14 +19,14 @@ mod install;
 mod join;
 mod limit;
 mod look;
-mod parts;
+mod discovery;
 mod plan;
 mod planned;
 mod progress;
 mod release;
 mod rights;
 pub(crate) mod rules;
-mod seen;
+mod observed_json;
 mod status;
 mod table;
 mod uninstall;

@@ -10,7 +10,7 @@ use super::args::Release;
 use super::ask::{self, PendingApproval, RuleQuery};
 use super::limit;
 use super::look::rule_path;
-use super::seen::{condition, full_name, number, text};
+use super::observed_json::{condition, full_name, number, text};
 use super::wrap::printable;
 use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
 use crate::crd::RELEASE;

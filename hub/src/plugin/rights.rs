@@ -105,7 +105,7 @@ pub fn uninstall(namespace: &str) -> Vec<Right> {
 }
 
 /// What is missing, as a sentence; `None` when nothing is.
-pub fn refusal(what: &str, place: &super::cures::Endpoint, missing: &[Right]) -> Option<String> {
+pub fn refusal(what: &str, place: &super::hints::Endpoint, missing: &[Right]) -> Option<String> {
     if missing.is_empty() {
         return None;
     }
@@ -119,7 +119,7 @@ pub fn refusal(what: &str, place: &super::cures::Endpoint, missing: &[Right]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::cures::Endpoint;
+    use crate::plugin::hints::Endpoint;
 
     #[test]
     fn what_is_missing_is_named_with_verb_resource_and_namespace() {

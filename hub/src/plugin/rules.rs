@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::detail::tone;
-use super::seen::{condition, full_name, list, number, text, time};
+use super::observed_json::{condition, full_name, list, number, text, time};
 use super::table::{Cell, Table, Tone, age};
 use crate::crd::conditions::ConditionType;
 

@@ -8,7 +8,7 @@ use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, seen, usage};
+use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, observed_json, usage};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
@@ -19,7 +19,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
     }
     let now = Timestamp::now();
     if let Some(given) = &options.rule {
-        let rule = seen::tidy(one(&hub, given, &namespace).await?);
+        let rule = observed_json::tidy(one(&hub, given, &namespace).await?);
         if options.outdated {
             let namespace = hub_namespace(options)?;
             let question = RuleQuery { namespace, address: options.hub_url.as_deref(), rule: &rule };
@@ -34,7 +34,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
     }
     let all = options.all_namespaces;
     let found = look::rules(&hub, (!all).then_some(namespace.as_str())).await?;
-    let found: Vec<Value> = found.into_iter().map(seen::tidy).collect();
+    let found: Vec<Value> = found.into_iter().map(observed_json::tidy).collect();
     if let Some(text) = for_machines(options.output, &listed(&found))? {
         return say(&text);
     }
@@ -111,10 +111,10 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
     let found: Vec<Value> = match &options.cluster {
         Some(name) if !limit::is_name(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),
         Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
-            Some(member) => vec![seen::tidy(member)],
+            Some(member) => vec![observed_json::tidy(member)],
             None => return Err(ended(super::FAILED, format!("there is no member {name}: `kubectl runnel members`"))),
         },
-        None => look::members(&hub).await?.into_iter().map(seen::tidy).collect(),
+        None => look::members(&hub).await?.into_iter().map(observed_json::tidy).collect(),
     };
     let value = match (&options.cluster, found.as_slice()) {
         (Some(_), [one]) => one.clone(),

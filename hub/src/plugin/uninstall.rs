@@ -7,7 +7,7 @@ use super::access::Cluster;
 use super::args::{self, Copies};
 use super::helm::{HUB, Helm};
 use super::progress::Progress;
-use super::seen::{condition, full_name, list, text};
+use super::observed_json::{condition, full_name, list, text};
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use crate::crd::{self, FINALIZER, RELEASE};

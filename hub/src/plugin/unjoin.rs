@@ -9,7 +9,7 @@ use super::args;
 use super::helm::Helm;
 use super::join::{forget_agent, hub, member};
 use super::progress::Progress;
-use super::seen::{condition, full_name, list, number, text};
+use super::observed_json::{condition, full_name, list, number, text};
 use super::table::age;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::helm::HUB;
-use super::seen::text;
+use super::observed_json::text;
 use super::{CommandContext, args, for_machines, look, say};
 
 /// Shows versions.

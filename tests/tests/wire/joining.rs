@@ -24,12 +24,12 @@ async fn a_token_that_is_wrong_spent_or_expired_says_so_and_what_to_do() -> Resu
     let stage = shared("tokens").await?;
     let join = stage.join_string("tokens-a").await?;
     let key = Arc::new(MemberKey::generate()?);
-    let cure = "make a new join string with `runnel-hub token create tokens-a`";
+    let hint = "make a new join string with `runnel-hub token create tokens-a`";
 
     let wrong = JoinString { token: Token::generate()?, ..join.clone() };
     let status = Credentials::join(&wrong).await.err().context("joined with a wrong token")?;
     ensure!(status.code() == Code::Unauthenticated && status.message().contains("is wrong"), "{status:?}");
-    ensure!(status.message().contains(cure), "{status:?}");
+    ensure!(status.message().contains(hint), "{status:?}");
 
     // Good for one key, and for that one as often as its answer is lost.
     for _ in 0..2 {
@@ -38,14 +38,14 @@ async fn a_token_that_is_wrong_spent_or_expired_says_so_and_what_to_do() -> Resu
     }
     let status = Credentials::join(&join).await.err().context("joined with a spent token")?;
     ensure!(status.code() == Code::FailedPrecondition && status.message().contains("already used"), "{status:?}");
-    ensure!(status.message().contains(cure), "{status:?}");
+    ensure!(status.message().contains(hint), "{status:?}");
 
     let past = Timestamp::now() - Duration::from_secs(60);
     stage.patch_member("tokens-a", json!({"spec": {"join": {"expiresAt": past}}})).await?;
     for key in [key, Arc::new(MemberKey::generate()?)] {
         let status = Credentials::join_with(&join, key).await.err().context("joined with an expired token")?;
         ensure!(status.code() == Code::FailedPrecondition && status.message().contains("expired"), "{status:?}");
-        ensure!(status.message().contains(cure), "{status:?}");
+        ensure!(status.message().contains(hint), "{status:?}");
     }
 
     // Another cluster's token opens nothing, and whether a cluster exists is not told.

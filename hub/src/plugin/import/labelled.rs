@@ -9,7 +9,7 @@ use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
 use super::choice::{self, Choice, Places};
-use super::wishes::{Copier, CopyRequest, Id, Marked, Objects, Read};
+use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use crate::crd::{LabelExpression, Operator, limits};
 
 /// What a person says of such a copier.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::choice::{Choice, Places};
 use super::labelled::{self, ByLabel};
-use super::wishes::{Copier, CopyRequest, Id, Objects, Read};
+use super::annotations::{Copier, CopyRequest, Id, Objects, Read};
 use crate::crd::{GROUP, VERSION, limits};
 
 /// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
@@ -118,7 +118,7 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         }
     }
     let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
-    let is_stray = |(id, marked): &(&Id, &super::wishes::Marked)| marked.copy_of().is_some() && !covered.contains(id);
+    let is_stray = |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
     let strays: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
     import.strays = strays;
     for (id, marked) in objects {

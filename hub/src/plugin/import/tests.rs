@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
-use super::paper::{self, ReportContext};
+use super::report::{self, ReportContext};
 use super::rules::{Aim, Bodies, CopyComparison, Import, made};
-use super::wishes::{Copier, Id, Marked, Objects, read};
+use super::annotations::{Copier, Id, Marked, Objects, read};
 use crate::crd::DistributionRule;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
@@ -338,7 +338,7 @@ fn printed(is_hub: bool) -> String {
         copiers: BTreeMap::from([(Copier::Replicator, found)]),
         not_on_hub: if is_hub { BTreeSet::new() } else { BTreeSet::from([id("secrets/platform/ca")]) },
     };
-    paper::text(&import, &around).unwrap()
+    report::text(&import, &around).unwrap()
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn what_is_printed_is_rules_and_no_content() {
     }
     // Nothing that stands in an annotation ends a comment.
     let all = objects(&[("secrets/platform/ca", REPLICATOR, &[("replicate-to", "team-(\nkind: Secret\n")])]);
-    let text = paper::text(&import(&all), &ReportContext::default()).unwrap();
+    let text = report::text(&import(&all), &ReportContext::default()).unwrap();
     assert!(text.lines().all(|line| line.starts_with('#')), "{text}");
 }
 

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::rules::{CopyComparison, Import, ImportedRule};
-use super::wishes::{Copier, Id};
+use super::annotations::{Copier, Id};
 use crate::plugin::wrap::{on_one_line, wrapped};
 
 /// How many names stand in one command, and how many of one thing are listed.

@@ -2,7 +2,7 @@
 use serde_json::Value;
 
 use super::limit::is_name;
-use super::seen::text;
+use super::observed_json::text;
 
 /// What every part of the hub's chart carries, as it stands in a query.
 const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fcomponent%3Dhub";
