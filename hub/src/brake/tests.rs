@@ -319,19 +319,19 @@ impl World {
                 for copy in surplus.iter().filter(|(_, source)| !assignment.must_stay(source)) {
                     held.remove(*copy);
                 }
-                let strays: BTreeSet<_> =
+                let orphaned_intents: BTreeSet<_> =
                     surplus.iter().filter(|(_, s)| assignment.is_unjudged(s)).map(|(_, s)| s.clone()).collect();
                 self.overwrite(uid, cluster, permit);
-                match strays.is_empty() {
+                match orphaned_intents.is_empty() {
                     true => Effect::default(),
-                    false => self.index.strays(uid, cluster, strays),
+                    false => self.index.orphaned_intents(uid, cluster, orphaned_intents),
                 }
             }
             Directive::Unwanted(_) => {
                 own.iter().for_each(|copy| _ = held.remove(copy));
                 Effect::default()
             }
-            Directive::RemovalBlocked if !own.is_empty() => self.index.stray_cluster(uid, cluster),
+            Directive::RemovalBlocked if !own.is_empty() => self.index.orphaned_cluster(uid, cluster),
             Directive::Suspended(_)
             | Directive::Cordoned(_)
             | Directive::AwaitingWave(_)

@@ -36,7 +36,7 @@ impl RuleEntry {
     }
 
     /// What would go where a cluster holds an intent that it should not have; `None` if it should, or nobody can tell.
-    pub(super) fn stray(&self, cluster: &ClusterName, intent: &SourceRef) -> Option<Item> {
+    pub(super) fn orphaned_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> Option<Item> {
         let assignment = self.assignment(cluster)?;
         let (source, sent) = (intent.plain(), assignment.terms.grants_kind(&intent.resource));
         if assignment.is_unknown(intent) || (sent && assignment.plan.wants(intent)) {
@@ -179,7 +179,7 @@ mod tests {
     use crate::plan::Rule;
 
     /// What would go where a cluster holds the one source under another name.
-    fn stray(transform: &serde_json::Value, name: &str) -> Option<Item> {
+    fn orphaned_intent(transform: &serde_json::Value, name: &str) -> Option<Item> {
         let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
             "metadata": {"name": "r", "uid": "r", "generation": 1},
@@ -197,17 +197,17 @@ mod tests {
         let payload = runnel_proto::model::Payload::encode(runnel_proto::model::Content::default().to_bytes());
         let content = crate::plan::SourceContent::new(runnel_proto::model::Revision([7; 16]), payload);
         index.set_source(app.clone(), [].into(), Some(crate::plan::SourceState::Read(Arc::new(content))));
-        index.rule(&"r".into()).unwrap().stray(&cluster, &app.as_copy(name))
+        index.rule(&"r".into()).unwrap().orphaned_intent(&cluster, &app.as_copy(name))
     }
 
     #[test]
     fn an_earlier_version_is_no_removal_and_an_earlier_name_is_one() {
         let versions = json!({"versionedName": {"keep": 3}});
-        assert_eq!(stray(&versions, "app-0123456789"), None);
-        assert!(matches!(stray(&json!({"name": "else"}), "app-0123456789"), Some(Item::Name(_))));
+        assert_eq!(orphaned_intent(&versions, "app-0123456789"), None);
+        assert!(matches!(orphaned_intent(&json!({"name": "else"}), "app-0123456789"), Some(Item::Name(_))));
         // What was called otherwise before versions were kept.
         for former in ["app", "app-settings", "app-012345678", "app-012345678X"] {
-            assert!(matches!(stray(&versions, former), Some(Item::Name(_))), "{former}");
+            assert!(matches!(orphaned_intent(&versions, former), Some(Item::Name(_))), "{former}");
         }
     }
 }

@@ -24,7 +24,7 @@ mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
 mod sources;
-mod strays;
+mod orphaned_intents;
 mod suppose;
 #[cfg(test)]
 mod tests;

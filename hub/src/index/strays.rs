@@ -8,7 +8,7 @@ use crate::brake::{Cause, Item};
 
 impl Index {
     /// An agent holds these of a rule that does not want them, and nobody has judged that.
-    pub fn strays(&mut self, uid: &RuleUid, cluster: &ClusterName, sources: BTreeSet<SourceRef>) -> Effect {
+    pub fn orphaned_intents(&mut self, uid: &RuleUid, cluster: &ClusterName, sources: BTreeSet<SourceRef>) -> Effect {
         let mut effect = Effect::default();
         // Of a place that nobody watches any more the hub cannot tell.
         let known = |source: &SourceRef| {
@@ -28,7 +28,7 @@ impl Index {
         let carried = entry.brake.was_awaited(cluster);
         let mut room = entry.brake.room();
         for (intent, cause) in causes {
-            let Some(item) = entry.stray(cluster, &intent).filter(|item| entry.brake.is_news(item)) else { continue };
+            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.brake.is_news(item)) else { continue };
             if cause == Cause::Missed {
                 // What does not fit stays where it is, until there is room for it.
                 let Some(left) = room.checked_sub(1) else { continue };
@@ -41,7 +41,7 @@ impl Index {
     }
 
     /// A cluster holds copies of a rule that does not choose it, and nobody has judged that.
-    pub fn stray_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
+    pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
         let takes_part = self.clusters.get(cluster).is_some_and(Cluster::takes_part);
         if let Some(entry) = self.rules.get_mut(uid)

@@ -298,7 +298,7 @@ impl Running {
             self.hub_state.dirty_members.add([cluster.clone()]);
         }
         for uid in unchosen.into_iter().filter(|uid| self.live.session.lock().holds(uid)) {
-            self.hub_state.change(|index| index.stray_cluster(uid, cluster));
+            self.hub_state.change(|index| index.orphaned_cluster(uid, cluster));
         }
     }
 

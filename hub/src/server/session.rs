@@ -301,17 +301,17 @@ impl Running {
 
     /// Has judged what the agent holds and nobody wants. Whatever may go is said with the next update.
     pub(super) fn ask_brake(&self) {
-        let strays = self.live.session.lock().take_strays();
-        if strays.is_empty() {
+        let orphaned_intents = self.live.session.lock().take_orphaned_intents();
+        if orphaned_intents.is_empty() {
             return;
         }
         let cluster = &self.identity.cluster;
         self.hub_state.change(|index| {
             let mut effect = Effect::default();
-            for (uid, sources) in strays {
+            for (uid, sources) in orphaned_intents {
                 effect.merge(match sources.is_empty() {
-                    true => index.stray_cluster(&uid, cluster),
-                    false => index.strays(&uid, cluster, sources),
+                    true => index.orphaned_cluster(&uid, cluster),
+                    false => index.orphaned_intents(&uid, cluster, sources),
                 });
             }
             effect

@@ -111,7 +111,7 @@ pub struct Session {
     /// Rules that the agent holds and said in vain.
     left_out_rules: usize,
     /// What the agent holds, is not wanted, and nobody has judged yet; no sources: the whole rule.
-    strays: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
+    orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     unacked: BTreeSet<u64>,
     /// The protocol that is spoken.
     protocol: Spoken,
@@ -212,8 +212,8 @@ impl Session {
 
     /// What the agent holds, is not wanted, and was not judged: whether it may go is for the brake to say. No sources:
     /// whatever the agent holds of the rule.
-    pub fn take_strays(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
-        std::mem::take(&mut self.strays)
+    pub fn take_orphaned_intents(&mut self) -> BTreeMap<RuleUid, BTreeSet<SourceRef>> {
+        std::mem::take(&mut self.orphaned_intents)
     }
 
     /// The next batch, if there is something to say and room in the window.
@@ -335,11 +335,11 @@ impl Session {
             Directive::Suspended(assignment) if self.rules.contains_key(uid) => {
                 self.say_terms(uid, assignment);
                 self.take_back(uid);
-                self.strays.entry(uid.clone()).or_default();
+                self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::RemovalBlocked if self.rules.contains_key(uid) => {
                 self.rest(uid);
-                self.strays.entry(uid.clone()).or_default();
+                self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::Suspended(_) | Directive::RemovalBlocked => {}
             Directive::Unwanted(policy) => self.unwanted(uid, *policy),
@@ -399,9 +399,9 @@ impl Session {
         }
         held.items = step.items;
         held.former &= !held.items.are_exact();
-        let strays = held.items.unjudged(assignment);
-        if !strays.is_empty() {
-            self.strays.entry(uid.clone()).or_default().extend(strays);
+        let orphaned_intents = held.items.unjudged(assignment);
+        if !orphaned_intents.is_empty() {
+            self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
         }
         let policy = assignment.terms.deletion_policy;
         for (source, content) in step.upserts {

@@ -49,9 +49,9 @@ impl Session {
             return;
         }
         held.items = Items::Pairs(kept);
-        let strays = held.items.unjudged(assignment);
-        if !strays.is_empty() {
-            self.strays.entry(uid.clone()).or_default().extend(strays);
+        let orphaned_intents = held.items.unjudged(assignment);
+        if !orphaned_intents.is_empty() {
+            self.orphaned_intents.entry(uid.clone()).or_default().extend(orphaned_intents);
         }
         for source in gone {
             self.unsent.remove(uid, source, assignment.terms.deletion_policy);

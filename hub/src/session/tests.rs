@@ -307,7 +307,7 @@ fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
     session.want(&"r1".into(), vec![source(1)]);
     session.update([("r2".into(), Directive::Unclaimed)]);
     agent.drain(&mut session);
-    assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_strays().is_empty());
+    assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_orphaned_intents().is_empty());
 }
 
 #[test]

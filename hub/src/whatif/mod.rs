@@ -121,14 +121,14 @@ impl Scene {
             let Some(assignment) = self.index.rule(&self.uid).and_then(|entry| entry.assignment(cluster)) else {
                 continue;
             };
-            let strays: BTreeSet<_> = former
+            let orphaned_intents: BTreeSet<_> = former
                 .intents()
                 .map(|(source, _)| source)
                 .filter(|source| assignment.content(source).is_none())
                 .collect();
             // An agent would say that it holds these.
-            if holdings(&self.uid, cluster).is_some() && !strays.is_empty() {
-                self.index.strays(&self.uid, cluster, strays.into_iter().cloned().collect());
+            if holdings(&self.uid, cluster).is_some() && !orphaned_intents.is_empty() {
+                self.index.orphaned_intents(&self.uid, cluster, orphaned_intents.into_iter().cloned().collect());
             }
         }
         self.index.judge(&self.uid, holdings, now);

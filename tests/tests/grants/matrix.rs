@@ -169,10 +169,10 @@ impl Member {
         let (uid, name) = (RuleUid::from("r"), ClusterName::from(self.cluster.name));
         for _ in 0..2 {
             self.take_in(index);
-            for (_, sources) in self.session.take_strays() {
+            for (_, sources) in self.session.take_orphaned_intents() {
                 let effect = match sources.is_empty() {
-                    true => index.stray_cluster(&uid, &name),
-                    false => index.strays(&uid, &name, sources),
+                    true => index.orphaned_cluster(&uid, &name),
+                    false => index.orphaned_intents(&uid, &name, sources),
                 };
                 judge(index, effect);
             }

@@ -231,7 +231,7 @@ fn member_that_invents_sources_holds_up_no_other_rule() {
     let (uid, other) = (RuleUid::from("r0"), RuleUid::from("r1"));
     let invented: BTreeSet<_> =
         (0..100_000).map(|number| SourceRef::new("configmaps", "a", &format!("x{number}"))).collect();
-    let effect = world.index.strays(&uid, &cluster_name(4), invented);
+    let effect = world.index.orphaned_intents(&uid, &cluster_name(4), invented);
     world.judge(effect);
     assert!(world.copies_held(&uid).is_some());
     assert!(world.index.rule(&uid).unwrap().brake.held().len() <= 20_000);

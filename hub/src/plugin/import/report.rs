@@ -42,9 +42,9 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
         order(&mut out, import, around);
     }
     list(&mut out, "Not carried over:", import.left.iter().map(|(of, why)| format!("{of}: {why}")));
-    let strays =
-        import.strays.iter().map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
-    list(&mut out, "Copies that no rule takes over:", strays);
+    let orphaned_intents =
+        import.orphaned_intents.iter().map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
+    list(&mut out, "Copies that no rule takes over:", orphaned_intents);
     for made in &import.rules {
         out.push_str("---\n");
         about(&mut out, made);

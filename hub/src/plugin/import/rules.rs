@@ -59,7 +59,7 @@ pub struct Import {
     /// What no rule does: of which object, and why.
     pub left: Vec<(Id, String)>,
     /// Copies of the old copiers that no rule takes over.
-    pub strays: BTreeSet<Id>,
+    pub orphaned_intents: BTreeSet<Id>,
     /// The objects that carry marks of the old copiers, with these marks.
     pub marks: BTreeMap<Id, BTreeSet<String>>,
 }
@@ -119,8 +119,8 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
     }
     let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
     let is_stray = |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
-    let strays: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
-    import.strays = strays;
+    let orphaned_intents: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
+    import.orphaned_intents = orphaned_intents;
     for (id, marked) in objects {
         let marks: BTreeSet<String> = marked.marks().map(str::to_owned).collect();
         let concerned = covered.contains(id) || import.rules.iter().any(|made| made.sources.contains(id));

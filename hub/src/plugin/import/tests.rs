@@ -268,7 +268,7 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
     assert_eq!(specs[1]["deletionPolicy"], "Retain");
     assert_eq!(import.rules[0].copies[&id("secrets/team-a/ca")], CopyComparison::Equal);
     assert_eq!(import.rules[0].copies[&id("secrets/team-b/ca")], CopyComparison::Absent);
-    assert_eq!(import.strays, BTreeSet::from([id("secrets/team-b/old")]));
+    assert_eq!(import.orphaned_intents, BTreeSet::from([id("secrets/team-b/old")]));
     assert_eq!(import.marks.len(), 4, "{:?}", import.marks);
 }
 
