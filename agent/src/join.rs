@@ -215,7 +215,7 @@ async fn call(
     let endpoint = endpoint(address).map_err(|error| passing(&error))?;
     let attempt = async {
         let channel = endpoint.connect_with_connector(Connector::new(config)).await;
-        let channel = channel.map_err(|error| Failed::Passing(whole(&error)))?;
+        let channel = channel.map_err(|error| Failed::Passing(error_chain(&error)))?;
         let response = RunnelClient::new(channel).join(request).await;
         response.map(tonic::Response::into_inner).map_err(|status| refusal(&status))
     };
@@ -266,7 +266,7 @@ pub fn certificate(
 }
 
 /// An error with its causes, in one line: tonic's own text is only "transport error".
-pub fn whole(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 
 use crate::backoff::{Backoff, CONNECT, Jitter};
 use crate::fence::Fence;
-use crate::join::whole;
+use crate::join::error_chain;
 use crate::lease::WriteRight;
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
@@ -378,7 +378,7 @@ async fn channel(identity: &Identity, address: &str) -> Result<Connected, Ended>
     let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
     let meter = connector.meter();
     let channel = endpoint.connect_with_connector(connector).await;
-    channel.map(|channel| Connected { channel, meter }).map_err(|error| Ended::Failed(whole(&error)))
+    channel.map(|channel| Connected { channel, meter }).map_err(|error| Ended::Failed(error_chain(&error)))
 }
 
 fn client(channel: Channel) -> RunnelClient<Channel> {

@@ -126,11 +126,11 @@ async fn active(
     let mut jitter = Jitter::new(seed()?);
     let mut other = Jitter::new(seed()?);
     let ((cluster_uid, kubernetes_version), ready) = tokio::join!(
-        patiently("read this cluster's uid", &mut other, || cluster(&settings.client)),
+        retry_until_ok("read this cluster's uid", &mut other, || cluster(&settings.client)),
         acquired(right.clone(), ready)
     );
     let store = Store::new(settings.client.clone(), &settings.namespace);
-    let stored = patiently("read its identity", &mut jitter, || store.identity()).await;
+    let stored = retry_until_ok("read its identity", &mut jitter, || store.identity()).await;
     let identity = match stored {
         Some(identity) if identity.certificate.is_some() => identity,
         stored => {
@@ -138,11 +138,11 @@ async fn active(
             join::join(&store, settings.join_file.as_deref(), string, stored, &mut jitter).await?
         }
     };
-    let remembered = patiently("read what it remembers", &mut jitter, || store.history_token()).await;
+    let remembered = retry_until_ok("read what it remembers", &mut jitter, || store.history_token()).await;
     let history_token = HistoryTokenStore::new(store.clone(), remembered);
-    let (hub_cluster_uid, terms) = patiently("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
+    let (hub_cluster_uid, terms) = retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let keep = Keep::new(settings.client.clone(), &settings.namespace);
-    let previous = patiently("read what it keeps", &mut jitter, || keep.all()).await;
+    let previous = retry_until_ok("read what it keeps", &mut jitter, || keep.all()).await;
     let setup = Setup {
         home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
         hello: Hello {
@@ -263,7 +263,7 @@ fn task(drain: CancellationToken, part: impl Future<Output = ()> + Send + 'stati
 }
 
 /// Asks until there is an answer, and says what it waits for.
-async fn patiently<T, F, Fut>(what: &str, jitter: &mut Jitter, call: F) -> T
+async fn retry_until_ok<T, F, Fut>(what: &str, jitter: &mut Jitter, call: F) -> T
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<T, CallError>>,

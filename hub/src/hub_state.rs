@@ -217,7 +217,7 @@ impl HubState {
         if !self.rounds.have_all(own.chain(places)) {
             return false;
         }
-        self.change_quietly(Index::begin_to_judge);
+        self.change_quietly(Index::reset_removal_guards);
         self.ready.send_replace(Some(Instant::now()));
         // What is being deleted is judged anew.
         let rules = self.index.read().rules().map(|(uid, _)| uid.clone()).collect();

@@ -163,7 +163,7 @@ fn index() -> Index {
         let body = SourceContent::new(Revision([1; 16]), Payload::encode(content().to_bytes()));
         index.set_source(source(number), BTreeMap::new(), Some(SourceState::Read(Arc::new(body))));
     }
-    index.begin_to_judge();
+    index.reset_removal_guards();
     index
 }
 

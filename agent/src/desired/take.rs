@@ -59,7 +59,7 @@ impl Desired {
             self.note_tombstones(&uid, &sources, records);
             for tombstone in tombstones {
                 let key = IntentKey { rule: uid.clone(), source: tombstone.source };
-                self.bury(&key, tombstone.deletion_policy, records, &mut taken);
+                self.keep_for_removal(&key, tombstone.deletion_policy, records, &mut taken);
             }
             if let Some(policy) = removal {
                 self.remove(&uid, policy, records, &mut taken);
@@ -266,7 +266,7 @@ impl Desired {
     }
 
     /// Forgets an intent and orders its copies to go.
-    fn bury(&mut self, key: &IntentKey, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
+    fn keep_for_removal(&mut self, key: &IntentKey, policy: DeletionPolicy, records: &Records, taken: &mut Taken) {
         let mut copies: BTreeSet<_> = self.copies(key).into_iter().collect();
         self.set_held(key, None);
         for copy in &copies {
@@ -306,7 +306,7 @@ impl Desired {
             rule.travel = Travel::Plain;
         }
         for key in keys {
-            self.bury(&key, policy, records, taken);
+            self.keep_for_removal(&key, policy, records, taken);
         }
         taken.looks.extend(orders);
         if !has_twins {

@@ -5,7 +5,7 @@ use runnel_proto::REASON_METADATA;
 use tonic::{Code, Status};
 
 use super::handover::Second;
-use crate::join::whole;
+use crate::join::error_chain;
 
 /// Why a stream ended.
 pub(super) enum Ended {
@@ -33,7 +33,7 @@ pub(super) fn early(status: &Status) -> Ended {
         Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal if status.message().contains("error") => {
             let text = "the hub ended the connection before it said anything: it may not accept this agent's certificate; \
                         see the hub's log, and whether the MemberCluster is there and accepted";
-            Ended::Failed(format!("{text} ({})", whole(status)))
+            Ended::Failed(format!("{text} ({})", error_chain(status)))
         }
         _ => refused(status),
     }

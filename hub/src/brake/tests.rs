@@ -385,7 +385,7 @@ impl World {
             let rule = self.rule(&uid);
             self.index.set_rule(rule);
         }
-        self.index.begin_to_judge();
+        self.index.reset_removal_guards();
         // A new process knows what is held, not what went a moment ago.
         self.spent.clear();
         self.spent_takeovers.clear();

@@ -95,7 +95,7 @@ impl Index {
 
     /// Forgets what was judged, and who was let in: from now on this process decides, and rules' statuses say what is held
     /// and how far rollouts have come.
-    pub fn begin_to_judge(&mut self) {
+    pub fn reset_removal_guards(&mut self) {
         self.deletions.clear();
         self.undated_deletions = 0;
         self.doubt_unrendered();
@@ -320,12 +320,12 @@ impl Index {
         self.rules.values().filter(|other| other.rule.removal.deleted_at.is_some_and(near)).count()
     }
 
-    pub(super) fn was_deleted(&mut self, now: Instant) {
+    pub(super) fn record_deletion(&mut self, now: Instant) {
         self.deletions.push_back(now);
     }
 
     /// Something was deleted, or is refused from now on, and is judged next.
-    pub(super) fn goes_by_order(&mut self) {
+    pub(super) fn record_deliberate_removal(&mut self) {
         self.undated_deletions += 1;
     }
 }

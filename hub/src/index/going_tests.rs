@@ -41,7 +41,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     index.set_cluster("eu-1".into(), Cluster { uid: "c".to_owned(), accepted: true, ..Cluster::default() });
     index.set_source(SourceRef::new("configmaps", "team", "s"), BTreeMap::new(), None);
     index.set_rule(rule(uid, false));
-    index.begin_to_judge();
+    index.reset_removal_guards();
     happens(&mut index);
     index.set_rule(rule(uid, true));
     let holds =

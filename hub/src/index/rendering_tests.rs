@@ -451,7 +451,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     index.observe(&source(false, 0), 1, labels(0));
     let effect = index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
     assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Wanted(_)));
-    index.begin_to_judge();
+    index.reset_removal_guards();
     assert!(matches!(directive(&index), Directive::Unknown), "agents may have the newer content of another leader");
     assert!(take(&mut index).clusters.contains(&"c0".into()));
     assert!(matches!(directive(&index), Directive::Wanted(assignment) if assignment.plan.intents.len() == 1));
@@ -459,7 +459,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     index.observe(&source(false, 0), 2, labels(0));
     index.read(&source(false, 0), 2, labels(0), content("in ${cluster.name}"));
     let job = index.render_job(&"r".into()).unwrap();
-    index.begin_to_judge();
+    index.reset_removal_guards();
     let effect = index.take_rendered(&mut job.run());
     assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Unknown));
     take(&mut index);

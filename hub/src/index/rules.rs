@@ -35,7 +35,7 @@ impl Index {
         let uid = rule.uid.clone();
         let former = self.unregister(&uid);
         if rule.deleting && former.as_ref().is_none_or(|former| !former.rule.deleting) {
-            self.goes_by_order();
+            self.record_deliberate_removal();
         }
         let target_clusters = self.target_clusters(&rule);
         if let Some(former) = &former {

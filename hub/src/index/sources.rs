@@ -51,7 +51,7 @@ impl Index {
             (None, known) => known.unwrap_or(SourceState::Unread),
         };
         if was_sent && matches!(body, SourceState::Refused(_)) {
-            self.goes_by_order();
+            self.record_deliberate_removal();
         }
         let mut effect = Effect::default();
         for uid in self.touched(&source, &labels) {
@@ -99,7 +99,7 @@ impl Index {
             self.labels.release(&source);
             let labels = self.sources.remove(&source).map(|known| known.labels).unwrap_or_default();
             if self.selected_by.contains_key(&source) {
-                self.was_deleted(now);
+                self.record_deletion(now);
             }
             for uid in self.touched(&source, &labels) {
                 self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);

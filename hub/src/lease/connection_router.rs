@@ -107,7 +107,7 @@ impl ConnectionRouter {
                             complained = Some(Instant::now());
                         }
                     }
-                    Err(error) => complain(&error).await,
+                    Err(error) => log_accept_error(&error).await,
                 },
                 accepted = accept(self.replicas.as_ref()) => match accepted {
                     Ok((tcp, _)) if self.hub_state.leads() && arrivals.len() < ARRIVALS => {
@@ -118,7 +118,7 @@ impl ConnectionRouter {
                         tracing::debug!(peer = %from, "too many connections on the port for replicas: one is closed");
                     }
                     Ok((_, from)) => tracing::debug!(peer = %from, "a replica passed a connection on to one that does not lead"),
-                    Err(error) => complain(&error).await,
+                    Err(error) => log_accept_error(&error).await,
                 },
             }
         }
@@ -145,7 +145,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<Incoming> {
     }
 }
 
-async fn complain(error: &io::Error) {
+async fn log_accept_error(error: &io::Error) {
     // The peer hung up before it was accepted: nothing is wrong here.
     if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
         return;

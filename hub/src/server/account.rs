@@ -261,14 +261,14 @@ impl Running {
         }
         // What was permitted and waits all the same: of what is to be overwritten, and of what is to go.
         let takeovers = state.takeovers.filter(|_| state.counts.under_way() == 0);
-        if takeovers.is_some_and(|asked| session.has_used_up(&state.uid, asked.digest)) {
+        if takeovers.is_some_and(|asked| session.approval_consumed(&state.uid, asked.digest)) {
             again.insert((state.uid.clone(), Matter::Takeovers));
         }
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
-        if waits.is_some_and(|asked| session.has_used_up_let_go(&state.uid, asked)) {
+        if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
             again.insert((state.uid.clone(), Matter::GivenUp));
         }
-        if session.waits_to_go(&state.uid, waits) {
+        if session.pending_prune_changed(&state.uid, waits) {
             lapsed.push(state.uid.clone());
         }
         true

@@ -134,7 +134,7 @@ impl Running {
 
     async fn next(&mut self) -> Option<Result<HubFrame, Status>> {
         loop {
-            self.heed();
+            self.check_admission();
             self.note_kept_back();
             self.fill();
             if let Some(frame) = self.out.pop_front() {
@@ -215,7 +215,7 @@ impl Running {
 
     /// A session that has much to say looks up before each frame: a revocation, an expiry, or the end of the right to
     /// lead comes first. It looks at the clock itself, as the process may have been paused.
-    fn heed(&mut self) {
+    fn check_admission(&mut self) {
         if !self.leads() || self.ending.is_some() {
             return;
         }

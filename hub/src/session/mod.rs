@@ -290,7 +290,7 @@ impl Session {
             if !is_whole {
                 return true;
             }
-            self.permit_at_last(&uid);
+            self.flush_approval(&uid);
             items += count;
         }
         false

@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// The last content that waited for the agent has been taken out.
-    pub(super) fn permit_at_last(&mut self, uid: &RuleUid) {
+    pub(super) fn flush_approval(&mut self, uid: &RuleUid) {
         let Some(held) = self.rules.get(uid) else { return };
         if let Some(Directive::Wanted(assignment)) = &held.directive
             && !assignment.is_growing()
@@ -163,7 +163,7 @@ impl Session {
     /// The agent says what waits in namespaces given up. What was named before and is not that is good for nothing there.
     /// Returns whether that is what waits now, so that it must be said again if it still may go. So must be what was said
     /// when something else waited: the agent did not heed it.
-    pub fn waits_to_go(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
+    pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
         let Some(held) = self.rules.get_mut(uid) else { return false };
         let (permit, before) = (held.permit, std::mem::replace(&mut held.waits, waits));
         if held.let_go.is_some() && held.let_go != waits {
@@ -184,14 +184,14 @@ impl Session {
 
     /// The agent asks for exactly what it was told that it may overwrite, and has taken that in before: it has used that up,
     /// or does not keep to it any more. It is told of nothing until that is judged anew.
-    pub fn has_used_up(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
+    pub fn approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
         let held = self.rules.get_mut(uid);
         held.is_some_and(|held| is_used_up(&mut held.permit, &mut held.permit_sent, asked, &self.unacked))
     }
 
     /// The same of what may go of what is in namespaces given up. Before the end of the snapshot an agent may only keep in
     /// mind what is named.
-    pub fn has_used_up_let_go(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
+    pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
         let held = self.rules.get_mut(uid).filter(|_| self.knows_end);
         held.is_some_and(|held| is_used_up(&mut held.let_go, &mut held.let_go_sent, asked, &self.unacked))
     }

@@ -681,19 +681,19 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
     for (name, directive) in
         [(1, Directive::Wanted(assignment(false, Some(1)))), (2, Directive::Cordoned(assignment(false, Some(2))))]
     {
-        assert!(!session.waits_to_go(&uid, Some(digest(name))));
+        assert!(!session.pending_prune_changed(&uid, Some(digest(name))));
         session.update([(uid.clone(), directive.clone())]);
         assert_eq!(said(&mut session).len(), 1);
         session.update([(uid.clone(), directive)]);
         assert!(said(&mut session).is_empty(), "it is said once");
     }
     // The agent asks for that still; for something else; and for that again, which nobody has taken back.
-    assert!(!session.waits_to_go(&uid, Some(digest(2))));
-    assert!(!session.waits_to_go(&uid, Some(digest(3))));
-    assert!(session.waits_to_go(&uid, Some(digest(2))));
+    assert!(!session.pending_prune_changed(&uid, Some(digest(2))));
+    assert!(!session.pending_prune_changed(&uid, Some(digest(3))));
+    assert!(session.pending_prune_changed(&uid, Some(digest(2))));
     session.update([(uid.clone(), Directive::Cordoned(assignment(false, Some(2))))]);
     assert_eq!(said(&mut session), [digest(2)]);
-    assert!(!session.waits_to_go(&uid, None) && !session.waits_to_go(&uid, Some(digest(4))));
+    assert!(!session.pending_prune_changed(&uid, None) && !session.pending_prune_changed(&uid, Some(digest(4))));
     // Taken back before it was said.
     session.update([(uid.clone(), Directive::Wanted(assignment(false, Some(4))))]);
     session.update([(uid.clone(), Directive::Wanted(assignment(false, None)))]);
@@ -724,10 +724,10 @@ fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the
         session.hello_done();
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(said(&mut session), [digest(1)]);
-        assert_eq!(session.waits_to_go(&uid, Some(digest(1))), again, "{first:?}");
+        assert_eq!(session.pending_prune_changed(&uid, Some(digest(1))), again, "{first:?}");
         session.update([(uid.clone(), Directive::Wanted(letting(1)))]);
         assert_eq!(said(&mut session).len(), usize::from(again));
-        assert!(!session.waits_to_go(&uid, Some(digest(1))), "{first:?}");
+        assert!(!session.pending_prune_changed(&uid, Some(digest(1))), "{first:?}");
     }
 }
 
@@ -806,19 +806,19 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
     session.update([("r".into(), Directive::Wanted(assignment.clone()))]);
     agent.drain(&mut session);
     session.update([("r".into(), Directive::Wanted(permitting(1)))]);
-    assert!(!session.has_used_up(&"r".into(), digest(1)), "it was not said yet");
+    assert!(!session.approval_consumed(&"r".into(), digest(1)), "it was not said yet");
     let batch = session.next_batch().unwrap();
-    assert!(!session.has_used_up(&"r".into(), digest(1)), "what the agent says now it said before it heard");
+    assert!(!session.approval_consumed(&"r".into(), digest(1)), "what the agent says now it said before it heard");
     agent.take(&batch);
     session.ack(batch.nonce);
-    assert!(!session.has_used_up(&"r".into(), digest(2)), "that is another set, and judged as such");
-    assert!(session.has_used_up(&"r".into(), digest(1)));
-    assert!(!session.has_used_up(&"r".into(), digest(1)), "once");
+    assert!(!session.approval_consumed(&"r".into(), digest(2)), "that is another set, and judged as such");
+    assert!(session.approval_consumed(&"r".into(), digest(1)));
+    assert!(!session.approval_consumed(&"r".into(), digest(1)), "once");
     // It was judged, and passed again.
     session.update([("r".into(), Directive::Wanted(permitting(1)))]);
     let batch = session.next_batch().unwrap();
     assert_eq!(batch.rules[0].overwrite, Some(digest(1)));
-    assert!(!session.has_used_up(&"r".into(), digest(1)));
+    assert!(!session.approval_consumed(&"r".into(), digest(1)));
 }
 
 #[test]
@@ -834,21 +834,21 @@ fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_th
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
-    assert!(!session.has_used_up_let_go(&uid, digest(1)));
+    assert!(!session.prune_approval_consumed(&uid, digest(1)));
     assert!(session.take_snapshot_end().is_some());
-    assert!(!session.has_used_up_let_go(&uid, digest(1)), "that end may be under way");
+    assert!(!session.prune_approval_consumed(&uid, digest(1)), "that end may be under way");
     session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
     let batch = session.next_batch().unwrap();
-    assert!(!session.has_used_up_let_go(&uid, digest(2)), "what the agent says now it said before it heard");
+    assert!(!session.prune_approval_consumed(&uid, digest(2)), "what the agent says now it said before it heard");
     session.ack(batch.nonce);
-    assert!(!session.has_used_up_let_go(&uid, digest(1)), "that is another set, and judged as such");
-    assert!(!session.has_used_up(&uid, digest(2)), "and another matter");
-    assert!(session.has_used_up_let_go(&uid, digest(2)));
-    assert!(!session.has_used_up_let_go(&uid, digest(2)), "once");
+    assert!(!session.prune_approval_consumed(&uid, digest(1)), "that is another set, and judged as such");
+    assert!(!session.approval_consumed(&uid, digest(2)), "and another matter");
+    assert!(session.prune_approval_consumed(&uid, digest(2)));
+    assert!(!session.prune_approval_consumed(&uid, digest(2)), "once");
     // It was judged, and passed again.
     session.update([(uid.clone(), Directive::Wanted(letting(2)))]);
     assert_eq!(session.next_batch().unwrap().rules[0].let_go, Some(digest(2)));
-    assert!(!session.has_used_up_let_go(&uid, digest(2)));
+    assert!(!session.prune_approval_consumed(&uid, digest(2)));
 }
 
 #[test]

@@ -175,12 +175,12 @@ impl<T: Clone + 'static> Into<T> {
                 }
             }
             Ok(Event::Delete(object)) => hub_state.change(|index| (self.one)(index, &object.name(), None)),
-            Err(error) => return self.complain(&error, patience, hub_state, round),
+            Err(error) => return self.log_watch_error(&error, patience, hub_state, round),
         }
         false
     }
 
-    fn complain(
+    fn log_watch_error(
         &self,
         error: &kube::runtime::watcher::Error,
         patience: &mut Patience,

@@ -95,12 +95,12 @@ pub async fn watch_rules<K: RuleKind>(
                     forget(&uid.into(), &hub_state, &object_cache);
                 }
             }
-            Err(error) => complain::<K>(&error),
+            Err(error) => log_watch_error::<K>(&error),
         }
     }
 }
 
-fn complain<K: RuleKind>(error: &kube::runtime::watcher::Error) {
+fn log_watch_error<K: RuleKind>(error: &kube::runtime::watcher::Error) {
     let resource = K::plural(&());
     match refusal(error, "give the hub get, list and watch on it") {
         Some(why) => tracing::error!(

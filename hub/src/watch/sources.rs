@@ -170,7 +170,7 @@ impl SourceWatch {
                     self.mark_deleted(&source);
                 }
             }
-            Err(error) => return self.complain(&error),
+            Err(error) => return self.log_watch_error(&error),
         }
         WatchActivity::Something
     }
@@ -211,7 +211,7 @@ impl SourceWatch {
         self.hub_state.deadline_changed.notify_one();
     }
 
-    fn complain(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
+    fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
         let resource = self.kind.resource;
         match refusal(error, &missing_right(&self.place)) {
             Some(why) if !self.is_believed() => {
