@@ -2,9 +2,9 @@
 mod addresses;
 mod ended;
 mod handover;
+mod history_token;
 mod renew;
 mod trust;
-mod history_token;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

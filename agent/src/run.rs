@@ -229,7 +229,8 @@ fn tasks(
         drain: drain.clone(),
     };
     let fence = Fence::default();
-    let mut link = Link { identity, store, jitter, metrics, join_file, events: link_events, fence, history_token, right };
+    let mut link =
+        Link { identity, store, jitter, metrics, join_file, events: link_events, fence, history_token, right };
     tasks.push((
         "link",
         Box::pin(async move {

@@ -14,6 +14,7 @@ mod going_tests;
 mod grants;
 mod labels;
 mod observed_versions;
+mod orphaned_intents;
 mod places;
 mod readers;
 mod rendering;
@@ -24,7 +25,6 @@ mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
 mod sources;
-mod orphaned_intents;
 mod suppose;
 #[cfg(test)]
 mod tests;

@@ -301,6 +301,6 @@ fn is_about_object(status: &kube::core::Status) -> bool {
 
 /// Of the cause only the first line: the others quote the file, which holds credentials.
 fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
-    let cause = hints::whole(cause).lines().next().unwrap_or_default().to_owned();
+    let cause = hints::error_chain(cause).lines().next().unwrap_or_default().to_owned();
     anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
 }

@@ -170,7 +170,7 @@ async fn within_as<M, T>(
     let request = request(asked, &token)?;
     let asked = async {
         let channel = endpoint(address)?.connect_with_connector(connector).await;
-        let channel = channel.map_err(|error| anyhow!("{}", super::hints::whole(&error)))?;
+        let channel = channel.map_err(|error| anyhow!("{}", super::hints::error_chain(&error)))?;
         ask(QueryClient::new(channel), request).await
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;

@@ -3,8 +3,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::diagnose::{Finding, Reachability, Workload, address, workload};
-use super::rights::Right;
 use super::observed_json::{condition, full_name, list, number, text, time};
+use super::rights::Right;
 use super::table::{Tone, age, span};
 
 /// How a check ended.

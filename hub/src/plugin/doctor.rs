@@ -10,9 +10,9 @@ use super::args;
 use super::checks::{self, Check, Level};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
-use super::progress::colours;
 use super::observed_json::text;
-use super::{CommandContext, FAILED, hints, ended, for_machines, look, rights, say};
+use super::progress::colours;
+use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
 use crate::ca::IDENTITY_SECRET;
 use crate::crd;
 
@@ -137,7 +137,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     for address in addresses {
         let reach = match Fingerprint::of_certificate(&certificate) {
             Ok(pin) => look::one(address, pin, &id).await,
-            Err(error) => Reachability::Other(hints::whole(&error)),
+            Err(error) => Reachability::Other(hints::error_chain(&error)),
         };
         seen.push((address.to_owned(), reach));
     }

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::access::Cluster;
 use super::args::ChartValues;
 use super::values::Install;
-use super::{FAILED, IN_VAIN, hints, ended};
+use super::{FAILED, IN_VAIN, ended, hints};
 
 /// The chart and release of the hub.
 pub const HUB: &str = "runnel-hub";

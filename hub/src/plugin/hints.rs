@@ -21,7 +21,7 @@ impl std::fmt::Display for Endpoint {
 /// Why the API server did not do something.
 pub fn call(place: &Endpoint, action: &str, error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else {
-        return format!("cannot {action}: {}", unreachable(place, &whole(error)));
+        return format!("cannot {action}: {}", unreachable(place, &error_chain(error)));
     };
     let said = &status.message;
     match status.code {
@@ -55,7 +55,7 @@ pub fn unreachable(place: &Endpoint, cause: &str) -> String {
 }
 
 /// An error with its causes, in one line.
-pub fn whole(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

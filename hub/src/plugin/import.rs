@@ -3,24 +3,24 @@
 //! Those copiers work inside one cluster. So the cluster that is read is the one where the copies stand, and it is the
 //! member of the rules: the one whose `MemberCluster` carries its uid, or those that `--cluster` names. The rules' sources
 //! are read on the hub. Where hub and member are one, they stand there already; where not, the text says which are missing.
+pub mod annotations;
 mod choice;
 mod labelled;
 mod report;
 mod rules;
 #[cfg(test)]
 mod tests;
-pub mod annotations;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
 
+use self::annotations::{Copier, Id, Marked, Objects, Read};
 use self::choice::Places;
 use self::labelled::ByLabel;
 use self::report::ReportContext;
 use self::rules::{Aim, Bodies};
-use self::annotations::{Copier, Id, Marked, Objects, Read};
 use super::access::Cluster;
 use super::observed_json::{list, text};
 use super::{CommandContext, args, ended, join, limit, look, say, usage};

@@ -6,8 +6,8 @@ use runnel_proto::tls::{ConnectError, Connector, join_config};
 use serde_json::Value;
 
 use super::access::Cluster;
-use super::hints::whole;
 use super::diagnose::{Reachability, Workload, reach_of};
+use super::hints::error_chain;
 use super::observed_json::{list, text};
 
 /// The path of our API group.
@@ -95,6 +95,6 @@ pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reachability {
         Err(_) => Reachability::Silent,
         Ok(Ok(_)) => Reachability::Hub,
         Ok(Err(ConnectError::Tls { source, .. })) => reach_of(&source.to_string(), true),
-        Ok(Err(error)) => reach_of(&whole(&error), false),
+        Ok(Err(error)) => reach_of(&error_chain(&error), false),
     }
 }

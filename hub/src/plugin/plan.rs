@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args::{DryRun, Output, Plan};
+use super::observed_json::{text, tidy};
 use super::planned::{self, Planned};
 use super::progress::colours;
-use super::observed_json::{text, tidy};
 use super::{CommandContext, ask, ended, for_machines, limit, look, say, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.

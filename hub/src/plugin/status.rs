@@ -8,7 +8,7 @@ use super::ask::RuleQuery;
 use super::limit::{self, RuleRef};
 use super::look::{self, API};
 use super::progress::colours;
-use super::{CommandContext, ask, detail, ended, for_machines, note, rules, say, observed_json, usage};
+use super::{CommandContext, ask, detail, ended, for_machines, note, observed_json, rules, say, usage};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {

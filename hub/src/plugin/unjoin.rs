@@ -8,8 +8,8 @@ use super::access::Cluster;
 use super::args;
 use super::helm::Helm;
 use super::join::{forget_agent, hub, member};
-use super::progress::Progress;
 use super::observed_json::{condition, full_name, list, number, text};
+use super::progress::Progress;
 use super::table::age;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 

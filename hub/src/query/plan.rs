@@ -233,7 +233,7 @@ impl Questions {
             let report_store = self.hub_state.report_store.lock();
             report_store.session(&name, Instant::now()).map(|session| session.protocol)
         };
-        let in_doubt = self.hub_state.doubts.lock().of(&name).is_some();
+        let in_doubt = self.hub_state.divergences.lock().of(&name).is_some();
         match protocol {
             None => return received("NotConnected", "not asked: it is not connected", 0, None),
             Some(protocol) if protocol < SUPPOSE_SINCE => {

@@ -8,11 +8,11 @@ pub mod existing;
 pub mod keep;
 pub mod local;
 pub mod narrate;
+pub mod observer;
 pub mod seed;
 pub mod stage;
 pub mod story;
 pub mod undo;
-pub mod history_token;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::narrate::{Narrator, milliseconds};
+use super::observer::Sighting;
 use super::stage::{Clusters, Stage};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS, SOON, State, Story, Want};
-use super::history_token::Sighting;
 
 const BOTH: [&str; 2] = [DEFAULT, LATE];
 const COPIES: [&str; 5] = ["get", "configmaps,secrets", "-A", "-l", "app.kubernetes.io/managed-by=runnel"];

@@ -7,8 +7,8 @@ use futures::future::try_join_all;
 use serde_json::Value;
 
 use super::narrate::Narrator;
+use super::observer::{Observer, Sighting};
 use super::stage::Clusters;
-use super::history_token::{Sighting, Witness};
 use crate::wait::eventually;
 
 /// The namespace of the rule and its sources, on the hub.
@@ -82,9 +82,9 @@ pub struct Story<'a> {
     /// The clusters.
     pub clusters: &'a Clusters,
     /// What is seen on the hub.
-    pub hub: Witness,
+    pub hub: Observer,
     /// What is seen in each member.
-    pub members: Vec<Witness>,
+    pub members: Vec<Observer>,
     /// How long each edit took to be in the last member.
     pub edits: Vec<Duration>,
 }
@@ -100,8 +100,8 @@ impl<'a> Story<'a> {
         let (first, late) = (Some(DEFAULT), Some(LATE));
         let member =
             [("ConfigMap", first), ("Secret", first), ("ConfigMap", late), ("Secret", late), ("Namespace", None)];
-        let hub = Witness::start(&clusters.hub, &hub).await?;
-        let members = try_join_all(clusters.members.iter().map(|cluster| Witness::start(cluster, &member))).await?;
+        let hub = Observer::start(&clusters.hub, &hub).await?;
+        let members = try_join_all(clusters.members.iter().map(|cluster| Observer::start(cluster, &member))).await?;
         Ok(Self { narrator, clusters, hub, members, edits: Vec::new() })
     }
 
@@ -114,7 +114,7 @@ impl<'a> Story<'a> {
     /// Where the record of each member stands now.
     #[must_use]
     pub fn marks(&self) -> Vec<usize> {
-        self.members.iter().map(Witness::mark).collect()
+        self.members.iter().map(Observer::mark).collect()
     }
 
     /// Waits until one member has all of these copies in all of these namespaces, and says how long that took;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
-use super::choice::{self, Choice, Places};
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
+use super::choice::{self, Choice, Places};
 use crate::crd::{LabelExpression, Operator, limits};
 
 /// What a person says of such a copier.

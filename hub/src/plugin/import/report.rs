@@ -2,8 +2,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::rules::{CopyComparison, Import, ImportedRule};
 use super::annotations::{Copier, Id};
+use super::rules::{CopyComparison, Import, ImportedRule};
 use crate::plugin::wrap::{on_one_line, wrapped};
 
 /// How many names stand in one command, and how many of one thing are listed.
@@ -42,8 +42,10 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
         order(&mut out, import, around);
     }
     list(&mut out, "Not carried over:", import.left.iter().map(|(of, why)| format!("{of}: {why}")));
-    let orphaned_intents =
-        import.orphaned_intents.iter().map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
+    let orphaned_intents = import
+        .orphaned_intents
+        .iter()
+        .map(|id| format!("{id}: has a copier's marks, and no rule wants it; it stays as it is"));
     list(&mut out, "Copies that no rule takes over:", orphaned_intents);
     for made in &import.rules {
         out.push_str("---\n");

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
+use super::annotations::{Copier, CopyRequest, Id, Objects, Read};
 use super::choice::{Choice, Places};
 use super::labelled::{self, ByLabel};
-use super::annotations::{Copier, CopyRequest, Id, Objects, Read};
 use crate::crd::{GROUP, VERSION, limits};
 
 /// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
@@ -118,7 +118,8 @@ pub fn made(mut read: Read, objects: &Objects, places: &Places, bodies: &Bodies,
         }
     }
     let covered: BTreeSet<&Id> = import.rules.iter().flat_map(|made| made.copies.keys()).collect();
-    let is_stray = |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
+    let is_stray =
+        |(id, marked): &(&Id, &super::annotations::Marked)| marked.copy_of().is_some() && !covered.contains(id);
     let orphaned_intents: BTreeSet<Id> = objects.iter().filter(is_stray).map(|(id, _)| id.clone()).collect();
     import.orphaned_intents = orphaned_intents;
     for (id, marked) in objects {

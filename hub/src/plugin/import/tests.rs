@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
+use super::annotations::{Copier, Id, Marked, Objects, read};
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
 use super::report::{self, ReportContext};
 use super::rules::{Aim, Bodies, CopyComparison, Import, made};
-use super::annotations::{Copier, Id, Marked, Objects, read};
 use crate::crd::DistributionRule;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";

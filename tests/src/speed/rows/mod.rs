@@ -112,7 +112,11 @@ fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged
         judged.extend(failures.iter().map(|failure| missing(line(row.name, "-", None, None), &failure.why)));
         let known: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
         let orphaned_intent = its.iter().filter(|reading| !known.contains(reading.what));
-        judged.extend(orphaned_intent.map(|orphaned_intent| missing(line(orphaned_intent.what, "-", None, None), "the row has no such line")));
+        judged.extend(
+            orphaned_intent.map(|orphaned_intent| {
+                missing(line(orphaned_intent.what, "-", None, None), "the row has no such line")
+            }),
+        );
     }
     judged
 }

@@ -66,7 +66,7 @@ impl Sighting {
 
 /// What has been seen in one cluster, from the start on.
 #[derive(Debug)]
-pub struct Witness {
+pub struct Observer {
     cluster: String,
     seen: Arc<Mutex<Vec<Sighting>>>,
     count: watch::Receiver<usize>,
@@ -74,7 +74,7 @@ pub struct Witness {
     _watches: JoinSet<()>,
 }
 
-impl Witness {
+impl Observer {
     /// Begins to watch, and returns when every watch stands.
     ///
     /// # Errors

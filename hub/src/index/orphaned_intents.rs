@@ -28,7 +28,9 @@ impl Index {
         let carried = entry.brake.was_awaited(cluster);
         let mut room = entry.brake.room();
         for (intent, cause) in causes {
-            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.brake.is_news(item)) else { continue };
+            let Some(item) = entry.orphaned_intent(cluster, &intent).filter(|item| entry.brake.is_news(item)) else {
+                continue;
+            };
             if cause == Cause::Missed {
                 // What does not fit stays where it is, until there is room for it.
                 let Some(left) = room.checked_sub(1) else { continue };

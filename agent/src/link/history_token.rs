@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use runnel_proto::{WITNESS_LIMIT, HISTORY_TOKEN_METADATA};
+use runnel_proto::{HISTORY_TOKEN_METADATA, WITNESS_LIMIT};
 use tokio::time::{Instant, sleep_until};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
