@@ -327,11 +327,11 @@ mod tests {
     }
 
     #[test]
-    fn lines_tell_level_and_cure() {
+    fn lines_tell_level_and_hint() {
         let checks = [Check::ok("a"), Check::warn("b", "do b"), Check::fail("c", "do c")];
         let golden = "ok    a\nwarn  b\n      -> do b\nfail  c\n      -> do c\n\n1 ok, 1 warn, 1 fail\n";
         assert_eq!(lines(&checks, false), golden);
-        assert_eq!(as_json(&checks)["checks"][2], json!({"level": "fail", "what": "c", "cure": "do c"}));
+        assert_eq!(as_json(&checks)["checks"][2], json!({"level": "fail", "what": "c", "hint": "do c"}));
     }
 
     #[test]
