@@ -614,8 +614,8 @@ fn settle_all(world: &mut World) {
     }
     world.follow();
     for ((uid, cluster), objects) in &world.foreign {
-        let target_clusters = world.index.rule(uid).unwrap().target_clusters.clusters.contains_key(cluster);
-        assert!(objects.is_empty() || !target_clusters, "{uid} in {cluster}: {objects:?} wait for ever");
+        let is_target = world.index.rule(uid).unwrap().target_clusters.clusters.contains_key(cluster);
+        assert!(objects.is_empty() || !is_target, "{uid} in {cluster}: {objects:?} wait for ever");
     }
     for uid in world.drafts.keys() {
         let wanted = world.wanted(uid);

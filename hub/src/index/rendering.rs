@@ -389,7 +389,7 @@ fn lend_now(
         return;
     }
     if plan.set_referenced(secret, body) {
-        cluster_plans.set_lent_unread(rule, plan, secret, revision_hasher);
+        cluster_plans.set_referenced_unread(rule, plan, secret, revision_hasher);
     }
 }
 

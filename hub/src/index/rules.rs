@@ -239,7 +239,7 @@ impl Index {
 
     /// One Secret is this now (`None`: gone), from which a rule may take values for the copies of others. Returns
     /// whether it does.
-    pub(super) fn update_lent(
+    pub(super) fn update_referenced(
         &mut self,
         uid: &RuleUid,
         secret: &SourceRef,
@@ -251,7 +251,7 @@ impl Index {
         }
         let Some(entry) = self.rules.get_mut(uid).filter(|entry| entry.rule.takes_from(secret)) else { return false };
         if Arc::make_mut(&mut entry.plan).set_referenced(secret, body) {
-            entry.cluster_plans.update_lent(&entry.rule, &entry.plan, secret, &self.revision_hasher);
+            entry.cluster_plans.update_referenced(&entry.rule, &entry.plan, secret, &self.revision_hasher);
             match body {
                 Some(_) => {
                     self.selected_by.entry(secret.clone()).or_default().insert(uid.clone());

@@ -59,7 +59,7 @@ impl Index {
             // A source that refuses is as one that is deleted.
             let cause = if matches!(body, SourceState::Refused(_)) { Cause::Deleted } else { Cause::Indirect };
             self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
-            let lends = self.update_lent(&uid, &source, Some(&body), &mut effect);
+            let lends = self.update_referenced(&uid, &source, Some(&body), &mut effect);
             if (selects || lends) && matches!(body, SourceState::Unread) {
                 effect.read.insert(source.clone());
             }
@@ -103,7 +103,7 @@ impl Index {
             }
             for uid in self.touched(&source, &labels) {
                 self.update_plan(&uid, &source, None, Cause::Deleted, &mut effect);
-                self.update_lent(&uid, &source, None, &mut effect);
+                self.update_referenced(&uid, &source, None, &mut effect);
             }
         }
         effect

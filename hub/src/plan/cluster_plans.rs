@@ -25,7 +25,7 @@ pub type Labels = Arc<BTreeMap<String, String>>;
 /// What of one rule is sent where.
 #[derive(Clone, Default)]
 pub struct ClusterPlans {
-    to: Variation,
+    variation: Variation,
     /// Shared with what this was made of: what was rendered once is not rendered again.
     contents: Arc<Mutex<Contents>>,
     /// How many plans have an entry of a source.
@@ -78,7 +78,7 @@ impl ClusterPlans {
         let nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let rendered_plan = Arc::new(nothing);
-            cluster_plans.to = Variation::Each(
+            cluster_plans.variation = Variation::Each(
                 clusters
                     .map(|(name, labels)| (name, ClusterPlan { labels, rendered_plan: rendered_plan.clone() }))
                     .collect(),
@@ -86,7 +86,7 @@ impl ClusterPlans {
         } else if rule.sends_as_selected() {
             return cluster_plans;
         } else {
-            cluster_plans.to = Variation::Alike(nothing.into());
+            cluster_plans.variation = Variation::Alike(nothing.into());
         }
         for source in selection.selected() {
             if !cluster_plans.set(rule, selection, source, revision_hasher) {
@@ -99,7 +99,7 @@ impl ClusterPlans {
 
     /// Whether the copies of a rule have to be rendered: they are not just what it selects.
     pub fn is_rendered(&self) -> bool {
-        !matches!(self.to, Variation::AsSelected)
+        !matches!(self.variation, Variation::AsSelected)
     }
 
     /// A source has become something else to the rule.
@@ -113,7 +113,7 @@ impl ClusterPlans {
     }
 
     /// A Secret from which values are taken has become something else: so may all Secrets beside it.
-    pub fn update_lent(
+    pub fn update_referenced(
         &mut self,
         rule: &Rule,
         selection: &RulePlan,
@@ -141,7 +141,7 @@ impl ClusterPlans {
 
     /// The contents of all Secrets beside one from which values are taken are not known any more, and until they are nothing of
     /// them is sent or removed. Takes no time for contents. Where more is wanted than the budget allows, nothing is sent anyway.
-    pub fn set_lent_unread(
+    pub fn set_referenced_unread(
         &mut self,
         rule: &Rule,
         selection: &RulePlan,
@@ -160,13 +160,13 @@ impl ClusterPlans {
 
     /// Where the rule looks for sources and the hub does not know now what is there.
     pub fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
-        match &mut self.to {
+        match &mut self.variation {
             Variation::AsSelected => {}
             Variation::Alike(rendered_plan) => rendered_plan.set_unknown(unknown),
-            Variation::Each(cluster_plans) => {
+            Variation::Each(by_cluster) => {
                 let mut known: BTreeMap<*const RenderedPlan, Arc<RenderedPlan>> = BTreeMap::new();
                 let mut former = Vec::new();
-                for cluster_plan in cluster_plans.values_mut() {
+                for cluster_plan in by_cluster.values_mut() {
                     let now = known.entry(Arc::as_ptr(&cluster_plan.rendered_plan)).or_insert_with(|| {
                         let mut now = RenderedPlan::clone(&cluster_plan.rendered_plan);
                         now.set_unknown(unknown);
@@ -181,21 +181,21 @@ impl ClusterPlans {
 
     /// Whether something is to be rendered for a cluster with these labels.
     pub fn lacks(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => false,
-            Variation::Each(cluster_plans) => {
-                cluster_plans.get(cluster).is_none_or(|cluster_plan| *cluster_plan.labels != *labels)
+            Variation::Each(by_cluster) => {
+                by_cluster.get(cluster).is_none_or(|cluster_plan| *cluster_plan.labels != *labels)
             }
         }
     }
 
     /// The clusters to which it sends, where what is sent may differ between them.
     pub fn clusters(&self) -> impl Iterator<Item = &ClusterName> {
-        let cluster_plans = match &self.to {
+        let by_cluster = match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => None,
-            Variation::Each(cluster_plans) => Some(cluster_plans.keys()),
+            Variation::Each(by_cluster) => Some(by_cluster.keys()),
         };
-        cluster_plans.into_iter().flatten()
+        by_cluster.into_iter().flatten()
     }
 
     /// Whether it needs more than the rule's budget, so that nothing of it is sent.
@@ -223,9 +223,9 @@ impl ClusterPlans {
             *self = std::mem::take(self).again(rule, selection, std::iter::empty(), revision_hasher);
             return;
         }
-        let Variation::Each(cluster_plans) = std::mem::take(&mut self.to) else { return };
+        let Variation::Each(by_cluster) = std::mem::take(&mut self.variation) else { return };
         let mut clusters: BTreeMap<_, _> =
-            cluster_plans.into_iter().map(|(name, cluster_plan)| (name, cluster_plan.labels)).collect();
+            by_cluster.into_iter().map(|(name, cluster_plan)| (name, cluster_plan.labels)).collect();
         clusters.extend(more);
         *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), revision_hasher);
     }
@@ -239,9 +239,9 @@ impl ClusterPlans {
         labels: Option<&BTreeMap<String, String>>,
         revision_hasher: &RevisionHasher,
     ) -> bool {
-        let Variation::Each(cluster_plans) = &mut self.to else { return false };
-        let Some(labels) = labels else { return cluster_plans.remove(cluster).is_some() };
-        let former = cluster_plans.get(cluster);
+        let Variation::Each(by_cluster) = &mut self.variation else { return false };
+        let Some(labels) = labels else { return by_cluster.remove(cluster).is_some() };
+        let former = by_cluster.get(cluster);
         if former.is_some_and(|former| *former.labels == *labels) {
             return false;
         }
@@ -261,7 +261,7 @@ impl ClusterPlans {
         let changed = former.is_none_or(|former| !former.rendered_plan.says_the_same(&rendered_plan));
         let rendered_plan =
             former.filter(|_| !changed).map_or_else(|| Arc::new(rendered_plan), |former| former.rendered_plan.clone());
-        cluster_plans.insert(cluster.clone(), ClusterPlan { labels, rendered_plan });
+        by_cluster.insert(cluster.clone(), ClusterPlan { labels, rendered_plan });
         if self.fits(revision_hasher) {
             self.share_equal_plans();
         } else {
@@ -271,15 +271,15 @@ impl ClusterPlans {
     }
 
     fn cluster_plan(&self, cluster: &ClusterName) -> Option<&ClusterPlan> {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => None,
-            Variation::Each(cluster_plans) => cluster_plans.get(cluster),
+            Variation::Each(by_cluster) => by_cluster.get(cluster),
         }
     }
 
     /// What is sent to a cluster that the rule chooses, of this selection.
     pub fn plan<'a>(&'a self, cluster: &ClusterName, selection: &'a Arc<RulePlan>) -> Option<&'a Arc<RulePlan>> {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected => Some(selection),
             _ => self.plan_of(cluster),
         }
@@ -290,36 +290,34 @@ impl ClusterPlans {
         &'a self,
         selection: &'a RulePlan,
     ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected => Box::new(std::iter::once((None, selection))),
             Variation::Alike(rendered_plan) => Box::new(std::iter::once((None, &*rendered_plan.plan))),
-            Variation::Each(cluster_plans) => Box::new(
-                cluster_plans.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)),
-            ),
+            Variation::Each(by_cluster) => {
+                Box::new(by_cluster.iter().map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)))
+            }
         }
     }
 
     /// What was made for a cluster; `None`: just what is selected.
     pub fn plan_of(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected => None,
             Variation::Alike(rendered_plan) => Some(&rendered_plan.plan),
-            Variation::Each(cluster_plans) => {
-                cluster_plans.get(cluster).map(|cluster_plan| &cluster_plan.rendered_plan.plan)
-            }
+            Variation::Each(by_cluster) => by_cluster.get(cluster).map(|cluster_plan| &cluster_plan.rendered_plan.plan),
         }
     }
 
     /// Whether what is sent may differ between clusters.
     pub fn differs_by_cluster(&self) -> bool {
-        matches!(self.to, Variation::Each(_))
+        matches!(self.variation, Variation::Each(_))
     }
 
     /// How many different things are sent.
     pub fn outcomes(&self) -> usize {
-        match &self.to {
+        match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => 1,
-            Variation::Each(cluster_plans) => cluster_plans
+            Variation::Each(by_cluster) => by_cluster
                 .values()
                 .map(|cluster_plan| Arc::as_ptr(&cluster_plan.rendered_plan))
                 .collect::<BTreeSet<_>>()
@@ -329,7 +327,7 @@ impl ClusterPlans {
 
     /// Whether two send the same everywhere.
     pub fn says_the_same(&self, other: &ClusterPlans) -> bool {
-        match (&self.to, &other.to) {
+        match (&self.variation, &other.variation) {
             (Variation::AsSelected, Variation::AsSelected) => true,
             (Variation::Alike(one), Variation::Alike(two)) => one.says_the_same(two),
             (Variation::Each(one), Variation::Each(two)) => {
@@ -390,18 +388,18 @@ impl ClusterPlans {
     ) {
         // Locked for one cluster at a time: the index may wait for it while a job renders.
         let contents = self.contents.clone();
-        match &mut self.to {
+        match &mut self.variation {
             Variation::AsSelected => {}
             Variation::Alike(rendered_plan) => {
                 let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
                 rendered_plan.set(source, body, outcome);
             }
-            Variation::Each(cluster_plans) => {
+            Variation::Each(by_cluster) => {
                 // Clusters that shared a plan and get the same now share it again. The former ones are kept so long, as
                 // they are told by their addresses.
                 let mut made_of = BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
                 let mut alone = 0;
-                for (cluster, cluster_plan) in cluster_plans.iter_mut() {
+                for (cluster, cluster_plan) in by_cluster.iter_mut() {
                     let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
                     if let Some(rendered_plan) = Arc::get_mut(&mut cluster_plan.rendered_plan) {
                         rendered_plan.set(source, body, outcome);
@@ -426,9 +424,9 @@ impl ClusterPlans {
 
     /// Clusters that get the same share it, however it came about.
     fn share_equal_plans(&mut self) {
-        let Variation::Each(cluster_plans) = &mut self.to else { return };
+        let Variation::Each(by_cluster) = &mut self.variation else { return };
         let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<RenderedPlan>>> = BTreeMap::new();
-        for cluster_plan in cluster_plans.values_mut() {
+        for cluster_plan in by_cluster.values_mut() {
             let plan = &cluster_plan.rendered_plan.plan;
             let mut rest = DefaultHasher::new();
             (plan.intents.len(), &plan.unread, &plan.unreadable).hash(&mut rest);

@@ -149,13 +149,13 @@ impl TargetClusters {
 pub struct TermsResolver<'a> {
     rule: &'a Rule,
     granted: Granted<'a>,
-    rendered_plan: BTreeMap<Vec<usize>, EffectiveTerms>,
+    resolved: BTreeMap<Vec<usize>, EffectiveTerms>,
 }
 
 impl<'a> TermsResolver<'a> {
     /// For a rule to which this is granted.
     pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
-        Self { rule, granted, rendered_plan: BTreeMap::new() }
+        Self { rule, granted, resolved: BTreeMap::new() }
     }
 
     /// Whether the hub cannot tell what is granted.
@@ -172,11 +172,11 @@ impl<'a> TermsResolver<'a> {
         };
         let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
         let speaking: Vec<_> = grants.iter().enumerate().filter(speaks).map(|(number, _)| number).collect();
-        if let Some(effective_terms) = self.rendered_plan.get(&speaking) {
+        if let Some(effective_terms) = self.resolved.get(&speaking) {
             return effective_terms.clone();
         }
         let effective_terms = effective_terms(self.rule, speaking.iter().map(|number| &grants[*number].grant));
-        self.rendered_plan.insert(speaking, effective_terms.clone());
+        self.resolved.insert(speaking, effective_terms.clone());
         effective_terms
     }
 }

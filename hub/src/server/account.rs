@@ -75,13 +75,13 @@ impl Running {
         let with_copies = held.iter().filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
-        let assignments = {
+        let shares_key = {
             let mut report_store = self.hub_state.report_store.lock();
-            let assignments = report_store.displaces(&cluster, &facts, Instant::now());
+            let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
             report_store.connected(&cluster, self.live.number, facts, held);
-            assignments
+            shares_key
         };
-        if assignments {
+        if shares_key {
             tracing::error!(%cluster, %key, "two agents use the key of this cluster by turns: somebody may have a copy of it");
         }
         self.note_hold();

@@ -1046,13 +1046,13 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
             let mut session = agent.connect();
             session.update([("r".into(), Directive::Wanted(going(&items, false, Some(Travel::Plain))))]);
             agent.drain(&mut session);
-            let target_clusters = agent.terms[&uid];
+            let terms = agent.terms[&uid];
             // It is suspended where everybody has the same, or while it is rolled out.
             let rests = going(&items, true, Some(Travel::Plain));
             session.update([("r".into(), if by_terms { Directive::Wanted(rests) } else { directive(rests) })]);
             agent.drain(&mut session);
             let told = agent.terms[&uid];
-            assert!(agent.rests[&uid] && (told != target_clusters) == by_terms);
+            assert!(agent.rests[&uid] && (told != terms) == by_terms);
             // An edit of a rule that rests goes to nobody before its turn.
             session.update([("r".into(), directive(edited(true)))]);
             agent.drain(&mut session);
@@ -1075,7 +1075,7 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
                     agent.drain(&mut again);
                     assert_eq!(agent.rests[&uid], suspend);
                 }
-                assert_eq!((agent.terms[&uid], agent.upserts), (target_clusters, 1));
+                assert_eq!((agent.terms[&uid], agent.upserts), (terms, 1));
             }
         }
     }

@@ -346,13 +346,13 @@ mod tests {
     fn shared_key_is_a_condition_until_a_session_without() {
         let facts = facts();
         let none = MemberClusterStatus::default();
-        let hub_state = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
+        let key_shared_member = told(&MemberView { leaving: false, key_shared: true, ..view(&none, Some(&facts), 0) });
         let said = |status: &MemberClusterStatus| condition(&status.conditions, ConditionType::KeyShared).cloned();
-        let first = said(&hub_state).unwrap();
+        let first = said(&key_shared_member).unwrap();
         assert_eq!((first.status.as_str(), first.reason.as_str()), ("True", "ConcurrentSessions"));
         assert!(first.message.contains("spec.accepted"), "{}", first.message);
         // It is cut off, as the message says.
-        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&hub_state, None, 0) });
+        let cut = told(&MemberView { leaving: false, accepted: false, ..view(&key_shared_member, None, 0) });
         assert_eq!(said(&cut), Some(first));
         let calm = told(&MemberView { leaving: false, ..view(&cut, Some(&facts), 0) });
         assert_eq!(said(&calm), None);

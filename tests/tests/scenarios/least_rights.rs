@@ -142,12 +142,12 @@ async fn nothing_is_refused_and_hardly_a_right_is_not_used() -> Result<()> {
     is_hardly_more(fleet.hub(), "runnel-hub", &HUB_RESERVE).await?;
 
     let (_, requests) = used(fleet.hub(), "runnel-hub")?;
-    let orphaned_intent = requests.iter().find(|request| {
+    let forbidden = requests.iter().find(|request| {
         let content = request.resource == "secrets" || request.resource == "configmaps";
         let write = !matches!(request.verb.as_str(), "get" | "list" | "watch");
         content && write && request.namespace != NAMESPACE
     });
-    ensure!(orphaned_intent.is_none(), "the hub wrote {orphaned_intent:?}");
+    ensure!(forbidden.is_none(), "the hub wrote {forbidden:?}");
     Ok(())
 }
 

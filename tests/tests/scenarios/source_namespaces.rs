@@ -88,9 +88,8 @@ async fn a_limited_hub_reads_where_it_may_and_says_exactly_what_it_lacks() -> Re
     let asked = plane.writes_since(mark)?;
     let own = asked.iter().filter(|ask| ask.user == ACCOUNT && SOURCES.contains(&ask.resource.as_str()));
     let own: Vec<_> = own.filter(|ask| ask.namespace != NAMESPACE).collect();
-    let orphaned_intents: Vec<_> =
-        own.iter().filter(|ask| !["open", "shut"].contains(&ask.namespace.as_str())).collect();
-    ensure!(orphaned_intents.is_empty(), "the hub looked elsewhere: {orphaned_intents:?}");
+    let elsewhere: Vec<_> = own.iter().filter(|ask| !["open", "shut"].contains(&ask.namespace.as_str())).collect();
+    ensure!(elsewhere.is_empty(), "the hub looked elsewhere: {elsewhere:?}");
     for resource in SOURCES {
         let lists = own.iter().filter(|ask| ask.verb == "list" && ask.resource == resource && ask.namespace == "open");
         ensure!(lists.count() == 1, "{resource} of one namespace are listed once: {own:?}");

@@ -71,7 +71,7 @@ impl RenderJob {
                         && known.set_referenced(&source, secret_refs.as_ref())
                         && !cluster_plans.exceeds()
                     {
-                        cluster_plans.update_lent(&rule, known, &source, &revision_hasher);
+                        cluster_plans.update_referenced(&rule, known, &source, &revision_hasher);
                     }
                     changed.insert(source);
                 }

@@ -12,9 +12,9 @@ const ENTRY: u64 = 256;
 impl ClusterPlans {
     /// More is wanted than the budget allows: nothing is sent, and what stands stays.
     pub(super) fn exceed(&mut self, rule: &Rule, selection: &RulePlan, revision_hasher: &RevisionHasher) {
-        let Variation::Each(cluster_plans) = &mut self.to else { return };
+        let Variation::Each(by_cluster) = &mut self.variation else { return };
         let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
-        let (sources, clusters) = (selection.selected().count(), cluster_plans.len());
+        let (sources, clusters) = (selection.selected().count(), by_cluster.len());
         let message: Arc<str> = format!(
             "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
              {} bytes that one rule may have (--render-budget, `renderBudget` in the chart); choose fewer sources or \
@@ -28,7 +28,7 @@ impl ClusterPlans {
             nothing.set(source, body.as_ref(), Some(RenderOutcome::Failed(None, why)));
         }
         let nothing = Arc::new(nothing);
-        cluster_plans.values_mut().for_each(|cluster_plan| cluster_plan.rendered_plan = nothing.clone());
+        by_cluster.values_mut().for_each(|cluster_plan| cluster_plan.rendered_plan = nothing.clone());
         self.exceeds = true;
         *self.contents.lock() = Contents::default();
     }

@@ -111,12 +111,8 @@ fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged
         }
         judged.extend(failures.iter().map(|failure| missing(line(row.name, "-", None, None), &failure.why)));
         let known: BTreeSet<&str> = row.lines.iter().map(|line| line.what).collect();
-        let orphaned_intent = its.iter().filter(|reading| !known.contains(reading.what));
-        judged.extend(
-            orphaned_intent.map(|orphaned_intent| {
-                missing(line(orphaned_intent.what, "-", None, None), "the row has no such line")
-            }),
-        );
+        let unknown = its.iter().filter(|reading| !known.contains(reading.what));
+        judged.extend(unknown.map(|unknown| missing(line(unknown.what, "-", None, None), "the row has no such line")));
     }
     judged
 }
