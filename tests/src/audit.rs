@@ -31,7 +31,7 @@ pub struct Write {
     pub namespace: String,
     /// The object's name.
     pub name: String,
-    /// Who asked.
+    /// Who asked; empty for a token that was not accepted (401).
     pub user: String,
     /// The program with which they asked.
     pub user_agent: String,
@@ -54,6 +54,7 @@ struct Entry {
 
 #[derive(Deserialize)]
 struct User {
+    #[serde(default)]
     username: String,
 }
 
@@ -149,5 +150,13 @@ mod tests {
         let read: Vec<_> =
             lines.iter().filter_map(|line| write(line).unwrap()).map(|one| (one.verb, one.code)).collect();
         assert_eq!(read, [("watch".to_owned(), 200), ("watch".to_owned(), 403), ("get".to_owned(), 200)]);
+    }
+
+    /// As the API server writes it for a pod that outlives its ServiceAccount.
+    #[test]
+    fn refused_token_has_no_user() {
+        let line = json!({"stage": "ResponseStarted", "verb": "create", "user": {}, "responseStatus": {"code": 401}});
+        let read = write(&line.to_string()).unwrap().unwrap();
+        assert_eq!((read.user.as_str(), read.code), ("", 401));
     }
 }
