@@ -12,7 +12,7 @@ use hyper_util::rt::TokioExecutor;
 use kube::Client;
 use kube::client::{ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use runnel_proto::ops::{LogFormat, WatchTimes};
+use runnel_transport::ops::{LogFormat, WatchTimes};
 use tower_http::decompression::DecompressionLayer;
 
 /// When a silent connection to the API server is given up.

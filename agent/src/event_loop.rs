@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::AgentFrame;
-use runnel_proto::ops::Awaited;
+use runnel_transport::ops::Awaited;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 

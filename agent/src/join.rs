@@ -2,10 +2,10 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use runnel_proto::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
-use runnel_proto::tls::{Connector, endpoint, join_config};
-use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::wire::{CertificateResponse, JoinRequest};
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
+use runnel_transport::tls::{Connector, endpoint, join_config};
 use rustls::pki_types::CertificateDer;
 use tonic::{Code, Status};
 
@@ -282,7 +282,7 @@ pub fn error_chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_proto::identity::{Authority, Token, new_hub_id};
+    use runnel_transport::identity::{Authority, Token, new_hub_id};
 
     fn string(hub: &str, authority: &Authority) -> JoinString {
         JoinString {

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::anyhow;
 use runnel_proto::convert::{agent_frame_to_wire, hub_frame};
-use runnel_proto::identity::{MemberKey, PeerCertificate};
 use runnel_proto::model::{AgentFrame, HubFrame, Refusal};
-use runnel_proto::tls::{Connector, Meter, endpoint, session_config};
 use runnel_proto::wire;
-use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::{FRAME_LIMIT, PROTOCOL_MAX, PROTOCOL_MIN};
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{MemberKey, PeerCertificate};
+use runnel_transport::tls::{Connector, Meter, endpoint, session_config};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;

@@ -7,7 +7,7 @@ use clap::Parser;
 use runnel_agent::config::{Cli, Command, Options, timed_client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
-use runnel_proto::ops::{
+use runnel_transport::ops::{
     DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs, registry, serve,
 };
 use tokio::task::JoinSet;

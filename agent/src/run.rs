@@ -9,10 +9,10 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
-use runnel_proto::identity::JoinStringError;
 use runnel_proto::model::Hello;
-use runnel_proto::ops::{Awaited, DRAIN_LIMIT, WatchTimes};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
+use runnel_transport::identity::JoinStringError;
+use runnel_transport::ops::{Awaited, DRAIN_LIMIT, WatchTimes};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 

@@ -349,12 +349,12 @@ mod tests {
         assert_eq!((rules(TERMS_SIZE), rules(10)), (1, 0));
     }
 
-    use runnel_proto::identity::{Authority, MemberKey};
+    use runnel_transport::identity::{Authority, MemberKey};
 
     #[test]
     fn an_identity_reads_back() {
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let hub = runnel_proto::identity::new_hub_id().unwrap();
+        let hub = runnel_transport::identity::new_hub_id().unwrap();
         let authority = Authority::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();

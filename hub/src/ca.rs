@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_proto::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
+use runnel_transport::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
 
 pub use keeper::{Authorities, CaRotator, Parts};
 pub use overlap::TrustedAuthorities;

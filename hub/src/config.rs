@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use runnel_proto::identity::is_address;
-use runnel_proto::ops::LogFormat;
+use runnel_transport::identity::is_address;
+use runnel_transport::ops::LogFormat;
 
 use crate::names::is_subdomain;
 

@@ -13,10 +13,10 @@ use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use runnel_proto::identity::{
+use runnel_proto::{REASON_METADATA, wire};
+use runnel_transport::identity::{
     Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token, is_cluster_name,
 };
-use runnel_proto::{REASON_METADATA, wire};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Parser;
 use runnel_hub::config::{Cli, Command, Token};
 use runnel_hub::{crd, token};
-use runnel_proto::ops;
+use runnel_transport::ops;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use runnel_proto::identity::{JoinString, Token};
+use runnel_transport::identity::{JoinString, Token};
 use serde_json::json;
 
 use crate::ca::{self, ApiError, HubIdentity, within};

@@ -5,26 +5,18 @@
 //!   They stay at the edge: only [`convert`] and the two gRPC endpoints see them.
 //! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
 //! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
-//! - [`identity`]: who a peer is: SPIFFE names, fingerprints of keys, the join string.
 //! - [`lease`]: who of several processes leads, by a Kubernetes Lease. Pure.
-//! - [`tls`]: TLS 1.3 settings of both ends.
-//! - [`ops`]: what each process owes its operator: logs, metrics, health, shutdown.
-//! - [`pages`]: lists of an API server, in pages that are bounded in bytes.
-//! - [`readable`]: objects of an API server, each read by itself.
+//!
+//! The crate does no I/O and knows no clock; `runnel-transport` carries its messages.
 pub mod convert;
-pub mod identity;
 pub mod lease;
 pub mod model;
-pub mod ops;
-pub mod pages;
-pub mod readable;
-pub mod tls;
 pub mod words;
 
 /// Types generated from `sync.proto` and `query.proto`.
 #[allow(missing_docs, clippy::all)]
 pub mod wire {
-    tonic::include_proto!("runnel.v1");
+    include!(concat!(env!("OUT_DIR"), "/runnel.v1.rs"));
 
     impl std::fmt::Debug for Intent {
         fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

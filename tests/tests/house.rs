@@ -13,9 +13,8 @@ mod words;
 
 /// These decide: what they answer follows from what they are given. A folder stands for all that is in it and is not named
 /// by itself.
-const DECIDE: [&str; 77] = [
+const DECIDE: [&str; 76] = [
     "proto/src/convert",
-    "proto/src/identity",
     "proto/src/lease",
     "proto/src/model",
     "hub/src/ca/overlap",
@@ -148,6 +147,10 @@ const FORBIDDEN: [(&str, &str); 13] = [
 /// Lines of a file without its tests. A file is one concept; one that is longer than this is most likely two.
 const LONGEST: usize = 600;
 
+/// The crates of the product: how `tests/README.md` names one, and its folder.
+const CRATES: [(&str, &str); 4] =
+    [("proto", "proto"), ("transport", "proto/transport"), ("hub", "hub"), ("agent", "agent")];
+
 /// A file of Rust without its tests and comments: the lines that are left, numbered from 1.
 struct Code {
     path: String,
@@ -176,7 +179,7 @@ fn every_file_of_hub_and_agent_either_decides_or_does_io() -> Result<()> {
 #[test]
 fn deciding_files_only_decide() -> Result<()> {
     let mut wrong = Vec::new();
-    for file in code(&["hub/src", "agent/src", "proto/src"])? {
+    for file in product_code()? {
         if !decides(&file.path) {
             continue;
         }
@@ -211,7 +214,7 @@ fn hub_and_agent_do_not_know_each_other() -> Result<()> {
 #[test]
 fn tasks_stand_in_one_set() -> Result<()> {
     let mut wrong = Vec::new();
-    for file in code(&["hub/src", "agent/src", "proto/src"])? {
+    for file in product_code()? {
         if file.path.ends_with("/main.rs") {
             continue;
         }
@@ -226,7 +229,7 @@ fn tasks_stand_in_one_set() -> Result<()> {
 #[test]
 fn files_stay_small() -> Result<()> {
     let mut wrong = Vec::new();
-    for file in code(&["hub/src", "agent/src", "proto/src", "tests/src"])? {
+    for file in product_code()?.into_iter().chain(code(&["tests/src"])?) {
         if file.length > LONGEST {
             let length = file.length;
             wrong.push(format!("{}: {length} lines without its tests, at most {LONGEST}: divide it", file.path));
@@ -237,7 +240,7 @@ fn files_stay_small() -> Result<()> {
 
 #[test]
 fn the_lists_name_only_what_exists() -> Result<()> {
-    let known: Vec<String> = code(&["hub/src", "agent/src", "proto/src"])?.into_iter().map(|file| file.path).collect();
+    let known: Vec<String> = product_code()?.into_iter().map(|file| file.path).collect();
     let mut wrong = Vec::new();
     for entry in DECIDE.iter().chain(&DO) {
         if !known.iter().any(|path| named_in(&[entry], path).is_some()) {
@@ -296,6 +299,12 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
+/// The files of all crates of the product that are no tests.
+fn product_code() -> Result<Vec<Code>> {
+    let folders = CRATES.map(|(_, folder)| format!("{folder}/src"));
+    code(&folders.each_ref().map(String::as_str))
+}
+
 /// The files of these folders that are no tests, in the order of their names.
 fn code(folders: &[&str]) -> Result<Vec<Code>> {
     let mut paths = Vec::new();
@@ -352,7 +361,8 @@ fn every_test_that_is_named_for_an_edge_case_exists() -> Result<()> {
     let named = tests_named_in(&list);
     ensure!(named.len() > 40, "only {} tests are named", named.len());
     let mut sources = Vec::new();
-    for folder in ["agent/src", "hub/src", "proto/src", "tests/tests"] {
+    let folders = CRATES.iter().map(|(_, folder)| format!("{folder}/src")).chain(["tests/tests".to_owned()]);
+    for folder in folders {
         for file in all_files(&root().join(folder))? {
             let text = fs::read_to_string(&file)?;
             sources.push((file.strip_prefix(root())?.display().to_string(), text));
@@ -374,10 +384,10 @@ fn tests_named_in(text: &str) -> Vec<(String, String)> {
     let (mut last, mut named) = (String::new(), Vec::new());
     for quoted in text.split('`').skip(1).step_by(2) {
         let Some((module, name)) = quoted.rsplit_once("::").filter(|(_, name)| is_name(name)) else { continue };
-        let crates =
-            ["agent", "hub", "proto"].iter().find_map(|one| Some((one, module.strip_prefix(one)?.strip_prefix(' ')?)));
-        let path = match crates {
-            Some((one, module)) => format!("{one}/src/{}", module.replace(' ', "/")),
+        let in_crate =
+            CRATES.iter().find_map(|(name, folder)| Some((folder, module.strip_prefix(name)?.strip_prefix(' ')?)));
+        let path = match in_crate {
+            Some((folder, module)) => format!("{folder}/src/{}", module.replace(' ', "/")),
             None => format!("tests/tests/{}", module.replace(' ', "/")),
         };
         if !module.is_empty() {

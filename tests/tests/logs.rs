@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use runnel_proto::ops::LOG_KEYS;
+use runnel_transport::ops::LOG_KEYS;
 
 const CALLS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
 
@@ -57,7 +57,7 @@ fn key(field: &str) -> String {
 fn every_log_line_has_promised_keys_only() -> Result<()> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut all = Vec::new();
-    for folder in ["hub/src", "agent/src", "proto/src"] {
+    for folder in ["hub/src", "agent/src", "proto/src", "proto/transport/src"] {
         files(&root.join(folder), &mut all)?;
     }
     let (mut seen, mut strange) = (BTreeSet::new(), Vec::new());
@@ -77,7 +77,7 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
     }
     ensure!(
         strange.is_empty(),
-        "keys that proto/src/ops/logs.rs does not promise (take one of those, or add it): {strange:#?}"
+        "keys that proto/transport/src/ops/logs.rs does not promise (take one of those, or add it): {strange:#?}"
     );
     ensure!(seen.len() > 15, "only these keys were found: {seen:?}");
     Ok(())

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use data_encoding::BASE64URL_NOPAD;
-use runnel_proto::identity::{Fingerprint, JOIN_PREFIX, JoinString, Token};
 use runnel_tests::ports::local;
+use runnel_transport::identity::{Fingerprint, JOIN_PREFIX, JoinString, Token};
 
 use stage::{Which, stage};
 

@@ -1,5 +1,5 @@
 //! Where the hub is reached: the stored addresses, and those of a join string that names others for the same hub.
-use runnel_proto::identity::{Fingerprint, JoinString};
+use runnel_transport::identity::{Fingerprint, JoinString};
 
 use super::Link;
 use crate::join;
@@ -53,7 +53,7 @@ impl Link {
 mod tests {
     use std::time::SystemTime;
 
-    use runnel_proto::identity::{Authority, Token, new_hub_id};
+    use runnel_transport::identity::{Authority, Token, new_hub_id};
 
     use super::*;
     use crate::store::Certificate;

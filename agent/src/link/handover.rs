@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use runnel_proto::model::AgentFrame;
-use runnel_proto::tls::Meter;
 use runnel_proto::wire;
-use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::tls::Meter;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;

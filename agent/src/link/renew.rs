@@ -2,9 +2,9 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use runnel_proto::identity::{JoinString, MemberKey};
 use runnel_proto::wire::RenewRequest;
-use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{JoinString, MemberKey};
 use tonic::Status;
 use tonic::transport::Channel;
 

@@ -2,7 +2,7 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use runnel_proto::tls::{UNTRUSTED, is_signed_by};
+use runnel_transport::tls::{UNTRUSTED, is_signed_by};
 use rustls::pki_types::CertificateDer;
 
 use super::ended::Ended;

@@ -12,7 +12,7 @@ use futures::stream::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchParams};
 use kube::core::{Status, WatchEvent};
-use runnel_proto::readable::Readable;
+use runnel_transport::readable::Readable;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout_at};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use runnel_proto::model::KINDS;
-use runnel_proto::ops::WatchTimes;
+use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 

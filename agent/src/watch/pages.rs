@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kube::Client;
 use kube::core::{ListMeta, Status};
-pub(super) use runnel_proto::pages::PageSize;
-use runnel_proto::pages::{parse_page, read_page};
+pub(super) use runnel_transport::pages::PageSize;
+use runnel_transport::pages::{parse_page, read_page};
 use serde::de::DeserializeOwned;
 
 /// How long an answer may take, and each page.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::{Api, Client};
-use runnel_proto::identity::{Fingerprint, ServingPair};
-use runnel_proto::tls::{ServerTls, TlsError};
+use runnel_transport::identity::{Fingerprint, ServingPair};
+use runnel_transport::tls::{ServerTls, TlsError};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
-use runnel_proto::identity::{Fingerprint, ServingPair, certificate_end};
+use runnel_transport::identity::{Fingerprint, ServingPair, certificate_end};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};

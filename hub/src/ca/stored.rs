@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
-use runnel_proto::identity::{Authority, IdentityError, MemberKey, is_address, is_hub_id};
 use runnel_proto::model::RevisionKey;
-use runnel_proto::tls::is_signed_by;
+use runnel_transport::identity::{Authority, IdentityError, MemberKey, is_address, is_hub_id};
+use runnel_transport::tls::is_signed_by;
 
 /// The authority's certificate, PEM; the names are those of a `kubernetes.io/tls` Secret.
 const CERTIFICATE: &str = "tls.crt";

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
+use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
 
 use super::keys::is_retired;
 use super::tokens;

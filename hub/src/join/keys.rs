@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runnel_proto::identity::Fingerprint;
+use runnel_transport::identity::Fingerprint;
 
 use crate::crd::{Identity, MemberCluster, RetiredKey, limits};
 

@@ -2,7 +2,7 @@
 //! becomes of the hub's process and of `spec.join`: a join that Git brings back is no new join.
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runnel_proto::identity::Token;
+use runnel_transport::identity::Token;
 
 use crate::crd::{Join, MemberCluster, UsedToken, limits};
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use runnel_proto::identity::{Fingerprint, PeerCertificate, SpiffeId};
+use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId};
 
 use super::fence::GuardState;
 

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use runnel_proto::identity::Fingerprint;
 use runnel_proto::lease::{self, LeaseName, term};
 pub use runnel_proto::lease::{Holder, Lead, Leader, Step, Timing};
+use runnel_transport::identity::Fingerprint;
 
 use crate::epoch::{LINE, LeaderHistory, LeaderPosition};
 

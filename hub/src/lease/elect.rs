@@ -10,7 +10,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_proto::identity::Fingerprint;
+use runnel_transport::identity::Fingerprint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

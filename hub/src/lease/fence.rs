@@ -10,8 +10,8 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
-use runnel_proto::identity::PeerCertificate;
-use runnel_proto::tls::{Connection, Peer};
+use runnel_transport::identity::PeerCertificate;
+use runnel_transport::tls::{Connection, Peer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tonic::transport::server::Connected;
@@ -290,7 +290,7 @@ impl AsyncWrite for Fenced {
 mod tests {
     use super::*;
     use crate::lease::connections::{PER_KEY, PER_MEMBER};
-    use runnel_proto::identity::Fingerprint;
+    use runnel_transport::identity::Fingerprint;
     use tokio::time::timeout;
 
     #[tokio::test]

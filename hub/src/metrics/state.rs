@@ -6,7 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
-use runnel_proto::tls::ServerTls;
+use runnel_transport::tls::ServerTls;
 
 use super::HubMetrics;
 use crate::ca::Authorities;

@@ -6,10 +6,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use runnel_proto::identity::Fingerprint;
-use runnel_proto::tls::{Connector, Route, endpoint, join_config};
 use runnel_proto::wire;
-use runnel_proto::wire::query_client::QueryClient;
+use runnel_transport::grpc::query_client::QueryClient;
+use runnel_transport::identity::Fingerprint;
+use runnel_transport::tls::{Connector, Route, endpoint, join_config};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};

@@ -1,6 +1,6 @@
 //! `kubectl runnel doctor`: gathers what the checks decide upon.
 use jiff::Timestamp;
-use runnel_proto::identity::{Fingerprint, is_address};
+use runnel_transport::identity::{Fingerprint, is_address};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;

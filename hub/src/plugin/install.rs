@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use runnel_proto::identity::is_address;
+use runnel_transport::identity::is_address;
 
 use super::access::Cluster;
 use super::args::{self, ChartValues};

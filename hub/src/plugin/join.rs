@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use jiff::Timestamp;
-use runnel_proto::identity::JoinString;
+use runnel_transport::identity::JoinString;
 use serde_json::{Value, json};
 
 use super::access::Cluster;

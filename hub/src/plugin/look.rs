@@ -1,8 +1,8 @@
 //! Looks at what is in a cluster: workloads, rules, members, and the hub's addresses.
 use std::time::Duration;
 
-use runnel_proto::identity::{Fingerprint, JoinString};
-use runnel_proto::tls::{ConnectError, Connector, join_config};
+use runnel_transport::identity::{Fingerprint, JoinString};
+use runnel_transport::tls::{ConnectError, Connector, join_config};
 use serde_json::Value;
 
 use super::access::Cluster;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use futures::{Stream, stream};
 use runnel_proto::model::RuleName;
 use runnel_proto::wire;
-use runnel_proto::wire::query_server::{Query, QueryServer};
+use runnel_transport::grpc::query_server::{Query, QueryServer};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 

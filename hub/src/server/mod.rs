@@ -25,10 +25,10 @@ use futures::Stream;
 use jiff::Timestamp;
 use kube::{Api, Client};
 use runnel_proto::REASON_METADATA;
-use runnel_proto::identity::{PeerCertificate, SpiffeId, Token};
 use runnel_proto::model::ClusterName;
 use runnel_proto::wire;
-use runnel_proto::wire::runnel_server::Runnel;
+use runnel_transport::grpc::runnel_server::Runnel;
+use runnel_transport::identity::{PeerCertificate, SpiffeId, Token};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 

@@ -178,7 +178,7 @@ impl Drop for UnregisteredStream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_proto::identity::Fingerprint;
+    use runnel_transport::identity::Fingerprint;
 
     const SESSION: Call = Call::Session(SystemTime::UNIX_EPOCH);
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, SelectAll};
 use futures::{Stream, StreamExt};
-use runnel_proto::tls::Meter;
+use runnel_transport::tls::Meter;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

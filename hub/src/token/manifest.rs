@@ -32,7 +32,7 @@ pub fn member_cluster(cluster: &str, labels: BTreeMap<String, String>, join: Joi
 mod tests {
     use super::*;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use runnel_proto::identity::Token;
+    use runnel_transport::identity::Token;
 
     #[test]
     fn it_reads_back_and_holds_no_secret() {

@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use runnel_proto::identity::{is_address, is_cluster_name};
+use runnel_transport::identity::{is_address, is_cluster_name};
 
 use crate::config::any_duration;
 use crate::names::is_name_part;

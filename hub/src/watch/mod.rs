@@ -23,7 +23,7 @@ use kube::core::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
-use runnel_proto::readable::Readable;
+use runnel_transport::readable::Readable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;

@@ -9,8 +9,8 @@ use futures::{FutureExt, StreamExt};
 use kube::api::{DynamicObject, ListParams, Request};
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
-use runnel_proto::pages::{PageSize, parse_page, read_page};
-use runnel_proto::readable::Readable;
+use runnel_transport::pages::{PageSize, parse_page, read_page};
+use runnel_transport::readable::Readable;
 
 use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;

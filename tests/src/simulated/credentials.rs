@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use runnel_proto::identity::{Authority, JoinString, MemberKey, SKEW};
-use runnel_proto::tls::{Connector, Route, endpoint, join_config, session_config};
-use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{Authority, JoinString, MemberKey, SKEW};
+use runnel_transport::tls::{Connector, Route, endpoint, join_config, session_config};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 use tonic::Status;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use anyhow::{Context as _, Result};
 use hyper_util::rt::TokioIo;
-use runnel_proto::tls::{Connector, Route, endpoint};
+use runnel_transport::tls::{Connector, Route, endpoint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::Channel;
 
@@ -34,7 +34,7 @@ pub async fn channel(credentials: &Credentials, bytes: &Arc<Bytes>) -> Result<Ch
         let (connector, address, bytes) = (connector.clone(), address.clone(), bytes.clone());
         async move {
             let stream = connector.connect(&address).await?;
-            Ok::<_, runnel_proto::tls::ConnectError>(TokioIo::new(Counted { stream, bytes }))
+            Ok::<_, runnel_transport::tls::ConnectError>(TokioIo::new(Counted { stream, bytes }))
         }
     });
     let connected = endpoint(&credentials.address)?.connect_with_connector(connect).await;

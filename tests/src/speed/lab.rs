@@ -10,9 +10,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use runnel_hub::crd::DistributionRule;
 use runnel_hub::token::{self, TokenRequest};
-use runnel_proto::identity::{Authority, JoinString};
 use runnel_proto::wire::RenewRequest;
-use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{Authority, JoinString};
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 

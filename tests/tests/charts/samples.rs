@@ -8,8 +8,8 @@ use proptest::string::string_regex;
 use proptest::test_runner::TestRunner;
 use runnel_hub::config::{Cli, Command};
 use runnel_hub::lease::Timing;
-use runnel_proto::ops::log_filter;
 use runnel_tests::helm::{Helm, chart};
+use runnel_transport::ops::log_filter;
 use serde_json::Value;
 
 use super::arguments::are_known;

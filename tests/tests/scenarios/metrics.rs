@@ -9,13 +9,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::ops::LOG_KEYS;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::helm::chart;
 use runnel_tests::prometheus::{Programs, Prometheus, value};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
 use runnel_tests::tunnels::Tunnels;
 use runnel_tests::wait::eventually;
+use runnel_transport::ops::LOG_KEYS;
 use serde_json::{Value, json};
 
 /// An agent that is gone is silent for a while before it counts as not connected.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::identity::Fingerprint;
-use runnel_proto::tls::{Connector, Route, endpoint, join_config};
-use runnel_proto::wire::query_client::QueryClient;
 use runnel_proto::wire::{RuleCluster, RuleQuestion};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
+use runnel_transport::grpc::query_client::QueryClient;
+use runnel_transport::identity::Fingerprint;
+use runnel_transport::tls::{Connector, Route, endpoint, join_config};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tonic::transport::Channel;

@@ -172,7 +172,7 @@ async fn own_secrets_are_not_logged(fleet: &Fleet, scene: &Scene) -> Result<()> 
     }
     let (hub, agent) = (fleet.hub_replica(1).pod(), fleet.agent(1).pod());
     let join = std::fs::read_to_string(agent.folder().join("root/etc/runnel/join/join-string"))?;
-    let join = runnel_proto::identity::JoinString::parse(&join)?;
+    let join = runnel_transport::identity::JoinString::parse(&join)?;
     needles.push(("the join token".to_owned(), join.token.expose().to_owned()));
     for pod in [hub, agent] {
         let kubeconfig: Value = serde_json::from_str(&std::fs::read_to_string(pod.folder().join("kubeconfig"))?)?;

@@ -1,14 +1,14 @@
 //! `--dry-run=members`: each API server judges the writes and stores nothing. And who is told nothing at all.
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::identity::Fingerprint;
-use runnel_proto::tls::{Connector, Route, endpoint, join_config};
-use runnel_proto::wire::query_client::QueryClient;
 use runnel_proto::wire::{PlanQuestion, RuleQuestion};
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
+use runnel_transport::grpc::query_client::QueryClient;
+use runnel_transport::identity::Fingerprint;
+use runnel_transport::tls::{Connector, Route, endpoint, join_config};
 use serde_json::{Value, json};
 use tonic::{Code, Request, Status};
 

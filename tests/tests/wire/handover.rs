@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use runnel_hub::crd::MemberCluster;
 use runnel_proto::REASON_METADATA;
-use runnel_proto::identity::{MemberKey, PeerCertificate};
 use runnel_proto::model::{AgentFrame, HubFrame, SourceRef};
 use runnel_tests::scene::{Id, Place};
 use runnel_tests::simulated::{Credentials, Holdings, Line};
 use runnel_tests::wait::{eventually, steadily};
+use runnel_transport::identity::{MemberKey, PeerCertificate};
 use serde_json::json;
 use tonic::Status;
 

@@ -8,10 +8,10 @@ use kube::ResourceExt;
 use kube::api::DeleteParams;
 use rcgen::{CertificateParams, KeyPair, SanType};
 use runnel_proto::REASON_METADATA;
-use runnel_proto::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
-use runnel_proto::tls::join_config;
 use runnel_tests::simulated::{Credentials, Forgery, Line, SimulatedAgent, channel, sketch};
 use runnel_tests::wait::eventually;
+use runnel_transport::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
+use runnel_transport::tls::join_config;
 use serde_json::json;
 use tonic::{Code, Status};
 
@@ -240,7 +240,7 @@ async fn a_renewal_gives_what_the_hub_decides_and_not_what_the_request_asks_for(
     let _old = Line::greeted(&own, Vec::new()).await?;
     drop(Line::greeted(&renewed, Vec::new()).await?);
     let anonymous = channel(&own.address, join_config(stage.authority().await?.pin(), &own.hub)?).await?;
-    let mut client = runnel_proto::wire::runnel_client::RunnelClient::new(anonymous);
+    let mut client = runnel_transport::grpc::runnel_client::RunnelClient::new(anonymous);
     let request = runnel_proto::wire::RenewRequest { certificate_request: own.key().certificate_request()?.into() };
     let refused = client.renew(request).await.err().context("renewed without a certificate")?;
     ensure!(refused.code() == Code::Unauthenticated, "{refused:?}");

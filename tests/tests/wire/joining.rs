@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
-use runnel_proto::identity::{Authority, JoinString, MemberKey, Token};
-use runnel_proto::tls::{ServerTls, handshake};
 use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::guard::Program;
 use runnel_tests::ports::local;
 use runnel_tests::simulated::{Credentials, Line};
 use runnel_tests::wait::eventually;
+use runnel_transport::identity::{Authority, JoinString, MemberKey, Token};
+use runnel_transport::tls::{ServerTls, handshake};
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;

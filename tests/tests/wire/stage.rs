@@ -10,12 +10,12 @@ use kube::{Api, Client, ResourceExt};
 use runnel_hub::ca::IDENTITY_SECRET;
 use runnel_hub::crd::{DistributionRule, MemberCluster};
 use runnel_hub::token::{self, TokenRequest};
-use runnel_proto::identity::{Authority, JoinString};
 use runnel_proto::model::{RuleUid, SourceRef};
 use runnel_tests::audit::{Mark, Write};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::simulated::Credentials;
 use runnel_tests::wait::eventually;
+use runnel_transport::identity::{Authority, JoinString};
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

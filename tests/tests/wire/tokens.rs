@@ -9,13 +9,13 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use runnel_hub::crd::{Join, MemberCluster};
 use runnel_hub::token::{self, Declared, TokenRequest};
-use runnel_proto::identity::{JoinString, MemberKey, Token};
-use runnel_proto::tls::join_config;
 use runnel_proto::wire::JoinRequest;
-use runnel_proto::wire::runnel_client::RunnelClient;
 use runnel_tests::fleet::NAMESPACE;
 use runnel_tests::simulated::{Credentials, Line, channel};
 use runnel_tests::wait::eventually;
+use runnel_transport::grpc::runnel_client::RunnelClient;
+use runnel_transport::identity::{JoinString, MemberKey, Token};
+use runnel_transport::tls::join_config;
 use serde_json::json;
 use tonic::{Code, Status};
 

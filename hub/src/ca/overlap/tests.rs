@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use runnel_proto::identity::{Authority, Token};
+use runnel_transport::identity::{Authority, Token};
 
 use super::*;
 use crate::crd::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};

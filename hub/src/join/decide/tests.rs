@@ -268,7 +268,7 @@ proptest! {
         let read = SpiffeId::parse(&format!("spiffe://hubid/cluster/{theirs}/uid-1"));
         // The key and the uid are the cluster's own: only the name can keep them apart.
         for id in [built, read] {
-            let valid = runnel_proto::identity::is_cluster_name(&theirs);
+            let valid = runnel_transport::identity::is_cluster_name(&theirs);
             prop_assert_eq!(id.is_ok(), valid, "{:?}", theirs);
             let Ok(id) = id else { continue };
             let peer = PeerCertificate { id, ..peer("hubid", "x", "uid-1", "k", 100) };

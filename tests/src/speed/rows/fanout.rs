@@ -10,7 +10,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use parking_lot::Mutex;
 use runnel_hub::crd::DistributionRule;
 use runnel_proto::model::Payload;
-use runnel_proto::wire::runnel_client::RunnelClient;
+use runnel_transport::grpc::runnel_client::RunnelClient;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;

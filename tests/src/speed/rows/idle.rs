@@ -8,7 +8,7 @@ use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
-use runnel_proto::identity::MemberKey;
+use runnel_transport::identity::MemberKey;
 
 use super::reading;
 use crate::fleet::NAMESPACE;

@@ -5,7 +5,7 @@ use data_encoding::{Encoding, Specification};
 use http::uri::Authority;
 
 use super::{IdentityError, random};
-use crate::model::is_label;
+use runnel_proto::model::is_label;
 
 /// Lower-case base32 without padding.
 pub(super) static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
