@@ -21,7 +21,6 @@ use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
-use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::epoch::{Divergences, LeaderPosition};
 use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
@@ -31,6 +30,7 @@ use crate::session::Session;
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
 pub use pending::Pending;
+use runnel_api::{ClusterDistributionRule, DistributionRule};
 pub use settings::Settings;
 
 use crate::status::{Deliveries, ReportStore};

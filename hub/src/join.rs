@@ -23,9 +23,9 @@ use tonic::Status;
 use tonic::metadata::MetadataValue;
 
 use crate::ca::{ApiError, Authorities, within};
-use crate::crd::{KeyRecord, MemberCluster};
 use attempts::Attempts;
 use decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
+use runnel_api::{KeyRecord, MemberCluster};
 use tokens::{WRONG_SECRETS, wronged};
 
 /// How long what a member gets is good.

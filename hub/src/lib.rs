@@ -1,14 +1,13 @@
 //! The hub: turns rules and sources into desired sets, streams them to the agents, and tells the truth about the
 //! copies in the rules' statuses.
 //!
-//! A file either decides or does I/O, never both. These decide: [`crd`] (the API), [`plan`] (what one rule wants),
+//! A file either decides or does I/O, never both. These decide: [`plan`] (what one rule wants),
 //! [`index`] (everything the hub knows), [`session`] (what one agent must be told next), [`rollout`] (which clusters may have a change now), [`status`] (what a rule's
 //! status should say), [`whatif`] (what a rule would do).
 
 pub mod brake;
 pub mod ca;
 pub mod config;
-pub mod crd;
 pub mod epoch;
 pub mod hub_state;
 pub mod index;

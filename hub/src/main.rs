@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use runnel_hub::config::{Cli, Command, Token};
-use runnel_hub::{crd, token};
+use runnel_hub::token;
 use runnel_transport::ops;
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 async fn start(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Crds => {
-            print!("{}", crd::yaml());
+            print!("{}", runnel_api::yaml());
             Ok(())
         }
         Command::Run(options) => {

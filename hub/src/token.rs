@@ -11,8 +11,8 @@ use runnel_transport::identity::{JoinString, Token};
 use serde_json::json;
 
 use crate::ca::{self, ApiError, HubIdentity, within};
-use crate::crd::{Join, MemberCluster, MemberClusterSpec};
 pub use request::{Checked, RequestError, TokenRequest};
+use runnel_api::{Join, MemberCluster, MemberClusterSpec};
 
 /// What the API server records as the writer.
 const FIELD_MANAGER: &str = "runnel-hub";

@@ -17,7 +17,7 @@ use runnel_agent::decide::{Action, Decision, decide};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{Observed, Records};
-use runnel_hub::crd::{DistributionRule, RuleStatus};
+use runnel_api::{DistributionRule, RuleStatus};
 use runnel_hub::index::{Directive, Index};
 use runnel_hub::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
 use runnel_hub::session::Session;

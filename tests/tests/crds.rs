@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, ResourceExt};
-use runnel_hub::crd::{DistributionRuleSpec, MemberClusterSpec, definitions, files, limits};
+use runnel_api::{DistributionRuleSpec, MemberClusterSpec, definitions, files, limits};
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};

@@ -14,7 +14,6 @@ use runnel_agent::live::{Live, Ownership, Sealed};
 use runnel_agent::policy::{Facts, Policy};
 use runnel_agent::queue::Key;
 use runnel_agent::records::Observed;
-use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Directive, Holding, Index, PlaceState};
 use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub::session::Session;
@@ -141,7 +140,7 @@ fn rule(uid: &RuleUid, rule: &ApiRule, is_deleting: bool) -> Rule {
     if is_deleting {
         object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     }
-    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).expect("a rule");
     Rule::namespaced(&object, "runnel-system").expect("a rule")
 }
 

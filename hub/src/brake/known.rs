@@ -1,6 +1,8 @@
 //! What the judgement needs to know, and what is remembered of it.
 use std::collections::BTreeSet;
 
+use runnel_api::RemovalStatus;
+
 use super::{Item, Limit, Waiting};
 
 /// What a rule's status remembers of its brake.
@@ -23,6 +25,30 @@ impl Memory {
     pub(super) fn used(&self) -> Option<Memory> {
         let used = Memory { digest: self.previous.clone(), released: true, ..Memory::default() };
         (!used.digest.is_empty()).then_some(used)
+    }
+}
+
+impl From<&RemovalStatus> for Memory {
+    fn from(status: &RemovalStatus) -> Self {
+        Self {
+            digest: status.digest.clone(),
+            copies: u64::try_from(status.copies).unwrap_or_default(),
+            released: status.released,
+            wanted: status.wanted.clone(),
+            previous: status.previous.clone(),
+        }
+    }
+}
+
+impl From<Memory> for RemovalStatus {
+    fn from(memory: Memory) -> Self {
+        Self {
+            digest: memory.digest,
+            copies: i64::try_from(memory.copies).unwrap_or(i64::MAX),
+            released: memory.released,
+            wanted: memory.wanted,
+            previous: memory.previous,
+        }
     }
 }
 

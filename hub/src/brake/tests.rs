@@ -9,9 +9,9 @@ use runnel_proto::model::{Asked, AskedDigest, ClusterName, Content, Payload, Rev
 use serde_json::json;
 
 use super::{Brake, Cause, Circumstances, Item, Limit, WINDOW, Waiting};
-use crate::crd::{self, RemovalStatus};
 use crate::index::{Cluster, Directive, Effect, Holding, Index, PlaceState};
 use crate::plan::{ClusterAssignment, Rule, RuleGrant, SourceContent, SourceState, UnsupportedSource, WatchScope};
+use runnel_api::{self, RemovalStatus};
 
 const SOURCES: u64 = 24;
 const CLUSTERS: u64 = 5;
@@ -182,7 +182,7 @@ impl World {
         if draft.deleting {
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
-        let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+        let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
         Rule::namespaced(&object, "runnel-system").unwrap()
     }
 

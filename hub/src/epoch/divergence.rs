@@ -4,8 +4,8 @@ use jiff::Timestamp;
 
 use super::history_token::{HistoryToken, TokenRecipient};
 use super::leader_history::LeaderHistory;
-use crate::crd::conditions::{ConditionType, Reason};
 use crate::session::SendRestriction;
+use runnel_api::conditions::{ConditionType, Reason};
 
 /// The annotation of a `MemberCluster` by which an administrator confirms: its value names the doubt.
 pub const CONFIRMED: &str = "runnel.dev/confirmed";

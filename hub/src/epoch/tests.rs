@@ -157,7 +157,7 @@ fn a_message_says_what_was_seen_and_the_command_that_confirms_it() {
     for divergence in all {
         let message = divergence.message("eu-1");
         let command = format!("`kubectl annotate member eu-1 --overwrite runnel.dev/confirmed={}`", divergence.name());
-        assert!(message.contains(&command) && message.len() <= crate::crd::limits::MESSAGE, "{message}");
+        assert!(message.contains(&command) && message.len() <= runnel_api::limits::MESSAGE, "{message}");
     }
 }
 

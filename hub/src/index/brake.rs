@@ -9,7 +9,7 @@ use runnel_proto::model::{Asked, ClusterName, ConflictPolicy, DeletionPolicy, Ru
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::{Cause, Circumstances, DELIBERATE, Item, Judged, Limit, Matter, Memory, Named, WINDOW, Waiting};
-use crate::crd::{ClusterDistributionRule, DistributionRule};
+use runnel_api::{ClusterDistributionRule, DistributionRule};
 
 /// What an agent said that it holds of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

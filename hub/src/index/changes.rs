@@ -175,12 +175,11 @@ mod tests {
 
     use super::super::{Cluster, Index};
     use super::*;
-    use crate::crd;
     use crate::plan::Rule;
 
     /// What would go where a cluster holds the one source under another name.
     fn orphaned_intent(transform: &serde_json::Value, name: &str) -> Option<Item> {
-        let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+        let object: runnel_api::ClusterDistributionRule = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
             "metadata": {"name": "r", "uid": "r", "generation": 1},
             "spec": {

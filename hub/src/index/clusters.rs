@@ -6,8 +6,8 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::changes::note_choice;
 use super::{Effect, Index};
-use crate::crd::{MemberCluster, PendingRemoval};
 use crate::plan::{EffectiveTerms, Rule, TermsResolver};
+use runnel_api::{MemberCluster, PendingRemoval};
 
 /// A member cluster as the hub knows it.
 #[derive(Clone, Debug, Default, PartialEq)]

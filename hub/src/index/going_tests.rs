@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{Cluster, Holding, Index, PlaceState};
 use crate::brake::DELAY;
-use crate::crd::{ClusterDistributionRule, DistributionRule};
 use crate::plan::{Rule, WatchScope};
+use runnel_api::{ClusterDistributionRule, DistributionRule};
 
 const NAMESPACED: &str = "namespaced";
 const CLUSTER: &str = "cluster";

@@ -2,10 +2,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::crd;
 
 fn rule(uid: usize, spec: &Value) -> Rule {
-    let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+    let object: runnel_api::ClusterDistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
         "metadata": {"name": format!("r{uid}"), "uid": format!("r{uid}"), "generation": 1}, "spec": spec,
     }))

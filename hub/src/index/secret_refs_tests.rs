@@ -7,7 +7,6 @@ use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, Sour
 use serde_json::{Value, json};
 
 use super::{Cluster, Directive, Index, PlaceState};
-use crate::crd;
 use crate::plan::{RenderErrorKind, Rule, SourceContent, SourceState, UnsupportedSource, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -16,7 +15,7 @@ const EU: &str = "ZXU=";
 const NEW: &str = "bmV3";
 
 fn rule() -> Rule {
-    let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+    let object: runnel_api::ClusterDistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
         "metadata": {"name": "r", "uid": "r", "generation": 1},
         "spec": {

@@ -7,7 +7,6 @@ use runnel_proto::model::{Asked, AskedDigest, ClusterName, Payload, Revision, Ru
 use serde_json::json;
 
 use super::{Cluster, Directive, Holding, Index, PlaceState};
-use crate::crd;
 use crate::plan::{Rule, RuleGrant, Scope, Source, SourceContent, SourceState, WatchScope, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -24,7 +23,7 @@ fn rule(uid: &str, namespace: &str, selector_value: &str, clusters: serde_json::
     if deleting {
         object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     }
-    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
@@ -235,7 +234,7 @@ fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_te
             "clusters": {"all": true},
         },
     });
-    let object: crd::ClusterDistributionRule = serde_json::from_value(object).unwrap();
+    let object: runnel_api::ClusterDistributionRule = serde_json::from_value(object).unwrap();
     let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
     let scope = Scope::new(["team".to_owned(), "other".to_owned()]);
     assert_eq!(rule.places(&scope), BTreeSet::from([WatchScope::within("configmaps", "team")]));

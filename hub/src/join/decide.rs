@@ -7,7 +7,7 @@ use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
 
 use super::keys::is_retired;
 use super::tokens;
-use crate::crd::{Join, KeyRecord, MemberCluster, UsedToken, limits};
+use runnel_api::{Join, KeyRecord, MemberCluster, UsedToken, limits};
 
 /// Why a join, a renewal or a session is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Fingerprint;
 
-use crate::crd::{Identity, MemberCluster, RetiredKey, limits};
+use runnel_api::{Identity, MemberCluster, RetiredKey, limits};
 
 /// The identity after a session with this key, if that changes it. A key that was given up is remembered until its
 /// certificate can neither be used nor, for `limit` after its end, renewed.
@@ -56,8 +56,8 @@ pub fn is_retired(member: &MemberCluster, key: &Fingerprint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::KeyRecord;
     use proptest::prelude::*;
+    use runnel_api::KeyRecord;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + second).unwrap()

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Token;
 
-use crate::crd::{Join, MemberCluster, UsedToken, limits};
+use runnel_api::{Join, MemberCluster, UsedToken, limits};
 
 /// Wrong secrets that burn a token.
 pub const WRONG_SECRETS: i32 = 5;
@@ -77,7 +77,7 @@ fn is_over(used: &UsedToken, now: Timestamp) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::{MemberClusterSpec, MemberClusterStatus};
+    use runnel_api::{MemberClusterSpec, MemberClusterStatus};
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + seconds).unwrap()

@@ -10,11 +10,11 @@ use runnel_transport::tls::ServerTls;
 
 use super::HubMetrics;
 use crate::ca::Authorities;
-use crate::crd::conditions::{ConditionStatus, ConditionType, condition};
 use crate::hub_state::HubState;
 use crate::index::RuleEntry;
 use crate::status::Sent;
 use crate::writer::ObjectCache;
+use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
 
 use super::{ClusterChoice, NamedTerms, Rule};
-use crate::crd;
-use crate::crd::limits;
+use runnel_api::limits;
 
 /// A `DistributionGrant` as the planner sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +20,7 @@ pub struct RuleGrant {
 
 impl RuleGrant {
     /// Reads a `DistributionGrant`.
-    pub fn read(object: &crd::DistributionGrant) -> Self {
+    pub fn read(object: &runnel_api::DistributionGrant) -> Self {
         let spec = &object.spec;
         let mut resources: Vec<_> = spec.resources.clone();
         resources.sort();

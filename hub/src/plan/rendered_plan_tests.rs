@@ -6,10 +6,9 @@ use serde_json::json;
 
 use super::super::{ClusterPlans, RevisionHasher, Rule, Scope, Source, WatchScope, plan};
 use super::*;
-use crate::crd;
 
 fn rule() -> Rule {
-    let object: crd::ClusterDistributionRule = serde_json::from_value(json!({
+    let object: runnel_api::ClusterDistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
         "metadata": {"name": "r", "uid": "r", "generation": 1},
         "spec": {

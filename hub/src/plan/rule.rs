@@ -12,7 +12,6 @@ use runnel_proto::model::{
 use super::secret_refs::REFERENCED_KIND;
 use super::{NamedTerms, Scope, Shape, WatchScope};
 use crate::brake::{Brake, Limit, Memory};
-use crate::crd;
 use crate::rollout::Rollout;
 
 /// One entry of a rule's `sources`.
@@ -99,7 +98,7 @@ pub struct Rule {
 impl Rule {
     /// Reads a `DistributionRule`; it selects in its own namespace. `None` for an object without uid, which no API
     /// server gives out.
-    pub fn namespaced(object: &crd::DistributionRule, runnel_namespace: &str) -> Option<Self> {
+    pub fn namespaced(object: &runnel_api::DistributionRule, runnel_namespace: &str) -> Option<Self> {
         let own = object.namespace()?;
         let entries = object.spec.sources.iter().map(|source| choice(source, vec![Pattern::new(own.clone())]));
         build(
@@ -112,7 +111,7 @@ impl Rule {
     }
 
     /// Reads a `ClusterDistributionRule`; each entry says where it selects.
-    pub fn cluster_scoped(object: &crd::ClusterDistributionRule, runnel_namespace: &str) -> Option<Self> {
+    pub fn cluster_scoped(object: &runnel_api::ClusterDistributionRule, runnel_namespace: &str) -> Option<Self> {
         let entries = object.spec.sources.iter().map(|entry| choice(&entry.source, patterns(&entry.namespaces)));
         build(
             object,
@@ -234,8 +233,8 @@ impl ClusterChoice {
     }
 }
 
-impl From<&crd::Clusters> for ClusterChoice {
-    fn from(said: &crd::Clusters) -> Self {
+impl From<&runnel_api::Clusters> for ClusterChoice {
+    fn from(said: &runnel_api::Clusters) -> Self {
         Self {
             all: said.all,
             names: said.names.clone(),
@@ -278,7 +277,7 @@ impl SourceChoice {
     }
 }
 
-fn choice(source: &crd::Source, namespaces: Vec<Pattern>) -> SourceChoice {
+fn choice(source: &runnel_api::Source, namespaces: Vec<Pattern>) -> SourceChoice {
     SourceChoice {
         kinds: source.resources.iter().filter_map(|resource| Kind::by_resource(resource)).collect(),
         namespaces,
@@ -296,7 +295,7 @@ fn build(
     object: &impl ResourceExt,
     kind: &str,
     sources: Vec<SourceChoice>,
-    (said, status): (&crd::RuleTerms, Option<&crd::RuleStatus>),
+    (said, status): (&runnel_api::RuleTerms, Option<&runnel_api::RuleStatus>),
     runnel_namespace: &str,
 ) -> Option<Rule> {
     let meta = object.meta();
@@ -334,8 +333,8 @@ fn build(
                 count: u64::try_from(said.removal_limit.count).unwrap_or_default(),
                 percent: u64::try_from(said.removal_limit.percent).unwrap_or_default(),
             },
-            on_rule_delete: said.removal_limit.on_rule_delete == crd::OnRuleDelete::Hold,
-            release: object.annotations().get(crd::RELEASE).cloned(),
+            on_rule_delete: said.removal_limit.on_rule_delete == runnel_api::OnRuleDelete::Hold,
+            release: object.annotations().get(runnel_api::RELEASE).cloned(),
             memory: status.and_then(|status| status.removal.as_ref()).map(Memory::from),
             takeovers: status.and_then(|status| status.takeovers.as_ref()).map(Memory::from),
             given_up: status.and_then(|status| status.given_up.as_ref()).map(Memory::from),
@@ -346,7 +345,7 @@ fn build(
 }
 
 /// Names how copies are made and kept: the terms, but for whether the rule rests, and how copies differ from their sources.
-fn made_by(terms: &Terms, said: &crd::RuleTerms) -> [u8; 32] {
+fn made_by(terms: &Terms, said: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms { suspend: false, ..terms.clone() };
     let shape = (&said.transform, &said.substitute, &said.overrides);
     let canonical = serde_json::to_vec(&(terms, shape)).unwrap_or_default();

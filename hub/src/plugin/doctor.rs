@@ -14,7 +14,6 @@ use super::observed_json::text;
 use super::progress::colours;
 use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
 use crate::ca::IDENTITY_SECRET;
-use crate::crd;
 
 /// The oldest helm that knows `--reset-then-reuse-values`.
 const HELM: (u32, u32) = (3, 14);
@@ -93,7 +92,7 @@ async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
 }
 
 async fn definitions(hub: &Cluster) -> Vec<Check> {
-    let own: Vec<Value> = crd::definitions().iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
+    let own: Vec<Value> = runnel_api::definitions().iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
     let mut there = Vec::new();
     for wanted in &own {
         let name = text(wanted, "/metadata/name");

@@ -11,7 +11,6 @@ use super::observed_json::{condition, text};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, note, rights, say, usage};
-use crate::crd;
 
 /// Definitions are served soon after they are made.
 const SERVED: Duration = Duration::from_secs(30);
@@ -58,7 +57,7 @@ pub(super) fn check(values: &ChartValues, advertise: &[String]) -> anyhow::Resul
 /// Waits until the API server serves our kinds: established is not yet served, as its storage comes a moment later.
 async fn served(hub: &Cluster) -> anyhow::Result<()> {
     let begin = std::time::Instant::now();
-    for definition in crd::definitions() {
+    for definition in runnel_api::definitions() {
         let name = definition.metadata.name.unwrap_or_default();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         loop {

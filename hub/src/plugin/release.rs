@@ -13,7 +13,7 @@ use super::look::rule_path;
 use super::observed_json::{condition, full_name, number, text};
 use super::wrap::printable;
 use super::{CommandContext, FAILED, IN_VAIN, ended, note, say, status, usage};
-use crate::crd::RELEASE;
+use runnel_api::RELEASE;
 
 const BETWEEN: Duration = Duration::from_millis(250);
 /// What a person reads before he answers; the rest is counted.

@@ -21,7 +21,7 @@ impl std::fmt::Display for Right {
     }
 }
 
-const RUNNEL: &str = crate::crd::GROUP;
+const RUNNEL: &str = runnel_api::GROUP;
 const RBAC: &str = "rbac.authorization.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
 

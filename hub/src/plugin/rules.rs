@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::detail::tone;
 use super::observed_json::{condition, full_name, list, number, text, time};
 use super::table::{Cell, Table, Tone, age};
-use crate::crd::conditions::ConditionType;
+use runnel_api::conditions::ConditionType;
 
 /// The rules as a table.
 pub fn rules(objects: &[Value], namespaces: bool, wide: bool, now: Timestamp) -> Table {

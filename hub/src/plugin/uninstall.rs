@@ -10,7 +10,7 @@ use super::observed_json::{condition, full_name, list, text};
 use super::progress::Progress;
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
-use crate::crd::{self, FINALIZER, RELEASE};
+use runnel_api::{self, FINALIZER, RELEASE};
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
@@ -71,7 +71,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Uninstall)
 }
 
 async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
-    for definition in crd::definitions() {
+    for definition in runnel_api::definitions() {
         let name = definition.metadata.name.unwrap_or_default();
         if hub.get("read the definitions", &definition_path(&name)).await?.is_none() {
             return Ok(false);
@@ -165,7 +165,7 @@ impl Removing<'_> {
     }
 
     async fn definitions(&self) -> anyhow::Result<()> {
-        let names: Vec<String> = crd::definitions().into_iter().filter_map(|one| one.metadata.name).collect();
+        let names: Vec<String> = runnel_api::definitions().into_iter().filter_map(|one| one.metadata.name).collect();
         for name in &names {
             self.hub.delete(&format!("delete the definition {name}"), &definition_path(name)).await?;
         }

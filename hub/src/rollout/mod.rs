@@ -38,6 +38,7 @@
 //!   Nor does one of which anything was sent before `onFailure` was `Revert`, or after the last one that was completed without
 //!   it: what copies hold may be of a change that went wrong. Such a one stops.
 //! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
+mod api;
 mod back;
 mod gate;
 mod order;
@@ -49,10 +50,10 @@ mod tests;
 
 use std::time::Duration;
 
-pub use crate::crd::RolloutPhase as Phase;
 pub use gate::{AdmittedClusters, Gate};
 pub use order::RolloutPosition;
 pub use progress::Progress;
+pub use runnel_api::RolloutPhase as Phase;
 pub use step::{Health, Observation, step};
 pub use target::RolloutTarget;
 

@@ -36,7 +36,7 @@ fn weigh(hub_state: &HubState, to: TokenRecipient, history_token: &HistoryToken)
 }
 
 fn is_confirmed(object_cache: &ObjectCache, cluster: &ClusterName, divergence: &Divergence) -> bool {
-    let said = |member: &crate::crd::MemberCluster| {
+    let said = |member: &runnel_api::MemberCluster| {
         member.annotations().get(CONFIRMED).map(|said| said.trim() == divergence.name())
     };
     object_cache.with_member(cluster, |member| member.and_then(said).unwrap_or_default())

@@ -32,7 +32,6 @@ use runnel_transport::identity::{PeerCertificate, SpiffeId, Token};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::crd::MemberCluster;
 use crate::hub_state::HubState;
 use crate::join::decide::{JoinRefusal, admit, admit_renewal};
 use crate::join::tokens::is_named;
@@ -42,6 +41,7 @@ use crate::lease::MemberKey;
 use crate::metrics::HubMetrics;
 use crate::watch::take_in_member;
 use crate::writer::ObjectCache;
+use runnel_api::MemberCluster;
 
 /// How long a call waits for a hub that is starting.
 const START_LIMIT: Duration = Duration::from_secs(20);

@@ -10,7 +10,6 @@ use serde_json::json;
 
 use super::{RULES_LIMIT, SendRestriction, Session};
 use crate::brake::{Item, Judged};
-use crate::crd;
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, SourceState};
 
@@ -127,7 +126,7 @@ fn rule(uid: &str, suspend: bool) -> Rule {
         "metadata": {"name": uid, "namespace": "a", "uid": uid},
         "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}, "suspend": suspend},
     });
-    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 

@@ -149,8 +149,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::crd::DistributionRule;
     use crate::plan::{Rule, RulePlan, SourceContent, SourceState};
+    use runnel_api::DistributionRule;
 
     fn assignment(revision: u8) -> ClusterAssignment {
         let object: DistributionRule = serde_json::from_value(json!({

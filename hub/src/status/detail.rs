@@ -6,8 +6,8 @@ use runnel_proto::model::{ClusterName, Failure};
 use super::cluster_view::ClusterView;
 use super::rule_cluster_state::{Proved, is_newest, proved, standing};
 use super::{ReportStore, View};
-use crate::crd::ClusterState;
-use crate::crd::conditions::Reason;
+use runnel_api::ClusterState;
+use runnel_api::conditions::Reason;
 
 /// How a rule stands in one cluster. Never holds content of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use super::rolling::{Rolling, rolling_out, rollout_reverted, rollout_stopped, we
 use super::rule_cluster_state::{RuleClusterState, is_awaited, is_reading, standing};
 use super::{Now, ReportStore, SETTLING};
 use crate::brake::Memory;
-use crate::crd::conditions::{
-    ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
-};
-use crate::crd::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 use crate::index::{BlockedAgentWork, BlockedRemovals};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, UnsupportedSource, WatchScope};
+use runnel_api::conditions::{
+    ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened, whole_seconds,
+};
+use runnel_api::{ClusterState, ClusterStatus, Display, RuleStatus, Summary, limits};
 
 /// What the hub knows about a rule.
 pub struct View<'a> {

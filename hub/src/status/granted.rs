@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
 
 use super::View;
 use super::fold::ConditionValue;
-use crate::crd::conditions::{ConditionStatus, Reason};
+use runnel_api::conditions::{ConditionStatus, Reason};
 
 /// Names that a sentence lists, of those that it speaks of.
 const LISTED: usize = 5;

@@ -1,8 +1,8 @@
 //! What people are told of removals, or of takeovers, that are held.
 use super::fold::counted;
-use crate::crd::RELEASE;
 use crate::index::{BlockedAgentWork, BlockedRemovals, Several};
 use crate::plan::Rule;
+use runnel_api::RELEASE;
 
 /// How many copies, where, why, and how to release them.
 pub(super) fn said_of_held(

@@ -4,11 +4,11 @@ use runnel_proto::model::{ClusterName, LostWatch, RuleName};
 
 use super::rule_cluster_state::without_watch;
 use super::{Now, SessionFacts};
-use crate::crd::conditions::{
+use crate::epoch::Divergence;
+use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition, whole_seconds,
 };
-use crate::crd::{Certificate, MemberClusterStatus};
-use crate::epoch::Divergence;
+use runnel_api::{Certificate, MemberClusterStatus};
 
 /// Names of unclaimed rules that one message lists.
 const NAMES_SHOWN: usize = 5;

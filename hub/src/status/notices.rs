@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 
 use runnel_proto::closed_list;
 
-use crate::crd::conditions::{ConditionType, Reason, condition};
-use crate::crd::{ClusterState, RuleStatus};
+use runnel_api::conditions::{ConditionType, Reason, condition};
+use runnel_api::{ClusterState, RuleStatus};
 
 closed_list! {
     /// The reason of an Event that the hub writes.
@@ -79,7 +79,7 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
 }
 
 fn unreachable(status: &RuleStatus) -> BTreeSet<&str> {
-    let lost = |cluster: &&crate::crd::ClusterStatus| {
+    let lost = |cluster: &&runnel_api::ClusterStatus| {
         let connected = [Reason::NeverConnected, Reason::MemberAPIUnavailable].map(Reason::as_str);
         cluster.state == ClusterState::Unreachable && !connected.contains(&cluster.reason.as_str())
     };

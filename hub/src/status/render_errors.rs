@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{self, ClusterName, SourceRef};
 
 use super::View;
-use crate::crd::conditions::Reason;
 use crate::plan::{RenderError, RenderErrorKind, RulePlan};
+use runnel_api::conditions::Reason;
 
 /// The word for it.
 fn reason(why: RenderErrorKind) -> Reason {

@@ -12,8 +12,8 @@ use super::rule_cluster_state::{
     proved, standing,
 };
 use super::{Now, ReportStore, View};
-use crate::crd::conditions::{ConditionStatus, Reason, shortened};
 use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, step};
+use runnel_api::conditions::{ConditionStatus, Reason, shortened};
 
 /// A rollout as it is.
 pub struct Rolling<'a> {

@@ -8,11 +8,11 @@ use super::cluster_view::ClusterView;
 use super::render_errors::from_cluster;
 use super::report_store::RuleReport;
 use super::{ReportStore, SETTLING, View};
-use crate::crd::conditions::Reason;
-use crate::crd::{ClusterState, ClusterStatus};
 use crate::index::RuleEntry;
 use crate::plan::{ClusterPlans, NamedTerms, RulePlan, TargetClusters, digest_on, proof_on};
 use crate::session::RULES_LIMIT;
+use runnel_api::conditions::Reason;
+use runnel_api::{ClusterState, ClusterStatus};
 
 /// What is said of a cluster that says it has applied everything, and shows something else.
 const DIFFERS: &str =

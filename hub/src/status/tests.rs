@@ -10,9 +10,9 @@ use runnel_proto::model::{
 use serde_json::json;
 
 use super::*;
-use crate::crd::conditions::{ConditionType, condition};
-use crate::crd::{self, ClusterState, RuleStatus};
 use crate::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope};
+use runnel_api::conditions::{ConditionType, condition};
+use runnel_api::{self, ClusterState, RuleStatus};
 
 mod pages;
 mod proof;
@@ -47,7 +47,7 @@ fn rule(spec: serde_json::Value) -> Rule {
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 3}, "spec": spec,
     });
-    let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
@@ -466,7 +466,7 @@ proptest! {
         prop_assert!(serde_json::to_vec(&world.status).unwrap().len() < 64 * 1024);
         prop_assert!(world.status.clusters.len() <= 20);
         prop_assert_eq!(world.status.truncated, clusters > 20);
-        let words: BTreeSet<&str> = crd::conditions::Reason::all().map(crd::conditions::Reason::as_str).collect();
+        let words: BTreeSet<&str> = runnel_api::conditions::Reason::all().map(runnel_api::conditions::Reason::as_str).collect();
         prop_assert!(world.status.clusters.iter().all(|cluster| words.contains(&*cluster.reason)));
         let worst_first = world.status.clusters.is_sorted_by_key(|cluster| cluster.state);
         prop_assert!(worst_first);

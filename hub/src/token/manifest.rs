@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use kube::{CustomResourceExt, Resource};
 use serde_json::json;
 
-use crate::crd::{Join, MemberCluster};
+use runnel_api::{Join, MemberCluster};
 
 /// The YAML of a cluster that may join.
 ///

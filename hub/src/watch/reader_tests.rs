@@ -81,7 +81,7 @@ impl FakeApi {
 /// A hub that has seen all of these objects, and one rule that selects those that it says.
 fn hub(api: &FakeApi, names: Value) -> Arc<HubState> {
     let hub_state = HubState::new(Settings::for_tests());
-    let rule: crate::crd::DistributionRule = serde_json::from_value(json!({
+    let rule: runnel_api::DistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "r", "namespace": NAMESPACE, "uid": "r", "generation": 1},
         "spec": {"sources": [{"resources": ["configmaps"], "names": names}], "clusters": {"all": true}},

@@ -11,11 +11,11 @@ use runnel_proto::model::RuleUid;
 use serde::de::DeserializeOwned;
 
 use super::{Own, RelistingWatch, own_events, refusal};
-use crate::crd::{self, FINALIZER, RuleStatus};
 use crate::hub_state::HubState;
 use crate::plan::Rule;
 use crate::relist_barrier::Watched;
 use crate::writer::{ObjectCache, RuleObject};
+use runnel_api::{self, FINALIZER, RuleStatus};
 
 /// The longest that an API server works on one request to delete an object.
 const LONGEST_DELETE: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debu
     fn current_status(&self) -> RuleStatus;
 }
 
-impl RuleKind for crd::DistributionRule {
+impl RuleKind for runnel_api::DistributionRule {
     const RESOURCE: &'static str = "distributionrules";
 
     fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
@@ -42,7 +42,7 @@ impl RuleKind for crd::DistributionRule {
     }
 }
 
-impl RuleKind for crd::ClusterDistributionRule {
+impl RuleKind for runnel_api::ClusterDistributionRule {
     const RESOURCE: &'static str = "clusterdistributionrules";
 
     fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
@@ -180,8 +180,8 @@ pub(crate) fn forget(uid: &RuleUid, hub_state: &HubState, object_cache: &ObjectC
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::DistributionRule;
     use crate::hub_state::Settings;
+    use runnel_api::DistributionRule;
     use serde_json::json;
 
     fn object(has_finalizer: bool, is_deleting: bool) -> DistributionRule {

@@ -7,7 +7,7 @@ use kube::api::{Api, ListParams, PostParams};
 use runnel_proto::model::KINDS;
 
 use super::{WriteError, describe, within};
-use crate::crd::{
+use runnel_api::{
     Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
 

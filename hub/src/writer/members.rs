@@ -5,12 +5,12 @@ use runnel_proto::model::{ClusterName, KINDS, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
-use crate::crd::conditions::{ConditionType, condition};
-use crate::crd::{MemberCluster, MemberClusterStatus};
 use crate::join::decide::{keys, renewable_until};
 use crate::join::keys::used;
 use crate::status::{MemberView, Notice, Now, SETTLING, fold_member};
 use crate::watch::take_in_member;
+use runnel_api::conditions::{ConditionType, condition};
+use runnel_api::{MemberCluster, MemberClusterStatus};
 
 /// The conditions of a member that mean nothing good.
 const ALARMS: [ConditionType; 5] = [

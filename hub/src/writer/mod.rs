@@ -409,12 +409,12 @@ mod tests {
         let writer = writer(&hub_state, &object_cache);
         let mut object = serde_json::json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
-            "metadata": {"name": "r", "namespace": "a", "uid": "r", "finalizers": [crate::crd::FINALIZER]},
+            "metadata": {"name": "r", "namespace": "a", "uid": "r", "finalizers": [runnel_api::FINALIZER]},
             "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
         });
         let (uid, start) = (RuleUid::from("r"), Instant::now());
         let see = |object: &serde_json::Value| {
-            let rule: crate::crd::DistributionRule = serde_json::from_value(object.clone()).unwrap();
+            let rule: runnel_api::DistributionRule = serde_json::from_value(object.clone()).unwrap();
             object_cache.set_rule(uid.clone(), RuleObject::of(&rule, true), true);
         };
         let mut pace = Pace::default();

@@ -10,9 +10,9 @@ use kube::api::ApiResource;
 use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use crate::crd::{MemberCluster, RuleStatus};
 use crate::index::version_number;
 use crate::watch::RuleKind;
+use runnel_api::{MemberCluster, RuleStatus};
 
 /// How many members that are gone are remembered: more than go while an answer is under way.
 const GONE: usize = 4096;
@@ -289,7 +289,7 @@ impl ObjectCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::DistributionRule;
+    use runnel_api::DistributionRule;
     use serde_json::json;
 
     fn member(version: u32) -> MemberCluster {

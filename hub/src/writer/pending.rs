@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::RuleUid;
 
-use crate::crd::{PendingRemoval, limits};
+use runnel_api::{PendingRemoval, limits};
 
 /// The removals that wait for one member from now on.
 pub(super) struct PendingList {

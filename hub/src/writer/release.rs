@@ -111,9 +111,9 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::{DistributionRule, MemberCluster};
     use crate::hub_state::{HubState, Settings};
     use crate::plan::Rule;
+    use runnel_api::{DistributionRule, MemberCluster};
     use serde_json::{Value, json};
     use std::sync::Arc;
     use std::time::Instant;

@@ -11,9 +11,9 @@ use serde_json::json;
 
 use super::pending::PendingList;
 use super::{GATHER, ObjectCache, WRITES, WriteError, describe, serves, unless_gone};
-use crate::crd::{MemberCluster, PendingRemoval};
 use crate::hub_state::HubState;
 use crate::watch::take_in_member;
+use runnel_api::{MemberCluster, PendingRemoval};
 
 /// After a write that failed. The newer object of a changed one is here within a moment.
 const RETRY: Duration = Duration::from_millis(200);

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use runnel_hub::crd;
 use runnel_hub::index::{Cluster, Index, PlaceState};
 use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
@@ -26,7 +25,7 @@ pub fn rule(number: usize) -> Rule {
             "clusters": {"all": true}, "removalLimit": {"percent": 100},
         },
     });
-    let object: crd::DistributionRule = serde_json::from_value(object).expect("a rule");
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).expect("a rule");
     Rule::namespaced(&object, "runnel-system").expect("a rule")
 }
 
@@ -78,8 +77,8 @@ fn everything() -> RuleGrant {
         "rules": {"namespaces": {"all": true}}, "resources": ["configmaps", "secrets"], "clusters": {"all": true},
         "namespaces": {"all": true}, "policies": {"overwrite": true, "adopt": true, "createNamespaces": true},
     });
-    let spec: crd::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
-    RuleGrant::read(&crd::DistributionGrant::new("everything", spec))
+    let spec: runnel_api::DistributionGrantSpec = serde_json::from_value(spec).expect("a grant");
+    RuleGrant::read(&runnel_api::DistributionGrant::new("everything", spec))
 }
 
 /// What an index is made of, as the watches show it.

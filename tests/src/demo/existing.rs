@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, ResourceExt};
-use runnel_hub::crd::definitions;
+use runnel_api::definitions;
 
 use super::cluster::Cluster;
 use super::narrate::Narrator;

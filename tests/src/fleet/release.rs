@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
-use runnel_hub::crd::definitions;
+use runnel_api::definitions;
 use serde_json::{Value, json};
 
 use super::{FleetOptions, NAMESPACE};

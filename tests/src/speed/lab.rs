@@ -8,7 +8,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use runnel_hub::crd::DistributionRule;
+use runnel_api::DistributionRule;
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::wire::RenewRequest;
 use runnel_transport::grpc::runnel_client::RunnelClient;

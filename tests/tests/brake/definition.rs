@@ -1,7 +1,7 @@
 //! Who deletes the definition of a kind of rules deletes every rule, and named none.
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::crd::definitions;
+use runnel_api::definitions;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition};
 use runnel_tests::wait::eventually;

@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use runnel_hub::crd::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
-use runnel_hub::crd::{
+use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
+use runnel_api::{
     Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display, DistributionRule,
     DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus, PendingRemoval, RolloutStatus, RuleStatus,
     RuleTerms, Source, Summary,

@@ -9,7 +9,7 @@ use runnel_agent::decide::{TargetNamespace, Want};
 use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
-use runnel_hub::crd::{ClusterDistributionRule, DistributionRule};
+use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::index::{Cluster, Effect, Index, PlaceState};
 use runnel_hub::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub::session::Session;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::crd::DistributionRule;
+use runnel_api::DistributionRule;
 use runnel_hub::plan::{Rule, content_of};
 use runnel_proto::model::{Kind, SourceRef};
 use serde_json::{Value, json};

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::crd::conditions::{ConditionType, Reason};
+use runnel_api::conditions::{ConditionType, Reason};
 use runnel_proto::model;
 
-use super::{code, none, root, says};
+use super::{product_code, none, root, says};
 
 /// Where conditions are made, and their types and reasons listed.
-const LISTS: &str = "hub/src/crd/conditions.rs";
+const LISTS: &str = "hub/api/src/conditions.rs";
 
 /// The table of the manual whose first column has this heading: its words, and of what each is said.
 fn table(heading: &str) -> Result<BTreeMap<String, String>> {
@@ -72,7 +72,7 @@ fn words_of_different_lists_are_different() -> Result<()> {
 #[test]
 fn every_word_of_the_lists_is_written_somewhere() -> Result<()> {
     let mut text = String::new();
-    for file in code(&["hub/src"])?.iter().filter(|file| file.path != LISTS) {
+    for file in product_code()?.iter().filter(|file| file.path != LISTS) {
         file.lines.iter().for_each(|(_, line)| text.extend([line.as_str(), "\n"]));
     }
     let types = ConditionType::ALL.map(|word| format!("ConditionType::{word}"));
@@ -92,7 +92,7 @@ fn nothing_writes_a_condition_or_reason_outside_of_the_lists() -> Result<()> {
     };
     let makes = |line: &str| line.contains(" Condition {") && !line.contains("-> ") && !line.contains("struct ");
     let mut wrong = Vec::new();
-    for file in code(&["hub/src", "agent/src"])? {
+    for file in product_code()? {
         for (number, line) in &file.lines {
             if spelled(line) {
                 wrong.push(format!("{}:{number}: a reason or type that is spelled out: take it of a list", file.path));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use runnel_hub::crd::definitions;
+use runnel_api::definitions;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition, is_marked};
 use runnel_tests::wait::{eventually, steadily};

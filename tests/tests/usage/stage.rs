@@ -80,7 +80,7 @@ impl Stage {
 
     /// Installs the definitions.
     pub async fn install(&self) -> Result<()> {
-        let manifests: Vec<String> = runnel_hub::crd::files().into_iter().map(|(_, text)| text).collect();
+        let manifests: Vec<String> = runnel_api::files().into_iter().map(|(_, text)| text).collect();
         self.cluster.kubectl_stdin(&["apply", "--server-side", "-f", "-"], &manifests.concat()).await.map(drop)
     }
 

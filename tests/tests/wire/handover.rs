@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::crd::MemberCluster;
+use runnel_api::MemberCluster;
 use runnel_proto::REASON_METADATA;
 use runnel_proto::model::{AgentFrame, HubFrame, SourceRef};
 use runnel_tests::scene::{Id, Place};

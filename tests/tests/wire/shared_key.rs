@@ -1,7 +1,7 @@
 //! Two agents with one key, which take the session from one another.
 
 use anyhow::{Result, ensure};
-use runnel_hub::crd::MemberCluster;
+use runnel_api::MemberCluster;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_tests::scene::{Id, Place};

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::{join_all, try_join_all};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use runnel_hub::crd::{Join, MemberCluster};
+use runnel_api::{Join, MemberCluster};
 use runnel_hub::token::{self, Declared, TokenRequest};
 use runnel_proto::wire::JoinRequest;
 use runnel_tests::fleet::NAMESPACE;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use runnel_transport::identity::{Authority, Token};
 
 use super::*;
-use crate::crd::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};
+use runnel_api::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LIFE: Duration = Duration::from_secs(60 * 60);

@@ -3,7 +3,7 @@ use std::time::SystemTime;
 use proptest::prelude::*;
 
 use super::*;
-use crate::crd::{Identity, MemberClusterSpec, MemberClusterStatus};
+use runnel_api::{Identity, MemberClusterSpec, MemberClusterStatus};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()

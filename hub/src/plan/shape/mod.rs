@@ -19,7 +19,6 @@ use runnel_proto::model::{
 use serde_json::{Map, Value};
 
 use super::{RenderError, RenderErrorKind, SecretRefs};
-use crate::crd;
 use overrides::Override;
 pub use template::{About, Reads};
 
@@ -50,8 +49,8 @@ struct Marks {
     allow: Vec<Pattern>,
 }
 
-impl From<&crd::Marks> for Marks {
-    fn from(said: &crd::Marks) -> Self {
+impl From<&runnel_api::Marks> for Marks {
+    fn from(said: &runnel_api::Marks) -> Self {
         Self { add: said.add.clone(), drop: patterns(&said.drop), allow: patterns(&said.allow) }
     }
 }
@@ -81,10 +80,10 @@ fn render_error(why: RenderErrorKind, message: impl Into<Arc<str>>) -> RenderErr
 
 impl Shape {
     /// What a rule says.
-    pub fn new(said: &crd::RuleTerms) -> Self {
+    pub fn new(said: &runnel_api::RuleTerms) -> Self {
         let transform = said.transform.clone().unwrap_or_default();
         let keys = transform.keys.unwrap_or_default();
-        let marks = |said: &Option<crd::Marks>| said.as_ref().map(Into::into).unwrap_or_default();
+        let marks = |said: &Option<runnel_api::Marks>| said.as_ref().map(Into::into).unwrap_or_default();
         Self {
             name: transform.name,
             versioned: transform.versioned_name.is_some(),

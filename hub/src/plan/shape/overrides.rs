@@ -6,20 +6,19 @@ use serde_json::{Map, Value, json};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
 use super::{About, NotRendered, render_error};
-use crate::crd;
 
 /// What is overridden in the clusters that it chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Override {
     clusters: ClusterChoice,
     data: BTreeMap<String, String>,
-    secret_data: Vec<crd::SecretValue>,
+    secret_data: Vec<runnel_api::SecretValue>,
     remove: Vec<String>,
-    patch: Vec<crd::PatchStep>,
+    patch: Vec<runnel_api::PatchStep>,
 }
 
-impl From<&crd::Override> for Override {
-    fn from(said: &crd::Override) -> Self {
+impl From<&runnel_api::Override> for Override {
+    fn from(said: &runnel_api::Override) -> Self {
         Self {
             clusters: ClusterChoice::from(&said.clusters),
             data: said.data.clone(),

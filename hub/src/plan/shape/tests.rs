@@ -9,7 +9,7 @@ fn rule(spec: Value) -> Rule {
     let mut spec = spec;
     spec["sources"] = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);
     spec["clusters"] = json!({"all": true});
-    let object: crd::DistributionRule = serde_json::from_value(json!({
+    let object: runnel_api::DistributionRule = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "r", "namespace": "team", "uid": "r", "generation": 1}, "spec": spec,
     }))

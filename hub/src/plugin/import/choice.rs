@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::Regex;
 use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace};
 
-use crate::crd::{LabelExpression, LabelSelector, Namespaces, Operator};
+use runnel_api::{LabelExpression, LabelSelector, Namespaces, Operator};
 
 /// The namespaces of the cluster that is read, with their labels.
 pub type Places = BTreeMap<String, BTreeMap<String, String>>;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
 use super::choice::{self, Choice, Places};
-use crate::crd::{LabelExpression, Operator, limits};
+use runnel_api::{LabelExpression, Operator, limits};
 
 /// What a person says of such a copier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::annotations::{Copier, CopyRequest, Id, Objects, Read};
 use super::choice::{Choice, Places};
 use super::labelled::{self, ByLabel};
-use crate::crd::{GROUP, VERSION, limits};
+use runnel_api::{GROUP, VERSION, limits};
 
 /// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
 pub type Bodies = BTreeMap<Id, Value>;

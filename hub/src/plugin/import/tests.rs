@@ -9,7 +9,7 @@ use super::annotations::{Copier, Id, Marked, Objects, read};
 use super::choice::{Choice, Places, Written, chosen, chosen_by_both, selector};
 use super::report::{self, ReportContext};
 use super::rules::{Aim, Bodies, CopyComparison, Import, made};
-use crate::crd::DistributionRule;
+use runnel_api::DistributionRule;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
@@ -354,7 +354,7 @@ fn what_is_printed_is_rules_and_no_content() {
     assert_eq!(documents.len(), 2);
     for document in documents {
         let rule: DistributionRule = serde_saphyr::from_str(document).unwrap();
-        assert_eq!(rule.spec.terms.conflict_policy, crate::crd::ConflictPolicy::AdoptIfEqual);
+        assert_eq!(rule.spec.terms.conflict_policy, runnel_api::ConflictPolicy::AdoptIfEqual);
     }
     for value in ["dg==", "b3RoZXI="] {
         assert!(!text.contains(value), "{value}");

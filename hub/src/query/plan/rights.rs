@@ -10,7 +10,6 @@ use serde_json::Value;
 use tonic::Status;
 
 use super::random_key;
-use crate::crd;
 use crate::names::{is_label, is_subdomain};
 use crate::plan::Rule;
 use crate::query::review::{Access, User};
@@ -44,7 +43,7 @@ impl Questions {
         let is_whole = name.kind == KINDS[1].0;
         // Nobody has looked at it as the API server looks at what it saves, and parts of it go to agents.
         check_identity(&name).map_err(|why| malformed(&why))?;
-        crd::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
+        runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let known = {
             let index = self.hub_state.index.read();
             let found = index.rules().find(|(_, entry)| entry.rule.terms.rule == name);
@@ -54,11 +53,12 @@ impl Questions {
         let namespace = &self.hub_state.settings.namespace;
         let rule = match is_whole {
             false => {
-                let rule: crd::DistributionRule = serde_json::from_value(value).map_err(|error| malformed(&error))?;
+                let rule: runnel_api::DistributionRule =
+                    serde_json::from_value(value).map_err(|error| malformed(&error))?;
                 Rule::namespaced(&identified(rule, known)?, namespace)
             }
             true => {
-                let rule: crd::ClusterDistributionRule =
+                let rule: runnel_api::ClusterDistributionRule =
                     serde_json::from_value(value).map_err(|error| malformed(&error))?;
                 Rule::cluster_scoped(&identified(rule, known)?, namespace)
             }

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 use parking_lot::Mutex;
-use runnel_hub::crd::DistributionRule;
+use runnel_api::DistributionRule;
 use runnel_proto::model::Payload;
 use runnel_transport::grpc::runnel_client::RunnelClient;
 use serde_json::json;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use runnel_hub::crd::RuleStatus;
+use runnel_api::RuleStatus;
 use runnel_proto::model::{FAILURES_LIMIT, Payload};
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use runnel_hub::crd::MemberCluster;
+use runnel_api::MemberCluster;
 use serde_json::{Value, json};
 
 use super::{MIB, milliseconds_since, reading};

@@ -1,14 +1,9 @@
 //! How a change travels, and how far it has come.
-use std::time::Duration;
-
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::conditions::whole_seconds;
 use super::{limits, schema};
-use crate::rollout;
 
 /// How a change travels: to one wave of clusters after the other, as long as they take it well. A change is an edit of a
 /// source, or of this rule's sources, namespaces, policies and of what makes copies other than their sources.
@@ -71,29 +66,6 @@ pub enum CountOrPercent {
     Count(i64),
     /// Such as `25%`.
     Text(String),
-}
-
-impl From<&CountOrPercent> for rollout::Portion {
-    fn from(said: &CountOrPercent) -> Self {
-        match said {
-            CountOrPercent::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
-            // What the schema lets through and is no number lets one cluster in at a time.
-            CountOrPercent::Text(text) => Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default()),
-        }
-    }
-}
-
-impl From<&Rollout> for rollout::Rollout {
-    fn from(said: &Rollout) -> Self {
-        Self {
-            max_concurrency: (&said.max_concurrency).into(),
-            order_by: said.order_by_label.clone(),
-            soak: Duration::from_secs(u64::try_from(said.soak_seconds).unwrap_or_default()),
-            max_failures: u64::try_from(said.max_failures).unwrap_or_default(),
-            paused: said.paused,
-            reverts: said.on_failure == OnFailure::Revert,
-        }
-    }
 }
 
 /// How far a rollout has come.
@@ -217,127 +189,4 @@ pub struct ReachedUpTo {
     /// The cluster.
     #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
     pub cluster: String,
-}
-
-impl From<&rollout::Progress> for RolloutStatus {
-    fn from(progress: &rollout::Progress) -> Self {
-        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        Self {
-            revision: progress.revision.clone(),
-            phase: progress.phase,
-            wave: number(progress.wave),
-            clusters: number(progress.clusters),
-            clusters_reached: number(progress.reached),
-            clusters_applied: number(progress.applied),
-            clusters_failed: number(progress.failing),
-            clusters_failed_max: number(progress.failed),
-            clusters_reverted: number(progress.reverted),
-            copies_left: number(progress.left),
-            last_completed_at: progress.last_completed.map(whole_seconds),
-            keeps_former: progress.keeps,
-            failure: progress.failure.clone(),
-            ordered_by: progress.order_by.clone(),
-            reached_up_to: progress
-                .cursor
-                .as_ref()
-                .map(|turn| ReachedUpTo { value: turn.value.clone(), cluster: turn.cluster.as_str().to_owned() }),
-            started_at: Some(whole_seconds(progress.started_at)),
-            wave_started_at: progress.wave_at.map(whole_seconds),
-            applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
-            ended_at: progress.ended_at.map(whole_seconds),
-            superseded: number(progress.superseded),
-            unfinished_since: progress.unfinished_since.map(whole_seconds),
-        }
-    }
-}
-
-/// A status holds whole seconds, and nothing soaks for less than it should.
-fn next_second(at: Timestamp) -> Timestamp {
-    let part = at.subsec_nanosecond() > 0;
-    at.checked_add(SignedDuration::from_secs(i64::from(part))).unwrap_or(at)
-}
-
-impl From<&RolloutStatus> for rollout::Progress {
-    fn from(status: &RolloutStatus) -> Self {
-        let number = |count: i64| u64::try_from(count).unwrap_or_default();
-        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
-        Self {
-            revision: status.revision.clone(),
-            phase: status.phase,
-            wave: number(status.wave),
-            order_by: status.ordered_by.clone(),
-            cursor: status.reached_up_to.as_ref().map(|reached| rollout::RolloutPosition {
-                value: reached.value.clone(),
-                cluster: reached.cluster.as_str().into(),
-            }),
-            clusters: number(status.clusters),
-            reached: number(status.clusters_reached),
-            applied: number(status.clusters_applied),
-            failing: number(status.clusters_failed),
-            failed: number(status.clusters_failed_max),
-            reverted: number(status.clusters_reverted),
-            left: number(status.copies_left),
-            last_completed: time(&status.last_completed_at),
-            keeps: status.keeps_former,
-            failure: status.failure.clone(),
-            started_at: time(&status.started_at).unwrap_or_default(),
-            wave_at: time(&status.wave_started_at),
-            applied_at: time(&status.applied_at),
-            ended_at: time(&status.ended_at),
-            superseded: number(status.superseded),
-            unfinished_since: time(&status.unfinished_since),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_into_the_status_is_read_again() {
-        let at = |second| Some(Timestamp::from_second(second).unwrap());
-        let progress = rollout::Progress {
-            revision: "abc".to_owned(),
-            phase: rollout::Phase::Soaking,
-            wave: 2,
-            order_by: Some("tier".to_owned()),
-            cursor: Some(rollout::RolloutPosition { value: Some("1".to_owned()), cluster: "eu-3".into() }),
-            clusters: 9,
-            reached: 4,
-            applied: 3,
-            failing: 1,
-            failed: 2,
-            started_at: at(1).unwrap(),
-            wave_at: at(2),
-            applied_at: at(3),
-            ended_at: None,
-            superseded: 4,
-            reverted: 2,
-            left: 5,
-            last_completed: at(9),
-            keeps: true,
-            failure: Some("eu-1: why".to_owned()),
-            unfinished_since: at(1),
-        };
-        let status = RolloutStatus::from(&progress);
-        let written = serde_json::to_value(&status).unwrap();
-        let read: RolloutStatus = serde_json::from_value(written).unwrap();
-        assert_eq!(read, status);
-        assert_eq!(rollout::Progress::from(&read), progress);
-    }
-
-    #[test]
-    fn a_part_of_the_clusters_is_rounded_up_and_never_nothing() {
-        let of = |said: serde_json::Value, all| {
-            let said: Rollout = serde_json::from_value(serde_json::json!({"maxConcurrency": said})).unwrap();
-            rollout::Rollout::from(&said).max_concurrency.of(all)
-        };
-        assert_eq!(of("25%".into(), 9), 3);
-        assert_eq!(of("1%".into(), 3), 1);
-        assert_eq!(of("100%".into(), 7), 7);
-        assert_eq!(of(5.into(), 2), 5);
-        assert_eq!(of(0.into(), 0), 1);
-        assert_eq!(rollout::Rollout::from(&Rollout::default()).max_concurrency.of(8), 2);
-    }
 }

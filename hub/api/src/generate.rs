@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_deployed_files_are_what_the_types_say() {
-        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
         let plain = files().into_iter().map(|(name, text)| (format!("crds/{name}"), text));
         // As files that the chart quotes, not as templates: what is in braces there stays as it is.
         let charted =
@@ -206,7 +206,7 @@ mod tests {
             assert!(
                 deployed == text,
                 "deploy/{name} is not what the types say; write it anew with\n  \
-                 RUNNEL_UPDATE=1 cargo test -p runnel-hub crd"
+                 RUNNEL_UPDATE=1 cargo test -p runnel-api"
             );
         }
     }

@@ -4,7 +4,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{RolloutStatus, limits, schema};
-use crate::brake::Memory;
 
 /// What has become of the rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -102,30 +101,6 @@ pub struct RemovalStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(64))]
     pub previous: String,
-}
-
-impl From<&RemovalStatus> for Memory {
-    fn from(status: &RemovalStatus) -> Self {
-        Self {
-            digest: status.digest.clone(),
-            copies: u64::try_from(status.copies).unwrap_or_default(),
-            released: status.released,
-            wanted: status.wanted.clone(),
-            previous: status.previous.clone(),
-        }
-    }
-}
-
-impl From<Memory> for RemovalStatus {
-    fn from(memory: Memory) -> Self {
-        Self {
-            digest: memory.digest,
-            copies: i64::try_from(memory.copies).unwrap_or(i64::MAX),
-            released: memory.released,
-            wanted: memory.wanted,
-            previous: memory.previous,
-        }
-    }
 }
 
 /// The counts of a rule as `kubectl get` shows them.
