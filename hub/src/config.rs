@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use runnel_transport::identity::is_address;
 use runnel_transport::ops::LogFormat;
 
-use crate::names::is_subdomain;
+use runnel_hub_core::names::is_subdomain;
 
 /// Streams ConfigMaps and Secrets from this cluster to member clusters.
 #[derive(Parser)]

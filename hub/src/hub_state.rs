@@ -21,19 +21,19 @@ use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
-use crate::epoch::{Divergences, LeaderPosition};
-use crate::index::{Effect, Index, RuleEntry};
 use crate::lease::{Lead, Leader};
-use crate::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use crate::relist_barrier::{RelistBarrier, Watched};
-use crate::session::Session;
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
 pub use pending::Pending;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
+use runnel_hub_core::epoch::{Divergences, LeaderPosition};
+use runnel_hub_core::index::{Effect, Index, RuleEntry};
+use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
+use runnel_hub_core::session::Session;
 pub use settings::Settings;
 
-use crate::status::{Deliveries, ReportStore};
+use runnel_hub_core::status::{Deliveries, ReportStore};
 
 /// A session as the rest of the hub sees it.
 pub struct LiveSession {

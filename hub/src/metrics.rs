@@ -2,7 +2,7 @@
 //!
 //! `runnel_delivery_seconds` begins when the hub's watch shows a new version of a source (the API server tells the time of
 //! a write in whole seconds only) and ends when an agent reports every copy of the rule applied;
-//! `runnel_rule_delivery_seconds` ends when the last agent of the rule does: see [`crate::status::Deliveries`].
+//! `runnel_rule_delivery_seconds` ends when the last agent of the rule does: see [`runnel_hub_core::status::Deliveries`].
 mod state;
 
 use std::collections::BTreeMap;

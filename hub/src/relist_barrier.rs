@@ -14,7 +14,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::plan::WatchScope;
+use runnel_hub_core::plan::WatchScope;
 
 /// A watch of the hub's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

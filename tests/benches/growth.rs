@@ -18,10 +18,10 @@ use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{Observed, Records};
 use runnel_api::{DistributionRule, RuleStatus};
-use runnel_hub::index::{Directive, Index};
-use runnel_hub::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
-use runnel_hub::session::Session;
-use runnel_hub::status::{Now, ReportStore, SessionFacts, View, fold};
+use runnel_hub_core::index::{Directive, Index};
+use runnel_hub_core::plan::{ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters};
+use runnel_hub_core::session::Session;
+use runnel_hub_core::status::{Now, ReportStore, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
 use runnel_proto::model::{
     Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT, Payload, Reason,

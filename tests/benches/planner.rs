@@ -8,7 +8,7 @@ mod planning;
 use std::collections::BTreeMap;
 
 use divan::{Bencher, black_box};
-use runnel_hub::index::{Cluster, Index};
+use runnel_hub_core::index::{Cluster, Index};
 
 use planning::{Labels, cluster, edits, index, labels, rule, shown};
 

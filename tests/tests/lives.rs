@@ -14,9 +14,9 @@ use runnel_agent::live::{Live, Ownership, Sealed};
 use runnel_agent::policy::{Facts, Policy};
 use runnel_agent::queue::Key;
 use runnel_agent::records::Observed;
-use runnel_hub::index::{Cluster, Directive, Holding, Index, PlaceState};
-use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
-use runnel_hub::session::Session;
+use runnel_hub_core::index::{Cluster, Directive, Holding, Index, PlaceState};
+use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
+use runnel_hub_core::session::Session;
 use runnel_proto::model::*;
 use serde_json::json;
 

@@ -20,8 +20,8 @@ use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
 use crate::hub_state::HubState;
 use crate::join::CertificateLifetimes;
-use crate::status::{EventReason, Notice};
 use crate::writer::ObjectCache;
+use runnel_hub_core::status::{EventReason, Notice};
 
 /// How long the hub's serving certificate lives; it is made anew at half of it.
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::watcher::Event;
 
-use crate::index::version_number;
 use crate::relist_barrier::RelistSubscription;
 use crate::watch::{RelistingWatch, WatchEvent, events_of, failure, refusal};
+use runnel_hub_core::index::version_number;
 
 /// One Secret of the hub, as its watch shows it. A new right to lead begins with a new list.
 pub(super) struct SecretWatch {

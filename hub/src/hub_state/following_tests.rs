@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::{HubState, Inquiries, LiveSession, Settings};
-use crate::index::{Cluster, PlaceState};
-use crate::plan::{Rule, SourceContent, SourceState, WatchScope};
-use crate::status::SessionFacts;
+use runnel_hub_core::index::{Cluster, PlaceState};
+use runnel_hub_core::plan::{Rule, SourceContent, SourceState, WatchScope};
+use runnel_hub_core::status::SessionFacts;
 
 fn uid() -> RuleUid {
     "r".into()

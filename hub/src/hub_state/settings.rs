@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use runnel_proto::model::RevisionKey;
 
-use crate::brake::Limit;
+use runnel_hub_core::brake::Limit;
 #[cfg(test)]
-use crate::plan::RENDER_BUDGET;
-use crate::plan::Scope;
+use runnel_hub_core::plan::RENDER_BUDGET;
+use runnel_hub_core::plan::Scope;
 
 /// What is fixed for the life of the process.
 pub struct Settings {

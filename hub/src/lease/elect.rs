@@ -14,8 +14,8 @@ use runnel_transport::identity::Fingerprint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::decide::{Candidate, Holder, LEASE, Lead, Step, Timing, introduced};
 use crate::hub_state::HubState;
+use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing, introduced};
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
@@ -139,7 +139,7 @@ impl Election {
     fn introduced(&self, lease: &Lease) -> Lease {
         let authorities = self.hub_state.authorities.borrow();
         let authority = authorities.first().and_then(|der| Fingerprint::of_certificate(der).ok());
-        introduced(lease.clone(), &self.hub_state.settings.hub_id, authority)
+        introduced(lease.clone(), &self.hub_state.settings.hub_id, authority.map(|fingerprint| fingerprint.to_string()))
     }
 
     /// Sends one request, within a part of the time in which a renewal must succeed.

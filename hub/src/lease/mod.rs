@@ -13,17 +13,16 @@
 //!
 //! The Lease may be deleted, restored from a backup or filled with rubbish: a process never takes a term that it has seen
 //! in that epoch, and who sees a held Lease vanish waits for as long as its holder may go on. Who has led stands in it too,
-//! by which members notice a hub that was restored ([`crate::epoch`]); who leads and sees the Lease's version go back takes
+//! by which members notice a hub that was restored ([`runnel_hub_core::epoch`]); who leads and sees the Lease's version go back takes
 //! the lead anew.
 mod connection_router;
 mod connections;
-pub mod decide;
 mod elect;
 mod fence;
 mod passed_on;
 
 pub use connection_router::{Accepted, ConnectionRouter};
 pub use connections::MemberKey;
-pub use decide::{Holder, LEASE, Lead, Leader, Timing};
 pub use elect::{Election, HAND_OVER_LIMIT, holder};
 pub use fence::{Caller, ConnectionGuard, ConnectionGuards, Fenced, RegisteredSession, fenced};
+pub use runnel_hub_core::lease::{Holder, LEASE, Lead, Leader, Timing};

@@ -11,10 +11,10 @@ use runnel_transport::tls::ServerTls;
 use super::HubMetrics;
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
-use crate::index::RuleEntry;
-use crate::status::Sent;
 use crate::writer::ObjectCache;
 use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
+use runnel_hub_core::index::RuleEntry;
+use runnel_hub_core::status::Sent;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
@@ -259,7 +259,7 @@ mod tests {
                 "metadata": {"name": name, "namespace": "home", "uid": name, "generation": 1},
                 "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
             }));
-            let rule = crate::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
+            let rule = runnel_hub_core::plan::Rule::namespaced(&object.unwrap(), "runnel-system").unwrap();
             hub_state.change(|index| index.set_rule(rule));
         }
         let (changed, is_changed) = channel();

@@ -21,8 +21,8 @@ use super::access::Cluster;
 use super::detail::ClusterRow;
 use super::discovery::Part;
 use super::observed_json::text;
-use crate::lease::decide::{AUTHORITY, HUB_ID, LEASE};
 use crate::query::AUDIENCE;
+use runnel_hub_core::lease::{AUTHORITY, HUB_ID, LEASE};
 
 /// How long the way to the hub, and its whole answer, may take.
 const LIMIT: Duration = Duration::from_secs(40);

@@ -17,8 +17,8 @@ use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
 use crate::join::tokens::WRONG_SECRETS;
-use crate::plan::PREVIOUS_SECRETS;
 use crate::token::{self, TokenRequest};
+use runnel_hub_core::plan::PREVIOUS_SECRETS;
 
 /// The Secret through which the agent gets its join string.
 pub(super) const JOIN_SECRET: &str = "runnel-agent-join";

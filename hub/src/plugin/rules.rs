@@ -337,3 +337,7 @@ c      Leaving    True        2m      0.1.0   <none>       <none>            60m
         assert_eq!(members_in_short(&all[..1]), "Members: all 1 connected");
     }
 }
+
+#[cfg(test)]
+#[path = "recorded_tests.rs"]
+mod recorded;

@@ -6,8 +6,8 @@ use runnel_proto::model::{
     ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, StandingObject, Terms,
 };
 
-use crate::index::{Index, RuleEntry};
-use crate::plan::UnsupportedSource;
+use runnel_hub_core::index::{Index, RuleEntry};
+use runnel_hub_core::plan::UnsupportedSource;
 
 /// The cluster went back from a change that went wrong, or is to.
 const REVERTED: &str = "Reverted";
@@ -255,9 +255,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::index::{Cluster, PlaceState};
-    use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
-    use crate::rollout::{AdmittedClusters, Gate};
+    use runnel_hub_core::index::{Cluster, PlaceState};
+    use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
+    use runnel_hub_core::rollout::{AdmittedClusters, Gate};
 
     fn rule(name: &str, more: Value) -> Rule {
         let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}});

@@ -18,12 +18,12 @@ use runnel_transport::grpc::query_server::{Query, QueryServer};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-use crate::brake::{Item, Matter};
 use crate::hub_state::HubState;
 use crate::lease::Caller;
-use crate::status::{ClusterDetail, details};
 use crate::writer::{ObjectCache, view};
 pub use review::{AUDIENCE, Reviewer};
+use runnel_hub_core::brake::{Item, Matter};
+use runnel_hub_core::status::{ClusterDetail, details};
 
 /// Clusters, or what is held, on a page.
 const PAGE: usize = 256;

@@ -1,5 +1,5 @@
 //! What a rule would do: what the API server and the agents are asked for it. What follows from that
-//! is decided in [`crate::whatif`].
+//! is decided in [`runnel_hub_core::whatif`].
 mod rights;
 
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ use tonic::{Request, Status};
 
 use super::{Questions, address, aside, broken, review};
 use crate::hub_state::Unasked;
-use crate::index::Holding;
-use crate::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use crate::watch::{api_resource, body_of};
-use crate::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
+use runnel_hub_core::index::Holding;
+use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
+use runnel_hub_core::whatif::{AgentQuestion, Ask, Asking, ClusterEligibility, Row, Said, Scene, SourceRow};
 
 /// How long a whole question may take.
 const QUESTION: Duration = Duration::from_secs(30);

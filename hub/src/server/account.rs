@@ -10,11 +10,11 @@ use tonic::Status;
 
 use super::admission;
 use super::session::Running;
-use crate::brake::Matter;
-use crate::index::Effect;
 use crate::metrics::PeerLimit;
-use crate::session::RULES_LIMIT;
-use crate::status::{Sent, SessionFacts};
+use runnel_hub_core::brake::Matter;
+use runnel_hub_core::index::Effect;
+use runnel_hub_core::session::RULES_LIMIT;
+use runnel_hub_core::status::{Sent, SessionFacts};
 
 /// The longest version or uid that is taken from an agent, as the API takes it.
 const TEXT_LIMIT: usize = 128;

@@ -1,4 +1,4 @@
-//! Whether an agent may follow this hub, and what it is given to remember of it; see [`crate::epoch`].
+//! Whether an agent may follow this hub, and what it is given to remember of it; see [`runnel_hub_core::epoch`].
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -10,11 +10,11 @@ use tonic::{Code, Status};
 
 use super::session::Running;
 use super::{PeerIdentity, Server};
-use crate::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use crate::hub_state::HubState;
 use crate::join::with_reason;
-use crate::session::SendRestriction;
 use crate::writer::ObjectCache;
+use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
+use runnel_hub_core::session::SendRestriction;
 
 /// What an agent shows that it remembers, if this hub's key has sealed it.
 pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {

@@ -13,8 +13,8 @@ use super::peers::{Peers, UnregisteredStream};
 use super::session::Running;
 use crate::lease::{ConnectionGuard, RegisteredSession};
 use crate::metrics::{HubMetrics, PeerLimit};
-use crate::rate_limit::{Rate, RateLimit};
-use crate::session::RULES_LIMIT;
+use runnel_hub_core::rate_limit::{Rate, RateLimit};
+use runnel_hub_core::session::RULES_LIMIT;
 
 /// States of rules and refusals that a session reads: all that an agent with 20,000 rules says at its beginning at once, and
 /// 2,000 a second from then on.

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use crate::lease::MemberKey;
 use crate::metrics::{HubMetrics, PeerLimit};
-use crate::rate_limit::{LogLimits, Rate, RateLimits};
+use runnel_hub_core::rate_limit::{LogLimits, Rate, RateLimits};
 
 /// For how long a refusal is given again as it is.
 const REFUSED_FOR: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! One agent's stream: frames in, frames out. What to say is decided in [`crate::session`].
+//! One agent's stream: frames in, frames out. What to say is decided in [`runnel_hub_core::session`].
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use tonic::{Status, Streaming};
 use super::inbound::Bounds;
 use super::signals::{Signal, Signals};
 use super::{PeerIdentity, admission, not_leading};
-use crate::epoch::{Divergence, HistoryToken, TokenRecipient};
 use crate::hub_state::{HubState, Inquiries, LiveSession, until};
-use crate::index::Effect;
 use crate::join::decide::JoinRefusal;
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::metrics::HubMetrics;
-use crate::session::{HelloStates, SendRestriction, Session};
 use crate::writer::ObjectCache;
+use runnel_hub_core::epoch::{Divergence, HistoryToken, TokenRecipient};
+use runnel_hub_core::index::Effect;
+use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
 
 /// How long an agent may take for each frame by which it says what it holds; these are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);

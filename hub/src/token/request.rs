@@ -5,7 +5,7 @@ use jiff::SignedDuration;
 use runnel_transport::identity::{is_address, is_cluster_name};
 
 use crate::config::any_duration;
-use crate::names::is_name_part;
+use runnel_hub_core::names::is_name_part;
 
 /// The command line of `runnel-hub token create`, as it was typed.
 #[derive(Clone, Debug, Default)]

@@ -11,7 +11,7 @@ use kube::{Api, Client, CustomResourceExt};
 use super::grants::Into;
 use super::{Own, RelistingWatch, events_of, mapped};
 use crate::hub_state::HubState;
-use crate::index::Index;
+use runnel_hub_core::index::Index;
 
 /// Watches the definition of this kind for ever.
 pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {

@@ -16,11 +16,11 @@ use super::defined::{Defined, look};
 use super::patience::Patience;
 use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
 use crate::hub_state::{HubState, until};
-use crate::index::{Effect, Index, SeenNamespace};
-use crate::plan::RuleGrant;
 use crate::relist_barrier::Watched;
 use crate::writer::make_first_grant;
 use runnel_api::DistributionGrant;
+use runnel_hub_core::index::{Effect, Index, SeenNamespace};
+use runnel_hub_core::plan::RuleGrant;
 
 /// How long to wait before what was refused is tried again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);

@@ -10,10 +10,10 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::{Own, READ_LIMIT, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
-use crate::index::Cluster;
 use crate::relist_barrier::Watched;
 use crate::writer::ObjectCache;
 use runnel_api::MemberCluster;
+use runnel_hub_core::index::Cluster;
 
 /// How long to wait before members are listed anew because one could not be looked up.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);

@@ -16,9 +16,9 @@ use super::read_queue::{ListScope, NextRead, ReadQueue};
 use super::sources::api_resource;
 use super::{Own, READ_LIMIT};
 use crate::hub_state::{HubState, until};
-use crate::index::version_number;
-use crate::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
 use crate::relist_barrier::Watched;
+use runnel_hub_core::index::version_number;
+use runnel_hub_core::plan::{SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -246,8 +246,9 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
                 return SourceState::Refused(UnsupportedSource::TooLarge);
             }
             let revision = hub_state.settings.revision_key.revision(kind.resource, &canonical);
-            let denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
-            SourceState::Read(Arc::new(SourceContent { denied, ..SourceContent::of(revision, &content, canonical) }))
+            let mut read = SourceContent::of(revision, &content, canonical);
+            read.denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
+            SourceState::Read(Arc::new(read))
         }
     }
 }

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::hub_state::Settings;
-use crate::plan::{Rule, WatchScope};
 use crate::watch::renderer::render_rules;
+use runnel_hub_core::plan::{Rule, WatchScope};
 
 const NAMESPACE: &str = "home";
 

@@ -8,7 +8,7 @@ use futures::stream::FuturesUnordered;
 use runnel_proto::model::RuleUid;
 
 use crate::hub_state::{HubState, until};
-use crate::index::Effect;
+use runnel_hub_core::index::Effect;
 
 /// Rules that are rendered at a time.
 const JOBS: usize = 2;

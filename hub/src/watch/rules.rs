@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 
 use super::{Own, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
-use crate::plan::Rule;
 use crate::relist_barrier::Watched;
 use crate::writer::{ObjectCache, RuleObject};
 use runnel_api::{self, FINALIZER, RuleStatus};
+use runnel_hub_core::plan::Rule;
 
 /// The longest that an API server works on one request to delete an object.
 const LONGEST_DELETE: Duration = Duration::from_secs(60);

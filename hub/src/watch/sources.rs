@@ -13,9 +13,9 @@ use super::patience::Patience;
 use super::source_meta::SourceMeta;
 use super::{RelistingWatch, events, failure, refusal};
 use crate::hub_state::{HubState, until};
-use crate::index::{PlaceState, version_number};
-use crate::plan::{WatchScope, is_never_a_source};
 use crate::relist_barrier::Watched;
+use runnel_hub_core::index::{PlaceState, version_number};
+use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 
 /// How long to wait before a refused watch is tried again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 
 use super::within;
-use crate::status::Notice;
+use runnel_hub_core::status::Notice;
 
 /// Events that may wait.
 pub const WAITING: usize = 256;
@@ -58,7 +58,7 @@ pub async fn publish_events(client: Client, instance: String, mut events: mpsc::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::EventReason;
+    use runnel_hub_core::status::EventReason;
 
     #[test]
     fn lost_cluster_with_another_name_is_an_event_of_its_own() {

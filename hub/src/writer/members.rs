@@ -7,10 +7,10 @@ use serde_json::json;
 use super::{WriteError, Writer};
 use crate::join::decide::{keys, renewable_until};
 use crate::join::keys::used;
-use crate::status::{MemberView, Notice, Now, SETTLING, fold_member};
 use crate::watch::take_in_member;
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{MemberCluster, MemberClusterStatus};
+use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, fold_member};
 
 /// The conditions of a member that mean nothing good.
 const ALARMS: [ConditionType; 5] = [

@@ -29,7 +29,7 @@ pub use removals::RemovalRecorder;
 pub(crate) use rules::view;
 
 use crate::hub_state::{HubState, until};
-use crate::status::{Notice, Now, Pace, SETTLING, is_settled};
+use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.
 const WRITES: usize = 8;

@@ -10,9 +10,9 @@ use kube::api::ApiResource;
 use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use crate::index::version_number;
 use crate::watch::RuleKind;
 use runnel_api::{MemberCluster, RuleStatus};
+use runnel_hub_core::index::version_number;
 
 /// How many members that are gone are remembered: more than go while an answer is under way.
 const GONE: usize = 4096;

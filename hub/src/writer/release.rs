@@ -5,9 +5,9 @@ use std::time::Duration;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{RuleObject, WriteError, Writer};
-use crate::index::{Cluster, Index};
-use crate::status::{Now, ReportStore, SETTLING};
 use crate::watch::forget;
+use runnel_hub_core::index::{Cluster, Index};
+use runnel_hub_core::status::{Now, ReportStore, SETTLING};
 
 /// How long connected clusters may take before the order is written down for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -112,8 +112,8 @@ impl Writer {
 mod tests {
     use super::*;
     use crate::hub_state::{HubState, Settings};
-    use crate::plan::Rule;
     use runnel_api::{DistributionRule, MemberCluster};
+    use runnel_hub_core::plan::Rule;
     use serde_json::{Value, json};
     use std::sync::Arc;
     use std::time::Instant;

@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
-use crate::index::{BlockedAgentWork, Cluster, Index};
-use crate::rollout::Gate;
-use crate::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 use runnel_api::{FINALIZER, RuleStatus};
+use runnel_hub_core::index::{BlockedAgentWork, Cluster, Index};
+use runnel_hub_core::rollout::Gate;
+use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
 pub(crate) fn view<'a>(

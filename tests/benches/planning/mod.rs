@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use runnel_hub::index::{Cluster, Index, PlaceState};
-use runnel_hub::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
+use runnel_hub_core::index::{Cluster, Index, PlaceState};
+use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, SourceRef};
 use runnel_tests::speed::text::noise;
 use serde_json::json;

@@ -10,9 +10,9 @@ use runnel_agent::desired::{Desired, Home, Namespace};
 use runnel_agent::policy::Policy;
 use runnel_agent::records::{IntentKey, Records};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
-use runnel_hub::index::{Cluster, Effect, Index, PlaceState};
-use runnel_hub::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
-use runnel_hub::session::Session;
+use runnel_hub_core::index::{Cluster, Effect, Index, PlaceState};
+use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
+use runnel_hub_core::session::Session;
 use runnel_proto::model::{ClusterName, Content, Payload, Revision, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
@@ -98,17 +98,17 @@ fn granted(grants: &[Grant]) -> BTreeMap<String, RuleGrant> {
     grants.iter().enumerate().map(|(number, grant)| (format!("grant-{number}"), read(grant))).collect()
 }
 
-fn planned(rule: Rule) -> runnel_hub::plan::Rule {
+fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
     let mut object = rule.manifest("r");
     object["metadata"]["uid"] = json!("r");
     let read = |object: Value| match rule.cluster_scoped {
         true => {
             let object: ClusterDistributionRule = serde_json::from_value(object).expect("a rule");
-            runnel_hub::plan::Rule::cluster_scoped(&object, "runnel-system")
+            runnel_hub_core::plan::Rule::cluster_scoped(&object, "runnel-system")
         }
         false => {
             let object: DistributionRule = serde_json::from_value(object).expect("a rule");
-            runnel_hub::plan::Rule::namespaced(&object, "runnel-system")
+            runnel_hub_core::plan::Rule::namespaced(&object, "runnel-system")
         }
     };
     read(object).expect("a rule with a uid")

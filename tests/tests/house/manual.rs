@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use runnel_api::DistributionRule;
-use runnel_hub::plan::{Rule, content_of};
+use runnel_hub_core::plan::{Rule, content_of};
 use runnel_proto::model::{Kind, SourceRef};
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use runnel_api::conditions::{ConditionType, Reason};
 use runnel_proto::model;
 
-use super::{product_code, none, root, says};
+use super::{none, product_code, root, says};
 
 /// Where conditions are made, and their types and reasons listed.
 const LISTS: &str = "hub/api/src/conditions.rs";
@@ -42,7 +42,7 @@ fn compare(heading: &str, of_code: impl Iterator<Item = &'static str>) -> Result
 fn the_manual_has_every_condition_every_reason_and_every_event_and_no_other() -> Result<()> {
     compare("condition", ConditionType::ALL.into_iter().map(ConditionType::as_str))?;
     compare("reason", Reason::all().map(Reason::as_str))?;
-    let of_hub = runnel_hub::status::EventReason::OWN.into_iter().map(|reason| reason.as_str());
+    let of_hub = runnel_hub_core::status::EventReason::OWN.into_iter().map(|reason| reason.as_str());
     let of_agent = runnel_agent::events::EventReason::OWN.into_iter().map(|reason| reason.as_str());
     compare("Event", of_hub.chain(of_agent))
 }
@@ -77,7 +77,7 @@ fn every_word_of_the_lists_is_written_somewhere() -> Result<()> {
     }
     let types = ConditionType::ALL.map(|word| format!("ConditionType::{word}"));
     let reasons = Reason::OWN.map(|word| format!("Reason::{word}"));
-    let events = runnel_hub::status::EventReason::OWN.map(|word| format!("EventReason::{word}"));
+    let events = runnel_hub_core::status::EventReason::OWN.map(|word| format!("EventReason::{word}"));
     let all = types.into_iter().chain(reasons).chain(events);
     none(all.filter(|word| !says(&text, word)).map(|word| format!("nothing writes {word}: remove it")).collect())
 }

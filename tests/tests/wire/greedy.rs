@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::join_all;
-use runnel_hub::session::RULES_LIMIT;
+use runnel_hub_core::session::RULES_LIMIT;
 use runnel_proto::convert::split;
 use runnel_proto::model::{
     AgentFrame, Counts, Failure, HubFrame, MESSAGE_LIMIT, Reason, Refusal, Revision, RuleState, RuleUid, SourceRef,

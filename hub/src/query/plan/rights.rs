@@ -10,10 +10,10 @@ use serde_json::Value;
 use tonic::Status;
 
 use super::random_key;
-use crate::names::{is_label, is_subdomain};
-use crate::plan::Rule;
 use crate::query::review::{Access, User};
 use crate::query::{KINDS, Questions, resource_of};
+use runnel_hub_core::names::{is_label, is_subdomain};
+use runnel_hub_core::plan::Rule;
 
 impl Questions {
     /// A saved rule, for whoever may get it. Where agents are to try it, for whoever may change it as well: its content

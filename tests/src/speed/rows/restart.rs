@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use runnel_hub::status::SETTLING;
 use runnel_hub::writer::LOOK;
+use runnel_hub_core::status::SETTLING;
 use serde_json::json;
 
 use super::{fits, gather_at_bare, milliseconds_since, reading};

@@ -67,42 +67,26 @@ fn progress(world: &mut World) -> &mut Progress {
     &mut world.rolling.as_mut().unwrap().progress
 }
 
-/// As a terminal shows it: a line that is too long goes on in the next one.
-fn shown(world: &mut World) -> String {
-    let page = page(world);
-    let folded = |columns: usize| {
-        let mut text = format!("{columns:-<columns$}\n");
-        for line in page.lines() {
-            let letters: Vec<_> = line.chars().collect();
-            let parts: Vec<String> = letters.chunks(columns).map(|part| part.iter().collect()).collect();
-            text += &parts.iter().map(|part| part.trim_end()).collect::<Vec<_>>().join("\n");
-            text.push('\n');
-        }
-        text
-    };
-    folded(80) + "\n" + &folded(160)
-}
-
 #[test]
 fn snapshots_of_a_rollout_in_each_phase() {
     let mut before = world(Phase::Progressing);
     let by_name = Rollout { order_by: None, ..before.rolling.as_ref().unwrap().rollout.clone() };
     *progress(&mut before) = Progress { clusters: 3, ..Progress::begin("target", &by_name, None, at(3590)) };
     before.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::Only(BTreeMap::new());
-    insta::assert_snapshot!("before_the_first_wave", shown(&mut before));
+    insta::assert_snapshot!("before_the_first_wave", page(&mut before));
 
     let mut wave = world(Phase::Progressing);
     wave.report("canary-1", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
     progress(&mut wave).applied = 0;
-    insta::assert_snapshot!("a_wave_that_is_under_way", shown(&mut wave));
+    insta::assert_snapshot!("a_wave_that_is_under_way", page(&mut wave));
 
-    insta::assert_snapshot!("a_wave_that_soaks", shown(&mut world(Phase::Soaking)));
+    insta::assert_snapshot!("a_wave_that_soaks", page(&mut world(Phase::Soaking)));
 
     let mut overtaken = world(Phase::Soaking);
     (progress(&mut overtaken).superseded, progress(&mut overtaken).unfinished_since) = (12, Some(at(0)));
-    insta::assert_snapshot!("edits_that_come_faster_than_the_waves", shown(&mut overtaken));
+    insta::assert_snapshot!("edits_that_come_faster_than_the_waves", page(&mut overtaken));
 
-    insta::assert_snapshot!("held_by_a_person", shown(&mut world(Phase::Paused)));
+    insta::assert_snapshot!("held_by_a_person", page(&mut world(Phase::Paused)));
 
     let mut stopped = world(Phase::Stopped);
     let why = "the policy no-poison of this cluster does not want it";
@@ -114,7 +98,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
     (progress(&mut stopped).applied, progress(&mut stopped).failing, progress(&mut stopped).failed) = (0, 1, 1);
     let failing = ("canary-1".into(), format!("configmaps/default/s: {why}"));
     stopped.rolling.as_mut().unwrap().failing = Some(failing);
-    insta::assert_snapshot!("stopped_by_a_failure", shown(&mut stopped));
+    insta::assert_snapshot!("stopped_by_a_failure", page(&mut stopped));
 
     let mut reverting = world(Phase::Reverting);
     reverting.rolling.as_mut().unwrap().rollout.reverts = true;
@@ -123,7 +107,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let told = progress(&mut reverting);
     (told.applied, told.failing, told.failed, told.failure) =
         (0, 1, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
-    insta::assert_snapshot!("going_back", shown(&mut reverting));
+    insta::assert_snapshot!("going_back", page(&mut reverting));
 
     let reverted = &mut reverting;
     reverted.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
@@ -131,13 +115,13 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let told = progress(reverted);
     (told.phase, told.reverted, told.left, told.failing) = (Phase::Reverted, 1, 2, 0);
     told.ended_at = Some(at(3500));
-    insta::assert_snapshot!("gone_back", shown(reverted));
+    insta::assert_snapshot!("gone_back", page(reverted));
 
     let mut completed = world(Phase::Completed);
     completed.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::All;
     let told = progress(&mut completed);
     (told.wave, told.reached, told.applied, told.ended_at) = (2, 3, 3, Some(at(3500)));
-    insta::assert_snapshot!("completed", shown(&mut completed));
+    insta::assert_snapshot!("completed", page(&mut completed));
 }
 
 fn turn(value: &str, cluster: &str) -> RolloutPosition {

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use runnel_proto::lease::{self, LeaseName, term};
 pub use runnel_proto::lease::{Holder, Lead, Leader, Step, Timing};
-use runnel_transport::identity::Fingerprint;
 
 use crate::epoch::{LINE, LeaderHistory, LeaderPosition};
 
@@ -115,11 +114,11 @@ fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
 
 /// The Lease with what a person's tools need to ask its holder something: the hub's id, and the fingerprint of its
 /// authority's key.
-pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<Fingerprint>) -> Lease {
+pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<String>) -> Lease {
     let annotations = lease.metadata.annotations.get_or_insert_default();
     annotations.insert(HUB_ID.to_owned(), hub_id.to_owned());
     match authority {
-        Some(authority) => drop(annotations.insert(AUTHORITY.to_owned(), authority.to_string())),
+        Some(authority) => drop(annotations.insert(AUTHORITY.to_owned(), authority)),
         None => drop(annotations.remove(AUTHORITY)),
     }
     lease

@@ -31,7 +31,7 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
-pub(crate) use content::PREVIOUS_SECRETS;
+pub use content::PREVIOUS_SECRETS;
 pub use content::{UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;

@@ -32,7 +32,7 @@ const OWN_SECRETS: &[&str] =
     &["runnel-hub-identity", "runnel-hub-authorities", "runnel-agent-identity", "runnel-agent-terms"];
 
 /// How the Secrets begin in which agents keep what copies held before a rollout.
-pub(crate) const PREVIOUS_SECRETS: &str = "runnel-agent-previous-";
+pub const PREVIOUS_SECRETS: &str = "runnel-agent-previous-";
 
 /// With the value `false` on an object, no rule distributes it, whatever the rule selects.
 pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";

@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use runnel_proto::model::RevisionKey;
 
 use super::*;
-use crate::lease::decide::Step;
+use crate::lease::Step;
 use crate::session::SendRestriction;
 
 mod histories;
-#[path = "../../../proto/src/lease/tests/simulation.rs"]
+#[path = "../../../../proto/src/lease/tests/simulation.rs"]
 mod simulation;
 
 const EPOCH: &str = "0a1b2c3d-0000-4000-8000-000000000001";

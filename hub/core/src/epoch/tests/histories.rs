@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::simulation::{Election, Event as Of, Process};
 use super::*;
-use crate::lease::decide::Candidate;
+use crate::lease::Candidate;
 use crate::lease::{Holder, Timing};
 
 const REPLICAS: usize = 3;
