@@ -50,7 +50,7 @@ fn run_cargo() -> Result<Binaries> {
 fn build_both() -> Command {
     let mut command = cargo::command();
     command.args(["build", "--quiet", "--bins"]).args(cargo::NAMES);
-    command.args(["--package", "runnel-hub", "--package", "runnel-agent"]);
+    command.args(["--package", "runnel-hub", "--package", "kubectl-runnel", "--package", "runnel-agent"]);
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }

@@ -119,7 +119,7 @@ pub fn refusal(what: &str, place: &super::hints::Endpoint, missing: &[Right]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::hints::Endpoint;
+    use crate::hints::Endpoint;
 
     #[test]
     fn what_is_missing_is_named_with_verb_resource_and_namespace() {

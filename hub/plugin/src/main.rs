@@ -3,10 +3,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use include_dir::{Dir, include_dir};
-use runnel_hub::plugin::{self, Ended, FAILED, USAGE, args::Cli};
+use kubectl_runnel::{Ended, FAILED, USAGE, args::Cli};
 
 /// The charts of this version.
-static CHARTS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../deploy/charts");
+static CHARTS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../../deploy/charts");
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -17,13 +17,13 @@ async fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let Err(error) = plugin::run(cli, &CHARTS).await else { return ExitCode::SUCCESS };
+    let Err(error) = kubectl_runnel::run(cli, &CHARTS).await else { return ExitCode::SUCCESS };
     let (code, text) = match error.downcast_ref::<Ended>() {
         Some(ended) => (ended.code, ended.text.clone()),
         None => (FAILED, format!("{error:#}")),
     };
     if !text.is_empty() {
-        plugin::note(&format!("error: {text}"));
+        kubectl_runnel::note(&format!("error: {text}"));
     }
     ExitCode::from(code)
 }

@@ -10,7 +10,7 @@ use runnel_api::{LabelExpression, LabelSelector, Namespaces, Operator};
 pub type Places = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Where hub and agents live: what other copiers put there is not carried over.
-pub const OWN: &str = crate::plugin::args::SYSTEM;
+pub const OWN: &str = crate::args::SYSTEM;
 
 /// Namespaces as a rule can choose them, and what is lost by that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use super::helm::{self, HUB, Helm};
 use super::observed_json::text;
 use super::progress::colours;
 use super::{CommandContext, FAILED, ended, for_machines, hints, look, rights, say};
-use crate::ca::IDENTITY_SECRET;
+use runnel_hub::ca::IDENTITY_SECRET;
 
 /// The oldest helm that knows `--reset-then-reuse-values`.
 const HELM: (u32, u32) = (3, 14);

@@ -53,7 +53,7 @@ fn values_of(command: &Command, flag: &str) -> Option<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::args::Cli;
+    use crate::args::Cli;
     use clap::CommandFactory;
 
     fn asked(words: &[&str]) -> Vec<String> {

@@ -16,8 +16,8 @@ use super::observed_json::{condition, text};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
-use crate::join::tokens::WRONG_SECRETS;
-use crate::token::{self, TokenRequest};
+use runnel_hub::join::tokens::WRONG_SECRETS;
+use runnel_hub::token::{self, TokenRequest};
 use runnel_hub_core::plan::PREVIOUS_SECRETS;
 
 /// The Secret through which the agent gets its join string.

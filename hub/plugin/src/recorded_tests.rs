@@ -6,7 +6,7 @@ use super::*;
 
 /// Every recorded status: the test that recorded it, and the rule as the API server stores it.
 fn recorded() -> Vec<(String, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/src/status/tests/snapshots");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/src/status/tests/snapshots");
     let mut found: Vec<_> = fs::read_dir(folder)
         .unwrap()
         .filter_map(|entry| {

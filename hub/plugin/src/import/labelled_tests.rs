@@ -1,7 +1,7 @@
 //! A rule by label copies what the copier copied, and nothing else that has the label.
 use super::*;
-use crate::plugin::import::rules::{Aim, Bodies, CopyComparison, Import, made};
-use crate::plugin::import::tests::{aim, id, only, places, same};
+use crate::import::rules::{Aim, Bodies, CopyComparison, Import, made};
+use crate::import::tests::{aim, id, only, places, same};
 
 const TO: [&str; 2] = ["team-a", "team-b"];
 

@@ -21,7 +21,7 @@ use super::access::Cluster;
 use super::detail::ClusterRow;
 use super::discovery::Part;
 use super::observed_json::text;
-use crate::query::AUDIENCE;
+use runnel_hub::query::AUDIENCE;
 use runnel_hub_core::lease::{AUTHORITY, HUB_ID, LEASE};
 
 /// How long the way to the hub, and its whole answer, may take.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::annotations::{Copier, Id};
 use super::rules::{CopyComparison, Import, ImportedRule};
-use crate::plugin::wrap::{on_one_line, wrapped};
+use crate::wrap::{on_one_line, wrapped};
 
 /// How many names stand in one command, and how many of one thing are listed.
 const IN_A_COMMAND: usize = 20;

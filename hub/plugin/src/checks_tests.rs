@@ -2,7 +2,7 @@
 //!
 //! `INSTA_UPDATE=always cargo test -p runnel-hub --lib snapshots` writes it anew; read the diff.
 use super::*;
-use crate::plugin::rights as needed;
+use crate::rights as needed;
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()

@@ -101,7 +101,7 @@ fn put_list(values: &mut Map<String, Value>, name: &str, list: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::args::{Cli, Command};
+    use crate::args::{Cli, Command};
     use clap::Parser;
 
     fn parsed(words: &str) -> Command {
