@@ -8,18 +8,18 @@ use kube::{Client, Resource};
 use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
-use crate::body::{self, Over, Written};
 use crate::call::{Call, with_timeout};
-use crate::classify::{CallError, copy_error};
-use crate::decide::{CopyError, ExpectedObject};
-use crate::deletes;
-use crate::differ;
-use crate::job::{DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
 use crate::keep::Keep;
-use crate::live::{self, FIELD_MANAGER, Live, Ownership};
-use crate::queue::Key;
-use crate::records::Observed;
-use crate::seal::Sealer;
+use runnel_agent_core::body::{self, Over, Written};
+use runnel_agent_core::classify::{CallError, copy_error};
+use runnel_agent_core::decide::{CopyError, ExpectedObject};
+use runnel_agent_core::deletes;
+use runnel_agent_core::differ;
+use runnel_agent_core::job::{DesiredObject, Done, Job, Limits, Recreate, Work, Wrote};
+use runnel_agent_core::live::{self, FIELD_MANAGER, Live, Ownership};
+use runnel_agent_core::queue::Key;
+use runnel_agent_core::records::Observed;
+use runnel_agent_core::seal::Sealer;
 
 mod content;
 mod exact;

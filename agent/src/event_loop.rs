@@ -8,14 +8,14 @@ use runnel_transport::ops::Awaited;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::Backoff;
-use crate::classify::{CallError, copy_error};
-use crate::core::{Event, Notice, Reconciler, Totals};
-use crate::job::{Done, Job};
 use crate::lease::WriteRight;
 use crate::link::LinkEvent;
 use crate::metrics::Metrics;
 use crate::store::Store;
+use runnel_agent_core::backoff::Backoff;
+use runnel_agent_core::classify::{CallError, copy_error};
+use runnel_agent_core::job::{Done, Job};
+use runnel_agent_core::reconciler::{Event, Notice, Reconciler, Totals};
 
 /// A change is stored at once, and those that follow in quick succession together: an agent that is killed before it knows
 /// nothing of its copies.

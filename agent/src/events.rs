@@ -8,8 +8,8 @@ use runnel_proto::closed_list;
 use runnel_proto::model::{Kind, Reason, SourceRef};
 use tokio::sync::mpsc;
 
-use crate::core::Notice;
-use crate::live::FIELD_MANAGER;
+use runnel_agent_core::live::FIELD_MANAGER;
+use runnel_agent_core::reconciler::Notice;
 
 closed_list! {
     /// The reason of an Event that the agent writes beside a copy.

@@ -10,13 +10,13 @@ use runnel_proto::model::{Content, RuleName};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::classify::{self, CallError};
-use crate::contention::{Fights, LIMIT};
-use crate::decide::{self, CopyError};
-use crate::deletes;
-use crate::differ;
-use crate::live::{Live, Ownership};
-use crate::policy::{self, Area, Facts, Policy};
+use runnel_agent_core::classify::{self, CallError};
+use runnel_agent_core::contention::{Fights, LIMIT};
+use runnel_agent_core::decide::{self, CopyError};
+use runnel_agent_core::deletes;
+use runnel_agent_core::differ;
+use runnel_agent_core::live::{Live, Ownership};
+use runnel_agent_core::policy::{self, Area, Facts, Policy};
 
 fn copy() -> SourceRef {
     SourceRef::new("configmaps", "team", "settings")

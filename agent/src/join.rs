@@ -9,8 +9,8 @@ use runnel_transport::tls::{Connector, endpoint, join_config};
 use rustls::pki_types::CertificateDer;
 use tonic::{Code, Status};
 
-use crate::backoff::{CONNECT, Jitter, renew_after};
 use crate::store::{Certificate, Identity, Pending, Store};
+use runnel_agent_core::backoff::{CONNECT, Jitter, renew_after};
 
 /// How long one attempt may take.
 const CALL_LIMIT: Duration = Duration::from_secs(30);

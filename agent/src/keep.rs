@@ -16,11 +16,11 @@ use runnel_proto::wire;
 use serde_json::json;
 
 use crate::call::{Call, with_timeout};
-use crate::classify::{CallError, copy_error};
-use crate::decide::CopyError;
-use crate::job::{Done, Work};
-use crate::previous::Kept;
-use crate::records::IntentKey;
+use runnel_agent_core::classify::{CallError, copy_error};
+use runnel_agent_core::decide::CopyError;
+use runnel_agent_core::job::{Done, Work};
+use runnel_agent_core::previous::Kept;
+use runnel_agent_core::records::IntentKey;
 
 /// How many Secrets there are.
 pub const PLACES: usize = 8;

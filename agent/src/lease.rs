@@ -17,7 +17,7 @@ use runnel_proto::lease::{Candidate, Holder, Lead, LeaseName, Step, Timing, hold
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::classify::CallError;
+use crate::call::call_error;
 
 /// The name of the Lease, in the agent's namespace.
 pub const LEASE: &str = "runnel-agent";
@@ -206,7 +206,7 @@ impl Election {
                 Answer::Failed
             }
             Ok(Err(error)) => {
-                let status = CallError::from(error).code();
+                let status = call_error(error).code();
                 tracing::warn!(status, "cannot {verb} the Lease {LEASE} in namespace {namespace}; trying again");
                 Answer::Failed
             }

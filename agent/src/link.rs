@@ -23,8 +23,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::backoff::{Backoff, CONNECT, Jitter};
-use crate::fence::Fence;
 use crate::join::error_chain;
 use crate::lease::WriteRight;
 use crate::metrics::Metrics;
@@ -33,6 +31,8 @@ use ended::{Ended, early, refused};
 use handover::{Before, Connected, Second, over};
 pub use history_token::HistoryTokenStore;
 use history_token::showing;
+use runnel_agent_core::backoff::{Backoff, CONNECT, Jitter};
+use runnel_agent_core::fence::Fence;
 
 /// A stream that lived so long ends a series of failures.
 const STABLE: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use runnel_proto::model::Counts;
 
-use crate::core::Totals;
+use runnel_agent_core::reconciler::Totals;
 
 /// What came of writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

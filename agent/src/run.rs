@@ -17,24 +17,24 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::Member;
-use crate::backoff::{Backoff, Jitter};
 use crate::call::{guarded, with_timeout};
-use crate::classify::CallError;
-use crate::core::{PARALLEL, Reconciler, Setup};
-use crate::desired::Home;
 use crate::event_loop::EventLoop;
-use crate::fence::Fence;
 use crate::join::{self, JoinFileError};
 use crate::keep::Keep;
 use crate::lease::{Election, WriteRight};
 use crate::link::{HistoryTokenStore, Link};
 use crate::metrics::Metrics;
-use crate::policy::Policy;
-use crate::policy::file::PolicyFile;
-use crate::seal::Sealer;
+use crate::policy_file::PolicyFile;
 use crate::store::{Identity, Store};
 use crate::watch::{self, Watches};
 use crate::{events, worker};
+use runnel_agent_core::backoff::{Backoff, Jitter};
+use runnel_agent_core::classify::CallError;
+use runnel_agent_core::desired::Home;
+use runnel_agent_core::fence::Fence;
+use runnel_agent_core::policy::Policy;
+use runnel_agent_core::reconciler::{PARALLEL, Reconciler, Setup};
+use runnel_agent_core::seal::Sealer;
 
 /// Waiting for the member's API server.
 const WAIT: Backoff = Backoff { base: Duration::from_millis(500), limit: Duration::from_secs(10) };

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::call::with_timeout;
-use crate::classify::CallError;
-use crate::desired::{StoredRule, Tombstones};
+use runnel_agent_core::classify::CallError;
+use runnel_agent_core::desired::{StoredRule, Tombstones};
 
 /// The Secret that holds who the agent is.
 pub const IDENTITY_SECRET: &str = "runnel-agent-identity";

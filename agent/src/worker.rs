@@ -3,7 +3,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 
 use crate::apply::Member;
-use crate::job::{Done, Job};
+use runnel_agent_core::job::{Done, Job};
 
 /// Runs jobs until their sender is gone. The core gives out no more than it wants under way.
 pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Sender<Done>) {

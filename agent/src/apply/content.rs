@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{Content, Payload, Reason};
 
 use super::ApplyRun;
-use crate::decide::CopyError;
-use crate::desired::NewPayload;
-use crate::job::{ContentSource, DesiredObject};
-use crate::live::{self, Sealed};
-use crate::previous::ToKeep;
+use runnel_agent_core::decide::CopyError;
+use runnel_agent_core::desired::NewPayload;
+use runnel_agent_core::job::{ContentSource, DesiredObject};
+use runnel_agent_core::live::{self, Sealed};
+use runnel_agent_core::previous::ToKeep;
 
 impl ApplyRun<'_> {
     /// What copies hold is kept before the first of them is written.

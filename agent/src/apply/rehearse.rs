@@ -7,14 +7,16 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed};
 
 use super::{Call, CallError, Member, at};
-use crate::body::{self, Over, Written};
-use crate::classify::copy_error;
-use crate::decide::{CopyError, ExpectedObject, Want};
-use crate::differ;
-use crate::foresee::{CopyKnowledge, Found, Item, Open, Said, Supposition, answer, foresee, is_untold, writes};
-use crate::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use crate::live::{self, FIELD_MANAGER};
-use crate::records::Observed;
+use runnel_agent_core::body::{self, Over, Written};
+use runnel_agent_core::classify::copy_error;
+use runnel_agent_core::decide::{CopyError, ExpectedObject, Want};
+use runnel_agent_core::differ;
+use runnel_agent_core::foresee::{
+    CopyKnowledge, Found, Item, Open, Said, Supposition, answer, foresee, is_untold, writes,
+};
+use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
+use runnel_agent_core::live::{self, FIELD_MANAGER};
+use runnel_agent_core::records::Observed;
 
 /// How many looks are under way at once.
 const LOOKS: usize = 6;

@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use crate::backoff::{Backoff, Jitter};
-use crate::classify::CallError;
 use crate::store::Store;
+use runnel_agent_core::backoff::{Backoff, Jitter};
+use runnel_agent_core::classify::CallError;
 
 /// The first news, and those of another leader, are stored so soon after they came.
 const STORE_DELAY: Duration = Duration::from_secs(1);

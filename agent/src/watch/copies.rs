@@ -11,11 +11,11 @@ use tokio::sync::{Semaphore, mpsc};
 use super::WATCH_SECONDS;
 use super::follow::{Follow, Source};
 use crate::apply::resource;
-use crate::classify;
-use crate::core::{Event, WatchScope};
-use crate::live;
-use crate::policy::Area;
-use crate::seal::Sealer;
+use runnel_agent_core::classify;
+use runnel_agent_core::live;
+use runnel_agent_core::policy::Area;
+use runnel_agent_core::reconciler::{Event, WatchScope};
+use runnel_agent_core::seal::Sealer;
 
 /// Watches the copies of an area until the receiver is gone. `pages` bounds how many pages of the kind are read at once.
 pub async fn copies(client: Client, area: Area, sealer: Sealer, events: mpsc::Sender<Event>, pages: Arc<Semaphore>) {

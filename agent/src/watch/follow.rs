@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::hint;
 use super::pages::{PageSize, WatchError, in_time, parse, read};
-use crate::core::Event;
+use runnel_agent_core::reconciler::Event;
 
 /// An API server that has not answered a watch for so long is reported: together with [`GRACE`] and the life of the watch of
 /// namespaces that is noticed within 30 seconds.

@@ -18,11 +18,11 @@ use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::core::Event;
 use crate::metrics::Metrics;
-use crate::policy::file::{POLL, PolicyFile};
-use crate::policy::{Area, Policy};
-use crate::seal::Sealer;
+use crate::policy_file::{POLL, PolicyFile};
+use runnel_agent_core::policy::{Area, Policy};
+use runnel_agent_core::reconciler::Event;
+use runnel_agent_core::seal::Sealer;
 
 pub use namespaces::namespaces;
 

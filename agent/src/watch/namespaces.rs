@@ -9,8 +9,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::HEARTBEAT_SECONDS;
 use super::follow::{Follow, Source};
-use crate::core::{Event, WatchScope};
-use crate::desired;
+use runnel_agent_core::desired;
+use runnel_agent_core::reconciler::{Event, WatchScope};
 
 /// The value of the annotation that lets copies in, as its absence does. Any other refuses: who mistypes `deny` did not
 /// mean to let Secrets in.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Command, CommandFactory};
-use runnel_agent::policy::Policy;
+use runnel_agent_core::policy::Policy;
 use serde_json::Value;
 
 use super::render::{container, one, texts};

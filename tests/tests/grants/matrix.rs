@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_agent::decide::{TargetNamespace, Want};
-use runnel_agent::desired::{Desired, Home, Namespace};
-use runnel_agent::policy::Policy;
-use runnel_agent::records::{IntentKey, Records};
+use runnel_agent_core::decide::{TargetNamespace, Want};
+use runnel_agent_core::desired::{Desired, Home, Namespace};
+use runnel_agent_core::policy::Policy;
+use runnel_agent_core::records::{IntentKey, Records};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::index::{Cluster, Effect, Index, PlaceState};
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};

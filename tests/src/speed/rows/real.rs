@@ -28,7 +28,7 @@ const BARE: &str = "bare";
 const EDITED: &str = "edited";
 const RULE: &str = "many";
 /// Applies at once in one member: as many as an agent has under way.
-const AT_ONCE: usize = runnel_agent::core::PARALLEL;
+const AT_ONCE: usize = runnel_agent_core::reconciler::PARALLEL;
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     let stage = Stage::start().await?;

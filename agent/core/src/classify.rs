@@ -22,16 +22,6 @@ pub enum CallError {
     Unanswered,
 }
 
-/// Why a write was not sent: this process does not hold the Lease.
-#[derive(Debug, thiserror::Error)]
-#[error("this process does not hold the Lease")]
-pub struct NotActive;
-
-/// The server takes no more just now, and asks to wait for so long.
-#[derive(Debug, thiserror::Error)]
-#[error("the API server throttles")]
-pub struct Throttled(pub Duration);
-
 /// The longest wait that the server may ask for: it would stop the agent otherwise.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -66,20 +56,6 @@ impl CallError {
         let Self::Refused(status) = self else { return false };
         let names = |details: &StatusDetails| details.name == name && details.kind != "namespaces";
         status.code == 404 && status.reason == "NotFound" && status.details.as_ref().is_some_and(names)
-    }
-}
-
-/// Reads kube's error. Its text is dropped: a parse error quotes what it could not parse.
-impl From<kube::Error> for CallError {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::Refused(status),
-            kube::Error::Service(error) if error.is::<NotActive>() => Self::NotActive,
-            kube::Error::Service(error) => {
-                error.downcast_ref::<Throttled>().map_or(Self::Unanswered, |error| Self::Throttled(error.0))
-            }
-            _ => Self::Unanswered,
-        }
     }
 }
 
@@ -297,8 +273,7 @@ mod tests {
 
     #[test]
     fn wait_that_the_server_asks_for_is_bounded() {
-        let throttled =
-            |seconds| CallError::from(kube::Error::Service(Box::new(Throttled(Duration::from_secs(seconds)))));
+        let throttled = |seconds| CallError::Throttled(Duration::from_secs(seconds));
         assert_eq!(throttled(7).retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(throttled(86_400).retry_after(), Some(LONGEST_WAIT));
         assert_eq!(CallError::Unanswered.retry_after(), None);

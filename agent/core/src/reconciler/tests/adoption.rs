@@ -1,9 +1,9 @@
 //! Adopted objects: Runnel did not create them, so it neither changes nor deletes them unless rule, grant and policy all
 //! let them be overwritten.
 use super::world::*;
-use crate::core::*;
 use crate::live::Ownership;
 use crate::policy::{Adopt, OnRevoke};
+use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! What an event costs, and what one namespace or source has to do with another. Whole histories are played in
-//! [`crate::core`].
+//! [`crate::reconciler`].
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::*;

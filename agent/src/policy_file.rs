@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 
-use super::Policy;
+use runnel_agent_core::policy::Policy;
 
 /// How often the file is read.
 pub const POLL: Duration = Duration::from_secs(5);

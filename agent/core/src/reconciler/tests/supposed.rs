@@ -1,6 +1,6 @@
 //! What the hub is answered when it asks what would become of copies; and that nothing becomes of them.
 use super::world::*;
-use crate::core::*;
+use crate::reconciler::*;
 use runnel_proto::model::*;
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! Limits of copies and bytes, and of deletions.
 use super::world::*;
-use crate::core::*;
 use crate::job::{Job, Recreate, Work};
 use crate::live::Ownership;
+use crate::reconciler::*;
 use runnel_proto::model::*;
 
 fn limited(policy: Policy) -> World {

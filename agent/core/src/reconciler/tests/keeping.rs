@@ -2,8 +2,8 @@
 use super::applied;
 use super::world::*;
 use crate::contention;
-use crate::core::*;
 use crate::live::Ownership;
+use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
 use std::time::Duration;

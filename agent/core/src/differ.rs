@@ -3,7 +3,7 @@
 //! Of a Secret only paths are named, never a value; of a ConfigMap short values of `data` and labels too.
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::api::DynamicObject;
+use kube::core::DynamicObject;
 use runnel_proto::model::{Content, FieldMap, FieldPath, Kind, Reason};
 use serde_json::{Map, Value};
 

@@ -1,7 +1,7 @@
 //! What is written: the body of an apply, and the patches that an apply cannot express. Pure.
 use std::collections::BTreeSet;
 
-use kube::api::DynamicObject;
+use kube::core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL,
     RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleName, SEAL_ANNOTATION,

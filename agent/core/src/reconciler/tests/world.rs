@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use super::orders::Orders;
-use crate::core::{Event, Reconciler, Setup};
 use crate::decide::{CopyError, ExpectedObject};
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
@@ -17,6 +16,7 @@ use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
 use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
+use crate::reconciler::{Event, Reconciler, Setup};
 use crate::records::{IntentKey, Observed};
 
 /// An object of the cluster.

@@ -4,7 +4,7 @@
 //! was sealed, and notices when the rule names others.
 use std::collections::BTreeSet;
 
-use kube::api::DynamicObject;
+use kube::core::DynamicObject;
 use runnel_proto::model::{Content, FieldMap, FieldPath};
 use serde_json::Value;
 

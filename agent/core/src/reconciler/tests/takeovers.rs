@@ -1,9 +1,9 @@
 //! What is to be overwritten waits for the hub's word, played against the model of an API server.
 use super::world::*;
-use crate::core::*;
 use crate::decide::CopyError;
 use crate::live::Ownership;
 use crate::policy::Policy;
+use crate::reconciler::*;
 use crate::records::IntentKey;
 use runnel_proto::model::*;
 

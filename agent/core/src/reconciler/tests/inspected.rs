@@ -1,6 +1,6 @@
 //! What the hub is answered about single copies.
 use super::world::*;
-use crate::core::*;
+use crate::reconciler::*;
 use runnel_proto::model::*;
 
 fn asked(world: &mut World, namespace: &str) -> Inspected {

@@ -1,7 +1,7 @@
 //! Histories: random steps of hub, cluster and agent, in any order, played against the model of an API server.
 use super::world::*;
-use crate::core::*;
 use crate::live::Ownership;
+use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
 use std::time::Duration;

@@ -3,7 +3,6 @@
 //! What is denied is not written and is reported as `Denied`, with the field of the policy that says so. A copy from
 //! before stays as it is and is no longer corrected; only an order of the hub to remove it is still carried out,
 //! because that is no content that comes in.
-pub mod file;
 pub mod names;
 mod parse;
 #[cfg(test)]

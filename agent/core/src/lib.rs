@@ -1,0 +1,28 @@
+//! What the agent decides: no I/O, no clock, no randomness. Time is an argument.
+//!
+//! [`reconciler`] puts the rest together: it takes events and gives orders.
+pub mod backoff;
+pub mod body;
+pub mod cache;
+pub mod classify;
+pub mod contention;
+pub mod decide;
+pub mod deletes;
+pub mod desired;
+pub mod differ;
+pub mod fence;
+pub mod foresee;
+pub mod ignore;
+pub mod inflight_budget;
+pub mod job;
+pub mod live;
+pub mod policy;
+pub mod previous;
+pub mod queue;
+pub mod reconciler;
+pub mod records;
+pub mod report;
+pub mod rights;
+pub mod seal;
+pub mod small_set;
+pub mod takeovers;
