@@ -8,7 +8,7 @@ use runnel_proto::closed_list;
 use runnel_proto::model::{Kind, Reason, SourceRef};
 use tokio::sync::mpsc;
 
-use runnel_agent_core::live::FIELD_MANAGER;
+use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::reconciler::Notice;
 
 closed_list! {

@@ -17,10 +17,10 @@ use serde_json::json;
 
 use crate::call::{Call, with_timeout};
 use runnel_agent_core::classify::{CallError, copy_error};
-use runnel_agent_core::decide::CopyError;
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::copy::IntentKey;
 use runnel_agent_core::job::{Done, Work};
 use runnel_agent_core::previous::Kept;
-use runnel_agent_core::records::IntentKey;
 
 /// How many Secrets there are.
 pub const PLACES: usize = 8;

@@ -8,6 +8,8 @@
 //! - [`lease`]: who of several processes leads, by a Kubernetes Lease. Pure.
 //!
 //! The crate does no I/O and knows no clock; `runnel-transport` carries its messages.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+
 pub mod convert;
 pub mod lease;
 pub mod model;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use runnel_agent_core::decide::{CopyError, ExpectedObject};
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::decide::ExpectedObject;
 use runnel_agent_core::desired::{Home, Namespace};
 use runnel_agent_core::job::{DesiredObject as Written, Done, Job, Work};
 use runnel_agent_core::live::{Live, Ownership, Sealed};

@@ -9,10 +9,10 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::copy::IntentKey;
 use crate::decide::ExpectedObject;
 use crate::ignore;
-use crate::live;
-use crate::records::IntentKey;
+use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
 /// What a copy is made of. Without `Debug`: it holds content.
@@ -190,7 +190,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> V
     for (note, value) in notes.into_iter().flatten() {
         changes.push(json!({"op": "add", "path": pointer(&["", "metadata", "annotations", note]), "value": value}));
     }
-    let ours = metadata.managed_fields.iter().flatten().position(live::is_our_apply);
+    let ours = metadata.managed_fields.iter().flatten().position(managed_fields::is_our_apply);
     if let Some(position) = ours {
         changes.push(remove(&["", "metadata", "managedFields", &position.to_string()]));
     }

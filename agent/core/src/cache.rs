@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{Payload, Revision};
 
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 
 /// The default bound of a [`PayloadCache`], in bytes.
 pub const CACHE_BYTES: usize = 64 * 1024 * 1024;

@@ -6,7 +6,7 @@ use kube::core::Status;
 use kube::core::response::StatusDetails;
 use runnel_proto::model::Reason;
 
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 use crate::policy::Area;
 use crate::rights::Missing;
 

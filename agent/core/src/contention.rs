@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Reason, SourceRef};
 
 use crate::backoff::FIGHT;
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 
 /// So often within [`WINDOW`] a copy is put back without further ado.
 pub const LIMIT: usize = 5;

@@ -13,44 +13,11 @@ use std::sync::Arc;
 
 use runnel_proto::model::{DeletionPolicy, DriftPolicy, FieldPath, Reason, Revision, RuleName};
 
+use crate::copy::IntentKey;
+use crate::copy::{CopyError, CopyStatus};
 use crate::differ;
 use crate::live::{Live, Ownership};
-use crate::records::{IntentKey, Observed};
-
-/// How a copy is, for its rule's report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CopyStatus {
-    /// Something is being done about it.
-    UnderWay,
-    /// Equal to the intent, as far as the API server has said.
-    Applied,
-    /// Not equal, and the last attempt failed.
-    Failed(CopyError),
-    /// Its namespace does not exist yet.
-    Waiting,
-    /// Somebody changed or deleted it, and it is left so.
-    Drifted(CopyError),
-    /// It must go and is still there; the last attempt may have failed.
-    Removing(Option<CopyError>),
-    /// Its namespace is no longer a target: it is to go, and that waits for the word of the hub.
-    GivenUp,
-}
-
-/// Why something failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyError {
-    /// The kind of failure.
-    pub reason: Reason,
-    /// A sentence for a person, without content.
-    pub message: Arc<str>,
-}
-
-impl CopyError {
-    /// A failure.
-    pub fn new(reason: Reason, message: impl Into<Arc<str>>) -> Self {
-        Self { reason, message: message.into() }
-    }
-}
+use crate::records::Observed;
 
 /// The namespace of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::Reason;
 
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 
 /// The time for which the number is.
 const WINDOW: Duration = Duration::from_secs(3600);

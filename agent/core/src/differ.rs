@@ -7,9 +7,9 @@ use kube::core::DynamicObject;
 use runnel_proto::model::{Content, FieldMap, FieldPath, Kind, Reason};
 use serde_json::{Map, Value};
 
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::clip;
 use crate::ignore;
-use crate::report::clip;
 use crate::seal::canonical;
 
 /// So many characters of a value are shown.

@@ -9,69 +9,13 @@
 //! ([`is_untold`]), and no write is tried there, as an API server may tell the one from the other.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed, SupposedCopy};
+use runnel_proto::model::{Foreseen, Kind, Reason, SourceRef, Supposed, SupposedCopy};
 
-use crate::decide::{Action, CopyError, CopyStatus, Decision, Takeover, Want, decide, differs};
-use crate::job::DesiredObject;
+use crate::copy::CopyStatus;
+use crate::decide::{Action, Decision, Takeover, Want, decide, differs};
+use crate::job::Said;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
-
-/// What is foreseen, and why.
-pub type Said = (Foreseen, Option<CopyError>);
-
-/// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
-pub struct Supposition {
-    /// The hub's number for it.
-    pub question: u64,
-    /// Names fields.
-    pub key: FieldsKey,
-    /// Copy by copy.
-    pub items: Vec<Item>,
-    /// How many copies are left out.
-    pub more: u32,
-}
-
-/// One copy.
-pub struct Item {
-    /// The copy.
-    pub copy: SourceRef,
-    /// Its source.
-    pub source: SourceRef,
-    /// What is known of it.
-    pub known: CopyKnowledge,
-    /// The copies that must stand before this one goes.
-    pub after: Vec<SourceRef>,
-}
-
-/// What is known of a copy.
-pub enum CopyKnowledge {
-    /// All.
-    Said(Said),
-    /// It takes a look.
-    Open(Box<Open>),
-}
-
-/// What a look is to find out.
-pub struct Open {
-    /// What would be wanted.
-    pub want: Want,
-    /// What is known to stand there.
-    pub observed: Observed,
-    /// Names the fields that it should have.
-    pub fields: [u8; 32],
-    /// Whether the write is tried.
-    pub rehearse: bool,
-    /// What would be written, as far as it came along.
-    pub body: Option<DesiredObject>,
-}
-
-impl Open {
-    /// Whether what stands there must be read.
-    pub fn needs_look(&self) -> bool {
-        let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
-        self.rehearse || !is_ours
-    }
-}
 
 /// What was found out of one copy.
 pub struct Found {

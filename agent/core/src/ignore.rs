@@ -8,7 +8,7 @@ use kube::core::DynamicObject;
 use runnel_proto::model::{Content, FieldMap, FieldPath};
 use serde_json::Value;
 
-use crate::live;
+use crate::managed_fields::owns;
 
 /// The fields as the copy's annotation names them.
 pub fn text(ignored: &BTreeSet<FieldPath>) -> String {
@@ -33,7 +33,7 @@ pub fn mask(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
 pub fn keep(mut content: Content, ignored: &BTreeSet<FieldPath>, object: &DynamicObject) -> Content {
     for path in ignored {
         content.take_out(path);
-        let Some(value) = value(object, path).filter(|_| live::owns(object, path)) else { continue };
+        let Some(value) = value(object, path).filter(|_| owns(object, path)) else { continue };
         match (path.map.field(), path.map) {
             (Some(field), _) => {
                 let map =

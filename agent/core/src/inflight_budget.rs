@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::SourceRef;
 
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 
 /// The default bound of unapplied payload, in bytes.
 pub const ROOM_BYTES: usize = 32 * 1024 * 1024;

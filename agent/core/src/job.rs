@@ -3,16 +3,74 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use runnel_proto::model::{FieldPath, Payload, Revision, RuleName, SourceRef, Supposed};
+use runnel_proto::model::{FieldPath, FieldsKey, Foreseen, Payload, Revision, RuleName, SourceRef, Supposed};
 
-use crate::decide::{CopyError, ExpectedObject, differs, waits};
-use crate::desired::NewPayload;
-use crate::foresee::Supposition;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
+use crate::copy::NewPayload;
+use crate::decide::{ExpectedObject, Want, differs, waits};
 use crate::live::Live;
 use crate::policy::Policy;
 use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
-use crate::records::{IntentKey, Observed};
+use crate::records::Observed;
+
+/// What is foreseen, and why.
+pub type Said = (Foreseen, Option<CopyError>);
+
+/// A question of the hub, as far as it is answered. Without `Debug`: it may hold content.
+pub struct Supposition {
+    /// The hub's number for it.
+    pub question: u64,
+    /// Names fields.
+    pub key: FieldsKey,
+    /// Copy by copy.
+    pub items: Vec<Item>,
+    /// How many copies are left out.
+    pub more: u32,
+}
+
+/// One copy.
+pub struct Item {
+    /// The copy.
+    pub copy: SourceRef,
+    /// Its source.
+    pub source: SourceRef,
+    /// What is known of it.
+    pub known: CopyKnowledge,
+    /// The copies that must stand before this one goes.
+    pub after: Vec<SourceRef>,
+}
+
+/// What is known of a copy.
+pub enum CopyKnowledge {
+    /// All.
+    Said(Said),
+    /// It takes a look.
+    Open(Box<Open>),
+}
+
+/// What a look is to find out.
+pub struct Open {
+    /// What would be wanted.
+    pub want: Want,
+    /// What is known to stand there.
+    pub observed: Observed,
+    /// Names the fields that it should have.
+    pub fields: [u8; 32],
+    /// Whether the write is tried.
+    pub rehearse: bool,
+    /// What would be written, as far as it came along.
+    pub body: Option<DesiredObject>,
+}
+
+impl Open {
+    /// Whether what stands there must be read.
+    pub fn needs_look(&self) -> bool {
+        let is_ours = matches!(&self.observed, Observed::Live(live) if live.is_own());
+        self.rehearse || !is_ours
+    }
+}
 
 /// A run of one key.
 pub struct Job {

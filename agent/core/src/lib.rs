@@ -1,11 +1,14 @@
 //! What the agent decides: no I/O, no clock, no randomness. Time is an argument.
 //!
 //! [`reconciler`] puts the rest together: it takes events and gives orders.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+
 pub mod backoff;
 pub mod body;
 pub mod cache;
 pub mod classify;
 pub mod contention;
+pub mod copy;
 pub mod decide;
 pub mod deletes;
 pub mod desired;
@@ -16,6 +19,7 @@ pub mod ignore;
 pub mod inflight_budget;
 pub mod job;
 pub mod live;
+pub mod managed_fields;
 pub mod policy;
 pub mod previous;
 pub mod queue;

@@ -5,22 +5,20 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldMap, FieldPath, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NEWEST_LABEL, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid,
-    SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_mark,
+    Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
+    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION,
+    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_mark,
 };
 use serde_json::Value;
 
-use crate::desired::NewPayload;
+use crate::copy::IntentKey;
+use crate::copy::NewPayload;
 use crate::ignore;
+use crate::managed_fields::{FIELD_MANAGER, apply_entry};
 use crate::policy::{Facts, names};
-use crate::records::IntentKey;
 use crate::seal::{self, Identity, Seal, Sealer};
 
 pub use crate::seal::Sealed;
-
-/// The name under which the agent applies.
-pub const FIELD_MANAGER: &str = "runnel-agent";
 
 /// The longest uid of a rule that is believed without a proof.
 const UID_LIMIT: usize = 64;
@@ -236,17 +234,6 @@ pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8
     key.name(Content { fields: fields(kind, object), ..Content::default() }, &BTreeSet::new())
 }
 
-/// Whether a field is ours: applied by us, and not changed by anybody since.
-pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
-    let fields = apply_entry(&object.metadata).and_then(|entry| entry.fields_v1.as_ref()).map(|fields| &fields.0);
-    let map = match path.map {
-        FieldMap::Data | FieldMap::BinaryData => path.map.field().and_then(|field| fields?.get(format!("f:{field}"))),
-        FieldMap::Labels => fields.and_then(|fields| fields.get("f:metadata")?.get("f:labels")),
-        FieldMap::Annotations => fields.and_then(|fields| fields.get("f:metadata")?.get("f:annotations")),
-    };
-    map.is_some_and(|map| map.get(format!("f:{}", path.key)).is_some())
-}
-
 /// Whether it is of a name or type that no rule ever writes.
 fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
     let name = object.metadata.name.as_deref().unwrap_or_default();
@@ -303,16 +290,6 @@ fn ownership(metadata: &ObjectMeta, identity: Option<Identity>, retained: bool, 
     } else {
         Ownership::Foreign
     }
-}
-
-fn apply_entry(metadata: &ObjectMeta) -> Option<&ManagedFieldsEntry> {
-    metadata.managed_fields.as_ref()?.iter().find(|entry| is_our_apply(entry))
-}
-
-/// Whether this entry of `managedFields` is our server-side apply.
-pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
-    let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
-    entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.operation.as_deref() == Some("Apply") && of_whole_object
 }
 
 /// The labels and annotations that our Apply owns. The API server takes a field from us when somebody else changes

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef};
 
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 
 /// What is kept of one intent.
 #[derive(Clone, Debug, PartialEq, Eq)]

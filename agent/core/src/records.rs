@@ -4,20 +4,12 @@ use std::sync::Arc;
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
+use crate::copy::IntentKey;
 use crate::live::{Live, Ownership};
 use crate::small_set::SmallSet;
 
 /// How many past versions of one object are remembered, to know late echoes of a watch.
 const PAST_VERSIONS: usize = 6;
-
-/// An intent's identity.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct IntentKey {
-    /// The rule.
-    pub rule: RuleUid,
-    /// The source.
-    pub source: SourceRef,
-}
 
 /// What the agent knows of the object at one copy's name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef};
 
-use crate::decide::{CopyError, CopyStatus};
+use crate::copy::clip;
+use crate::copy::{CopyError, CopyStatus};
 
 /// How often an unsettled rule is reported at most.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -195,12 +196,6 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, add: bool) {
         CopyStatus::Drifted(_) => step(&mut counts.drifted),
         CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::GivenUp => {}
     }
-}
-
-/// The text, cut to a number of bytes at a character's border.
-pub fn clip(text: &str, limit: usize) -> String {
-    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-    text[..end].to_owned()
 }
 
 #[cfg(test)]

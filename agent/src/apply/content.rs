@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{Content, Payload, Reason};
 
 use super::ApplyRun;
-use runnel_agent_core::decide::CopyError;
-use runnel_agent_core::desired::NewPayload;
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::copy::NewPayload;
 use runnel_agent_core::job::{ContentSource, DesiredObject};
 use runnel_agent_core::live::{self, Sealed};
 use runnel_agent_core::previous::ToKeep;

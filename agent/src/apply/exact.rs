@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::ApplyRun;
 use runnel_agent_core::body;
 use runnel_agent_core::classify::{CallError, copy_error};
-use runnel_agent_core::decide::{CopyError, ExpectedObject};
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::decide::ExpectedObject;
 
 impl ApplyRun<'_> {
     /// After an apply over an object was refused as invalid or too large: removes what is in its way in one request, and

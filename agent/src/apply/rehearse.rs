@@ -9,13 +9,14 @@ use runnel_proto::model::{FieldsKey, Foreseen, Kind, Reason, SourceRef, Supposed
 use super::{Call, CallError, Member, at};
 use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::copy_error;
-use runnel_agent_core::decide::{CopyError, ExpectedObject, Want};
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::decide::{ExpectedObject, Want};
 use runnel_agent_core::differ;
-use runnel_agent_core::foresee::{
-    CopyKnowledge, Found, Item, Open, Said, Supposition, answer, foresee, is_untold, writes,
-};
+use runnel_agent_core::foresee::{Found, answer, foresee, is_untold, writes};
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use runnel_agent_core::live::{self, FIELD_MANAGER};
+use runnel_agent_core::job::{CopyKnowledge, Item, Open, Said, Supposition};
+use runnel_agent_core::live::{self};
+use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::records::Observed;
 
 /// How many looks are under way at once.

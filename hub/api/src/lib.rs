@@ -3,6 +3,8 @@
 //! The types here are the API. Their doc comments become the descriptions that `kubectl explain` shows, and what they
 //! refuse is refused by the API server itself, with a message that names the field and the cure. All of it is pure:
 //! no I/O and no clock.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types, clippy::disallowed_macros))]
+
 mod check;
 pub mod conditions;
 mod generate;

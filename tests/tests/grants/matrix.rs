@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use runnel_agent_core::copy::IntentKey;
 use runnel_agent_core::decide::{TargetNamespace, Want};
 use runnel_agent_core::desired::{Desired, Home, Namespace};
 use runnel_agent_core::policy::Policy;
-use runnel_agent_core::records::{IntentKey, Records};
+use runnel_agent_core::records::Records;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::index::{Cluster, Effect, Index, PlaceState};
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};

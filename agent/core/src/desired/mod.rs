@@ -22,16 +22,16 @@ use runnel_proto::model::{
     HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
 };
 
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
 use crate::policy::{Facts, Policy};
-use crate::records::IntentKey;
 use crate::small_set::SmallSet;
 
 use orders::Ordered;
 pub use places::Namespace;
 pub use restore::StoredRule;
 pub use shown::Shows;
-pub use take::{NewPayload, Taken};
+pub use take::Taken;
 use tombstones::Removals;
 pub use tombstones::Tombstones;
 

@@ -2,8 +2,8 @@
 use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
 
 use super::Desired;
+use crate::copy::IntentKey;
 use crate::policy::names;
-use crate::records::IntentKey;
 
 /// How a copy is to go, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use runnel_proto::model::{Allowance, Grant, KINDS, NamespaceChoice, RuleUid, SourceRef, Terms};
 
 use super::{Desired, Ordered, Rule};
-use crate::records::{IntentKey, Records};
+use crate::copy::IntentKey;
+use crate::records::Records;
 
 /// A namespace of the member cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

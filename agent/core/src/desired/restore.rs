@@ -7,8 +7,9 @@ use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest, Trav
 use super::places::is_broad;
 use super::tombstones::{Removals, Tombstones};
 use super::{Desired, IntentState, Rule};
+use crate::copy::IntentKey;
 use crate::policy::{Area, Facts};
-use crate::records::{IntentKey, Records};
+use crate::records::Records;
 
 /// The terms of one rule as they are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]

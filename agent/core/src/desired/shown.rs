@@ -3,7 +3,7 @@
 use runnel_proto::model::{ContentDigest, RuleUid, Shown, SourceRef};
 
 use super::{Desired, Rule};
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 
 /// What one copy shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

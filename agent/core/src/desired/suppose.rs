@@ -5,8 +5,9 @@ use runnel_proto::model::{Batch, Kind, Refusal, RuleDelta, RuleUid, SourceRef, S
 
 use super::Desired;
 use super::take::{Taken, check_name};
+use crate::copy::IntentKey;
 use crate::policy::Facts;
-use crate::records::{IntentKey, Records};
+use crate::records::Records;
 
 impl Desired {
     /// Takes in what would be said: as a batch of the hub, but for the payloads, of which only what is judged by the policy

@@ -9,22 +9,14 @@ use runnel_proto::model::{
 
 use super::places::is_broad;
 use super::{Desired, Gone, IntentState, Rule};
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
+use crate::copy::NewPayload;
 use crate::policy::{Facts, names};
-use crate::records::{IntentKey, Records};
+use crate::records::Records;
 
 /// More names than this taken out of a list at once are not a deliberate act any more.
 const DELIBERATE: usize = 10;
-
-/// A payload that came with a batch. Without `Debug`: it holds content.
-pub struct NewPayload {
-    /// Whose it is.
-    pub key: IntentKey,
-    /// Its revision.
-    pub revision: Revision,
-    /// The content.
-    pub payload: Payload,
-}
 
 /// What came of a batch. Without `Debug`: it holds content.
 #[derive(Default)]

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Desired, Rule};
-use crate::records::{IntentKey, Records};
+use crate::copy::IntentKey;
+use crate::records::Records;
 
 /// How many tombstones are stored by name, of all rules together.
 const STORED_LIMIT: usize = 1_024;

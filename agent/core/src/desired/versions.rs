@@ -13,8 +13,9 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
 use super::{Desired, Ordered, Rule};
+use crate::copy::IntentKey;
 use crate::live::Live;
-use crate::records::{IntentKey, Records};
+use crate::records::Records;
 
 impl Rule {
     /// How many versions stay, the newest included.

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms};
 
 use super::{Desired, IntentState, Rule};
-use crate::decide::{CopyError, CopyStatus, Order, Policies, Takeover, TargetNamespace, Want, WantedCopy};
+use crate::copy::IntentKey;
+use crate::copy::{CopyError, CopyStatus};
+use crate::decide::{Order, Policies, Takeover, TargetNamespace, Want, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::policy::refused_by_namespace;
-use crate::records::IntentKey;
 
 impl Desired {
     /// What should become of a copy. `live` is what stands there, if that is known.

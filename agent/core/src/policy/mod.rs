@@ -16,7 +16,7 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 use crate::seal;
 
 pub use parse::PolicyError;

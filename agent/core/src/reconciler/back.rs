@@ -4,12 +4,12 @@ use std::time::Instant;
 use runnel_proto::model::{Revision, RuleUid, SourceRef, Travel};
 
 use super::Reconciler;
+use crate::copy::IntentKey;
 use crate::decide::{Want, WantedCopy};
 use crate::job::Done;
 use crate::live::Ownership;
 use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
-use crate::records::IntentKey;
 
 impl Reconciler {
     /// What is wanted of a copy whose rule goes back: what was kept. A copy of which nothing was kept stays as it is, and one

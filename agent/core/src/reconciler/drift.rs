@@ -4,7 +4,8 @@ use std::time::Instant;
 use runnel_proto::model::{DriftPolicy, SourceRef};
 
 use super::{Compared, Reconciler};
-use crate::decide::{CopyError, CopyStatus, TargetNamespace, Want, WantedCopy};
+use crate::copy::{CopyError, CopyStatus};
+use crate::decide::{TargetNamespace, Want, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 

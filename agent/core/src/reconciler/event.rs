@@ -3,8 +3,9 @@ use std::sync::Arc;
 
 use runnel_proto::model::{HubFrame, Refusal, RuleName, SourceRef};
 
-use crate::decide::CopyError;
-use crate::desired::{Namespace, NewPayload};
+use crate::copy::CopyError;
+use crate::copy::NewPayload;
+use crate::desired::Namespace;
 use crate::job::Done;
 use crate::live::Live;
 use crate::policy::{Area, Policy};

@@ -5,7 +5,7 @@ use runnel_proto::model::{
 };
 
 use super::Reconciler;
-use crate::decide::CopyStatus;
+use crate::copy::CopyStatus;
 use crate::live::{Live, Ownership};
 
 impl Reconciler {

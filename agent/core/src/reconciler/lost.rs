@@ -6,7 +6,7 @@ use runnel_proto::model::{AgentFrame, LostWatch, NAMESPACES};
 
 use super::{Reconciler, WatchScope};
 use crate::classify;
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 use crate::desired::Namespace;
 
 impl Reconciler {

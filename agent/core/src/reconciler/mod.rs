@@ -31,16 +31,17 @@ use runnel_proto::model::{
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::contention::Fights;
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
 use crate::deletes::Deletes;
 use crate::desired::{Desired, Home, StoredRule};
-use crate::foresee::Supposition;
 use crate::inflight_budget::{InflightBudget, ROOM_BYTES};
+use crate::job::Supposition;
 use crate::job::Wrote;
 use crate::policy::{Area, Policy};
 use crate::previous::{Kept, Previous};
 use crate::queue::{Key, Queue};
-use crate::records::{IntentKey, Records, Usage};
+use crate::records::{Records, Usage};
 use crate::report::Report;
 use crate::takeovers::Allowed;
 

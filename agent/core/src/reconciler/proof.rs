@@ -2,7 +2,7 @@
 use runnel_proto::model::{Proof, RuleUid, SourceRef};
 
 use super::Reconciler;
-use crate::decide::CopyStatus;
+use crate::copy::CopyStatus;
 use crate::desired::Shows;
 
 impl Reconciler {

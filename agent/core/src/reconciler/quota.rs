@@ -7,10 +7,12 @@ use runnel_proto::model::{Reason, RuleUid, SourceRef};
 
 use super::Reconciler;
 use crate::backoff::RECHECK;
-use crate::decide::{CopyError, Want, WantedCopy};
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
+use crate::decide::{Want, WantedCopy};
 use crate::live::Ownership;
 use crate::queue::Key;
-use crate::records::{IntentKey, Usage};
+use crate::records::Usage;
 
 impl Reconciler {
     /// Denies a copy that is not there yet, or that would grow, where that would go beyond a limit.

@@ -5,9 +5,10 @@ use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
 
 use super::{Notice, Reconciler};
 use crate::backoff::RECHECK;
-use crate::decide::{Action, CopyError, CopyStatus, Decision, TargetNamespace, Want, decide};
+use crate::copy::IntentKey;
+use crate::copy::{CopyError, CopyStatus};
+use crate::decide::{Action, Decision, TargetNamespace, Want, decide};
 use crate::queue::Key;
-use crate::records::IntentKey;
 use crate::{deletes, differ};
 
 impl Reconciler {

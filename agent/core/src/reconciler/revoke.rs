@@ -4,10 +4,10 @@ use std::time::Instant;
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
 use super::Reconciler;
+use crate::copy::IntentKey;
 use crate::decide::{Order, Want};
 use crate::live::{Ownership, Sealed};
 use crate::policy::OnRevoke;
-use crate::records::IntentKey;
 
 impl Reconciler {
     /// The hub has revoked this cluster, until a hub begins a session anew: the copies are kept as they are, as while a hub

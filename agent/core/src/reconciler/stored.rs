@@ -5,7 +5,8 @@ use std::time::Instant;
 use runnel_proto::model::SourceRef;
 
 use super::Reconciler;
-use crate::decide::{Action, CopyError, Want};
+use crate::copy::CopyError;
+use crate::decide::{Action, Want};
 use crate::desired::StoredRule;
 use crate::policy::OnRevoke;
 

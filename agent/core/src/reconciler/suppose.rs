@@ -7,9 +7,11 @@ use runnel_proto::model::{
 };
 
 use super::Reconciler;
-use crate::decide::{CopyError, CopyStatus, Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
-use crate::foresee::{CopyKnowledge, Item, Open, Said, Supposition, foresee};
+use crate::copy::{CopyError, CopyStatus};
+use crate::decide::{Decision, Takeover, TargetNamespace, Want, WantedCopy, decide};
+use crate::foresee::foresee;
 use crate::job::{ContentSource, DesiredObject, Limits, Recreate};
+use crate::job::{CopyKnowledge, Item, Open, Said, Supposition};
 use crate::live::{Live, Ownership};
 use crate::records::Observed;
 
@@ -92,7 +94,7 @@ impl Reconciler {
         Some(Item { copy, source, known, after })
     }
 
-    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::decide::CopyError> {
+    fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<crate::copy::CopyError> {
         self.desired.others(copy).into_iter().find_map(|(rule, outcome)| match outcome {
             CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),
             _ => None,

@@ -6,7 +6,8 @@ use std::time::Instant;
 use runnel_proto::model::{Asked, Reason, RuleUid, SourceRef};
 
 use super::Reconciler;
-use crate::decide::{CopyError, CopyStatus, Takeover, Want, waits};
+use crate::copy::{CopyError, CopyStatus};
+use crate::decide::{Takeover, Want, waits};
 use crate::takeovers::digest_of;
 
 impl Reconciler {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Reason, SourceRef};
 
 use super::{Reconciler, Watched};
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
 use crate::desired::Namespace;
 use crate::live::{Live, Ownership};
 use crate::policy::Area;
-use crate::records::IntentKey;
 
 /// How long is waited for more copies before the hub is asked about those that came to light.
 const RESYNC_DELAY: Duration = Duration::from_secs(1);

@@ -6,7 +6,6 @@ use runnel_proto::model::{ClusterName, SourceRef};
 
 use super::Item;
 use super::named::{Matter, Waiting};
-use crate::plan::RulePlan;
 
 /// Names exactly this set of one rule; `previous` is the digest that was released before.
 pub fn digest_of(uid: &str, previous: &str, held: &BTreeSet<Item>) -> String {
@@ -52,11 +51,11 @@ pub fn named_digest(matter: Matter, uid: &str, previous: &str, held: &Waiting) -
 
 /// Names what a rule wants: in each cluster the kinds that are not granted, and what is sent, where `sent` says it of one
 /// cluster or of all.
-pub fn wanted_digest<'a>(
+pub fn wanted_digest<'a, W: Iterator<Item = &'a SourceRef>>(
     uid: &str,
     deleting: bool,
     clusters: impl Iterator<Item = (&'a ClusterName, Vec<&'a str>)>,
-    sent: impl Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)>,
+    sent: impl Iterator<Item = (Option<&'a ClusterName>, W)>,
 ) -> String {
     let mut text = Text::new();
     text.line("wanted", uid);
@@ -65,9 +64,9 @@ pub fn wanted_digest<'a>(
         text.line("cluster", cluster.as_str());
         ungranted.into_iter().for_each(|kind| text.line("without", kind));
     }
-    for (cluster, plan) in sent {
+    for (cluster, wanted) in sent {
         text.line("sent", cluster.map_or("", |cluster| cluster.as_str()));
-        plan.wanted().for_each(|intent| text.intent("intent", intent));
+        wanted.for_each(|intent| text.intent("intent", intent));
     }
     text.end()
 }

@@ -38,10 +38,10 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use crate::brake::{Brake, Item, Limit, wanted_digest};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, Rule, RulePlan, Scope, Source, TargetClusters,
-    WatchScope,
+    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, RolloutTarget, Rule, RulePlan, Scope, Source,
+    TargetClusters, WatchScope,
 };
-use crate::rollout::{Gate, RolloutTarget};
+use crate::rollout::Gate;
 pub use brake::{BlockedAgentWork, BlockedRemovals, Holding, NAMED, Several};
 pub use clusters::Cluster;
 pub use grants::SeenNamespace;
@@ -151,7 +151,8 @@ impl RuleEntry {
                 (name, self.rule.resources().filter(|kind| !terms.grants_kind(kind)).collect())
             };
             let clusters = self.target_clusters.clusters.iter().map(ungranted);
-            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, self.cluster_plans.plans(&self.plan))
+            let sent = self.cluster_plans.plans(&self.plan).map(|(cluster, plan)| (cluster, plan.wanted()));
+            wanted_digest(self.rule.uid.as_str(), self.rule.deleting, clusters, sent)
         };
         self.wanted.get_or_init(compute).clone()
     }

@@ -5,7 +5,8 @@ use runnel_proto::model::{ClusterName, RuleUid, Travel};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Item;
-use crate::rollout::{Gate, Progress, RolloutPosition, RolloutTarget};
+use crate::plan::RolloutTarget;
+use crate::rollout::{Gate, Progress, RolloutPosition};
 
 impl RuleEntry {
     /// Names what the rule brings now.

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, Travel};
 
 use super::step::{Reached, at_least, look, was_reached};
 use super::{AdmittedClusters, Gate, Health, Observation, Phase, Progress, Rollout};
-use crate::status::Now;
+use crate::now::Now;
 
 /// It begins. Until that is written, nobody hears of it, and nobody of the change any more. Who is at work on the change has
 /// its room already, and is the first who is told.

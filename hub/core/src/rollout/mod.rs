@@ -44,7 +44,6 @@ mod gate;
 mod order;
 mod progress;
 mod step;
-mod target;
 #[cfg(test)]
 mod tests;
 
@@ -55,7 +54,6 @@ pub use order::RolloutPosition;
 pub use progress::Progress;
 pub use runnel_api::RolloutPhase as Phase;
 pub use step::{Health, Observation, step};
-pub use target::RolloutTarget;
 
 /// How long a cluster that was let in and is not connected any more is waited for.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use runnel_proto::model::{ClusterName, Travel};
 
 use super::{AWAY_LIMIT, AdmittedClusters, Gate, Phase, Progress, QUIET_FOR, Rollout, RolloutPosition, STUCK_LIMIT};
-use crate::status::Now;
+use crate::now::Now;
 
 /// How a cluster is with the target; or, where it is to go back, with what it had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

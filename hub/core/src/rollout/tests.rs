@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, Travel};
 
 use super::*;
-use crate::status::Now;
+use crate::now::Now;
 
 mod schedules;
 

@@ -20,10 +20,9 @@ mod rule_cluster_state;
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use jiff::Timestamp;
-
+pub use crate::now::Now;
 pub use deliveries::{Deliveries, Took};
 pub use detail::{ClusterDetail, details};
 pub use fold::{View, fold};
@@ -39,12 +38,3 @@ pub use rule_cluster_state::{Proved, Sent, is_settled};
 pub const SILENCE: Duration = Duration::from_secs(15);
 /// How long after its start a hub waits for clusters to connect before their silence counts.
 pub const SETTLING: Duration = Duration::from_secs(45);
-
-/// One moment by two clocks: the monotonic one decides, the wall clock is shown.
-#[derive(Clone, Copy, Debug)]
-pub struct Now {
-    /// For durations.
-    pub instant: Instant,
-    /// For people.
-    pub wall: Timestamp,
-}

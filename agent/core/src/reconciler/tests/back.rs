@@ -1,6 +1,6 @@
 //! Rollouts that go back.
 use super::*;
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 use proptest::prelude::*;
 
 fn said(travel: Travel) -> RuleDelta {

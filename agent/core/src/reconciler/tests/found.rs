@@ -1,7 +1,7 @@
 //! What the watches show against what is remembered: restored clusters, and copies that come to light while the agent runs.
 use super::*;
+use crate::copy::IntentKey;
 use crate::policy::Area;
-use crate::records::IntentKey;
 
 fn area() -> Area {
     Area { resource: "configmaps", namespace: None }

@@ -1,6 +1,6 @@
 //! What is in namespaces given up waits for the hub's word, played against the model of an API server.
 use super::world::*;
-use crate::decide::CopyError;
+use crate::copy::CopyError;
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;

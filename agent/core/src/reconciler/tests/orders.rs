@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::*;
 
-use crate::records::IntentKey;
+use crate::copy::IntentKey;
 
 /// What the hub has sent, and what the agent has removed.
 #[derive(Default)]

@@ -1,10 +1,10 @@
 //! What is to be overwritten waits for the hub's word, played against the model of an API server.
 use super::world::*;
-use crate::decide::CopyError;
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
 use crate::live::Ownership;
 use crate::policy::Policy;
 use crate::reconciler::*;
-use crate::records::IntentKey;
 use runnel_proto::model::*;
 
 fn counts(world: &World) -> Counts {

@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use super::orders::Orders;
-use crate::decide::{CopyError, ExpectedObject};
+use crate::copy::CopyError;
+use crate::copy::IntentKey;
+use crate::decide::ExpectedObject;
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
-use crate::foresee::{CopyKnowledge, Found, Item, Supposition, answer, foresee};
+use crate::foresee::{Found, answer, foresee};
 use crate::job::{ContentSource, DesiredObject, Done, Job, Work, Wrote};
+use crate::job::{CopyKnowledge, Item, Supposition};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
 use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
 use crate::reconciler::{Event, Reconciler, Setup};
-use crate::records::{IntentKey, Observed};
+use crate::records::Observed;
 
 /// An object of the cluster.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Names what a rollout brings.
 use ring::digest;
 
-use crate::plan::{Rule, RulePlan, SourceState};
+use super::{Rule, RulePlan, SourceState};
 
 /// Names what a rule wants, whichever clusters it chooses: equal after a restart, as revisions are.
 #[derive(Clone, Debug, PartialEq, Eq)]

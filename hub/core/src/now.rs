@@ -1,0 +1,13 @@
+//! Time, as an argument of what decides.
+use std::time::Instant;
+
+use jiff::Timestamp;
+
+/// One moment by two clocks: the monotonic one decides, the wall clock is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// For durations.
+    pub instant: Instant,
+    /// For people.
+    pub wall: Timestamp,
+}
