@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
+use http::header::RETRY_AFTER;
+use http::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::client::Body;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Error};
@@ -17,7 +20,7 @@ use runnel_proto::lease::{Candidate, Holder, Lead, LeaseName, Step, Timing, hold
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::call_error;
+use crate::call::{NotActive, Throttled, call_error};
 
 /// The name of the Lease, in the agent's namespace.
 pub const LEASE: &str = "runnel-agent";
@@ -300,6 +303,28 @@ type Events = std::pin::Pin<Box<dyn Stream<Item = Result<Event<Lease>, watcher::
 async fn next_event(events: &mut Option<Events>, leases: &Api<Lease>) -> Option<Result<Event<Lease>, watcher::Error>> {
     let config = || watcher::Config::default().fields(&format!("metadata.name={LEASE}")).timeout(WATCH_SECONDS);
     events.get_or_insert_with(|| Box::pin(watcher::watcher(leases.clone(), config()).default_backoff())).next().await
+}
+
+/// A client that sends writes only while the right to write holds. Where the API server throttles a write, the error
+/// carries how long it asks to wait.
+pub fn guarded(client: Client, right: WriteRight) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (client, right) = (client.clone(), right.clone());
+        async move {
+            let writes = request.method() != Method::GET;
+            if writes && !right.holds() {
+                return Err(kube::Error::Service(Box::new(NotActive)));
+            }
+            let response = client.send(request).await?;
+            if writes && response.status() == StatusCode::TOO_MANY_REQUESTS {
+                let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
+                return Err(kube::Error::Service(Box::new(Throttled(Duration::from_secs(after.unwrap_or(1))))));
+            }
+            Ok(response)
+        }
+    });
+    Client::new(service, namespace)
 }
 
 #[cfg(test)]

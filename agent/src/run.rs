@@ -17,10 +17,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::Member;
-use crate::call::{guarded, with_timeout};
+use crate::call::with_timeout;
 use crate::event_loop::EventLoop;
 use crate::join::{self, JoinFileError};
 use crate::keep::Keep;
+use crate::lease::guarded;
 use crate::lease::{Election, WriteRight};
 use crate::link::{HistoryTokenStore, Link};
 use crate::metrics::Metrics;

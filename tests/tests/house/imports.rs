@@ -3,15 +3,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, ensure};
 
-use super::{NO_IO, code, none};
+use super::{CRATES, code, none};
+
+/// Crates whose modules are not taken apart yet.
+const KNOTTED: [&str; 1] = ["hub"];
 
 /// The modules that each module of a crate uses.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
-fn modules_of_deciding_crates_have_no_import_cycle() -> Result<()> {
+fn modules_have_no_import_cycle() -> Result<()> {
     let mut wrong = Vec::new();
-    for folder in NO_IO {
+    for (_, folder) in CRATES.iter().filter(|(name, _)| !KNOTTED.contains(name)) {
         let source = format!("{folder}/src");
         let mut imports = Imports::new();
         for file in code(&[&source])? {
