@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_stays_until_a_new_join_is_accepted_and_a_retry_has_the_same_key() {
+    fn certificate_stays_until_new_join_is_accepted() {
         let hub = new_hub_id().unwrap();
         let authority = Authority::generate(&hub, SystemTime::now()).unwrap();
         let first = string(&hub, &authority);

@@ -103,7 +103,7 @@ fn logs_and_ends(mut command: Command, log: &Path, texts: &[&str]) {
 }
 
 #[test]
-fn an_api_server_that_is_away_is_waited_for_and_a_signal_ends_the_wait() {
+fn absent_api_server_is_awaited_and_a_signal_ends_the_wait() {
     let folder = Folder::new("wait");
     let command = with_files(&folder.kubeconfig(), &folder.write("empty", ""));
     logs_and_ends(command, &folder.write("log", ""), &["waiting for this cluster's API server"]);

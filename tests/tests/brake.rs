@@ -170,7 +170,7 @@ async fn stage() -> Result<Stage> {
 }
 
 #[tokio::test]
-async fn a_removal_above_the_limit_waits_for_its_digest_whatever_happens_meanwhile() -> Result<()> {
+async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
 
@@ -308,7 +308,7 @@ async fn what_dies_with_its_namespace_is_held() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rule_whose_delete_does_not_count_as_deliberate_stays_until_it_is_released() -> Result<()> {
+async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
     let limit = json!({"spec": {"removalLimit": {"onRuleDelete": "Hold"}}});

@@ -44,7 +44,7 @@ fn never_missing(recorders: &[(Recorder, Id)]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_source_that_is_deleted_and_made_anew_within_a_second_is_an_edit() -> Result<()> {
+async fn source_recreated_within_a_second_is_an_edit() -> Result<()> {
     let home = "anew";
     let scene = scene_with(home).await?;
     let config = |text: &str| Draft::config_map(home, "settings").data("k", text).json();
@@ -83,7 +83,7 @@ async fn a_source_that_is_deleted_and_made_anew_within_a_second_is_an_edit() -> 
 }
 
 #[tokio::test]
-async fn a_source_that_goes_for_good_takes_its_copies_along_and_may_come_again() -> Result<()> {
+async fn deleted_source_takes_its_copies_and_may_return() -> Result<()> {
     let home = "for-good";
     let scene = scene_with(home).await?;
     let rule = Id::rule(home, "all");
@@ -216,7 +216,7 @@ async fn all_left(scene: &Scene, rule: &Id, id: &Id) -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn what_is_retained_stays_unmarked_and_is_taken_back_when_it_is_equal() -> Result<()> {
+async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     let home = "retained";
     let scene = scene_with(home).await?;
     scene.member_namespaces(&["retained-too"]).await?;

@@ -95,7 +95,7 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn marks_that_people_strip_are_put_back_one_by_one_and_all_together() -> Result<()> {
+async fn stripped_marks_are_restored() -> Result<()> {
     let home = "marks";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

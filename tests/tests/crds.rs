@@ -286,7 +286,7 @@ async fn rules_at_their_limits_are_within_the_budget() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_grant_says_what_is_granted_or_is_told_the_field_and_the_cure() -> Result<()> {
+async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
     let smallest = json!({
         "rules": {"namespaces": {"names": ["team-a"]}}, "resources": ["configmaps"],
         "clusters": {"all": true}, "namespaces": {"names": ["team-a-*"]},

@@ -312,6 +312,44 @@ fn named_test_belongs_to_the_file_before_it() {
     assert!(is_part_of("a/b.rs", "a/b") && !is_part_of("a/bc.rs", "a/b") && !is_part_of("a/b.md", "a/b"));
 }
 
+/// Characters of a test's name: subject, condition, result.
+const TEST_NAME: usize = 60;
+
+#[test]
+fn test_names_are_short() -> Result<()> {
+    let mut wrong = Vec::new();
+    for folder in ["proto", "hub", "agent", "tests/src", "tests/tests"] {
+        for file in all_files(&root().join(folder))? {
+            let text = fs::read_to_string(&file)?;
+            let names = test_names(&text).into_iter().filter(|name| name.len() > TEST_NAME);
+            let path = file.strip_prefix(root())?.display();
+            wrong.extend(names.map(|name| format!("{path}: {name}: at most {TEST_NAME} characters")));
+        }
+    }
+    none(wrong)
+}
+
+/// The names of the functions that are tests.
+fn test_names(text: &str) -> Vec<&str> {
+    let (mut is_test, mut names) = (false, Vec::new());
+    for line in text.lines().map(str::trim) {
+        let named = line.trim_start_matches("async ").strip_prefix("fn ").and_then(|rest| rest.split('(').next());
+        match named {
+            Some(name) if is_test => names.push(name),
+            _ if line.starts_with("#[test]") || line.starts_with("#[tokio::test") => is_test = true,
+            _ => {}
+        }
+        is_test &= named.is_none();
+    }
+    names
+}
+
+#[test]
+fn names_of_tests_are_found() {
+    let text = "fn a() {}\n#[test]\nfn b() {}\n#[tokio::test(x)]\n#[cfg(unix)]\nasync fn c() {}\nfn d() {}\n";
+    assert_eq!(test_names(text), ["b", "c"]);
+}
+
 /// Every source file of a folder, tests too.
 fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();

@@ -86,7 +86,7 @@ async fn a_cluster_that_is_relabelled_is_followed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_shut_out_hears_nothing_and_catches_up_when_it_is_let_in() -> Result<()> {
+async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, member, home) = (&scene.hub, scene.member(2), "shut-out");
@@ -223,7 +223,7 @@ async fn is_cordoned_and_catches_up(hub: &Place, first: &Place, home: &str, targ
 }
 
 #[tokio::test]
-async fn a_cluster_joins_late_is_cordoned_leaves_in_order_returns_and_is_deleted() -> Result<()> {
+async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, home, target) = (&scene.hub, "leaves", "leaves-target");

@@ -97,7 +97,7 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_life_of_the_seed_rule_asks_nothing_that_the_charts_do_not_grant() -> Result<()> {
+async fn seed_rule_needs_no_more_rights_than_the_charts_grant() -> Result<()> {
     let audited = Options { audit_reads: true, ..Options::default() };
     let options = FleetOptions { members: 1, hub_is_member: true, control_plane: audited, ..FleetOptions::default() };
     let fleet = Fleet::start(options).await?;
@@ -160,7 +160,7 @@ fn refuses(upgraded: Result<()>, words: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_chart_passes_is_known_to_the_binary_and_what_it_mounts_is_kept_fresh() -> Result<()> {
+async fn chart_arguments_are_known_and_mounts_stay_fresh() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { members: 0, hub_is_member: true, ..FleetOptions::default() }).await?;
     let (hub, agent) = (fleet.hub_release(), fleet.agent(1));
     let unknown = json!({"extraArgs": ["--no-such-argument"]});

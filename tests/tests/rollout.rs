@@ -229,7 +229,7 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
 }
 
 #[tokio::test]
-async fn a_leader_that_dies_while_a_wave_is_under_way_is_followed_where_it_was() -> Result<()> {
+async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     let stage = Stage::start(3).await?;
     stage.wants(json!({"maxConcurrency": 2})).await?;
     let before = stage.scene.hub.get(&stage.source).await?;
@@ -288,7 +288,7 @@ async fn nothing_is_kept(stage: &Stage) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_bad_change_is_undone_where_it_was_taken_whoever_is_killed_meanwhile() -> Result<()> {
+async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     let stage = Stage::start(3).await?;
     stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert"})).await?;
     refuse(&stage, &[3]).await?;

@@ -135,7 +135,7 @@ fn varied(namespace: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn copies_have_the_content_of_their_sources_and_no_traces_of_other_tools() -> Result<()> {
+async fn copies_equal_their_sources_without_traces_of_other_tools() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     let (hub, home) = (&scene.hub, "content");
     scene.hub_namespaces(&[home]).await?;
@@ -196,7 +196,7 @@ async fn copies_have_the_content_of_their_sources_and_no_traces_of_other_tools()
 }
 
 #[tokio::test]
-async fn a_revision_changes_when_an_edit_has_arrived_everywhere_and_not_before() -> Result<()> {
+async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, home) = (&scene.hub, "arrival");

@@ -119,7 +119,7 @@ async fn copies_are_renamed_without_a_gap_and_named_by_cluster() -> Result<()> {
 }
 
 #[tokio::test]
-async fn keys_labels_and_types_are_what_the_rule_says_or_nothing_is_sent() -> Result<()> {
+async fn keys_labels_and_types_follow_the_rule_or_are_not_sent() -> Result<()> {
     let home = "forms";
     let scene = scene(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -174,7 +174,7 @@ async fn keys_labels_and_types_are_what_the_rule_says_or_nothing_is_sent() -> Re
 }
 
 #[tokio::test]
-async fn what_a_cluster_is_called_and_labelled_goes_into_its_copies_and_follows_its_labels() -> Result<()> {
+async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
     let home = "variables";
     let scene = scene(home).await?;
     let hub = &scene.hub;
@@ -234,7 +234,7 @@ async fn what_a_cluster_is_called_and_labelled_goes_into_its_copies_and_follows_
 }
 
 #[tokio::test]
-async fn a_value_of_another_secret_goes_into_the_copies_of_some_clusters_and_follows() -> Result<()> {
+async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     let home = "lent";
     let scene = scene(home).await?;
     let (hub, one, two) = (&scene.hub, scene.member(1), scene.member(2));

@@ -245,7 +245,7 @@ fn changed_by_others(sealer: &Sealer) -> DynamicObject {
 }
 
 #[test]
-fn what_is_ignored_is_written_at_creation_and_its_change_is_no_drift() {
+fn ignored_field_is_written_at_creation_and_is_no_drift() {
     let sealer = Sealer::new(b"key", "hub");
     let created = served_ignoring(&copy(), &sealer, Some(&ignored()));
     assert_eq!(
@@ -276,7 +276,7 @@ fn what_is_ignored_is_written_at_creation_and_its_change_is_no_drift() {
 }
 
 #[test]
-fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
+fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
     let sealer = Sealer::new(b"key", "hub");
     let (intent, rule, copy, content, ignored) = (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
@@ -303,7 +303,7 @@ fn a_change_leaves_to_others_what_is_theirs_and_does_not_delete_what_is_ours() {
 }
 
 #[test]
-fn who_else_writes_an_object_is_named_and_an_intact_copy_names_nobody() {
+fn other_managers_are_named_unless_the_copy_is_intact() {
     let sealer = Sealer::new(b"key", "hub");
     let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
     assert_eq!(seen(&served(&copy(), &sealer), &sealer).others, None);

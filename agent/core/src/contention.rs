@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sixth_time_within_ten_minutes_is_a_fight_and_quiet_ends_it() {
+    fn sixth_correction_in_ten_minutes_is_contention() {
         let (mut fights, start) = (Fights::default(), Instant::now());
         let mut now = start;
         for time in 1..=6 {

@@ -49,7 +49,7 @@ fn lives() -> impl Strategy<Value = Live> {
 }
 
 #[test]
-fn a_conflict_says_what_stands_there_who_wrote_it_and_what_to_do() {
+fn conflict_names_object_manager_and_hint() {
     let live = |ownership, who: Option<&str>| Live {
         uid: "uid".into(),
         version: "1".into(),
@@ -169,7 +169,7 @@ fn wants() -> impl Strategy<Value = Want> {
 
 proptest! {
     #[test]
-    fn of_secrets_only_the_own_copy_of_the_same_source_by_the_same_rule_is_told_to_be_equal(want in wants(), live in lives()) {
+    fn only_own_copy_of_a_secret_is_reported_as_equal(want in wants(), live in lives()) {
         let secret = |source: &SourceRef| SourceRef::new("secrets", &source.namespace, &source.name);
         let (mut want, mut live) = (want, live);
         if let Want::Copy(wanted) = &mut want {
@@ -271,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_ours_is_changed_only_as_the_conflict_policy_says_and_never_deleted(want in wants(), live in lives()) {
+    fn foreign_object_changes_only_by_policy_and_is_never_deleted(want in wants(), live in lives()) {
         let Decision::Act(action) = decide(&want, &Observed::Live(live.clone())) else { return Ok(()) };
         if live.is_own() {
             prop_assert!(!matches!(action, Action::Adopt(_) | Action::Overwrite(_)));
@@ -302,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_drifted_is_left_so_where_that_is_said_until_another_revision_comes(want in wants(), observed in observed_copies()) {
+    fn drifted_copy_is_left_until_the_next_revision(want in wants(), observed in observed_copies()) {
         let Want::Copy(wanted) = &want else { return Ok(()) };
         if wanted.policies.drift != DriftPolicy::Report {
             prop_assert!(!matches!(decide(&want, &observed), Decision::Noop(CopyStatus::Drifted(_)) | Decision::Act(Action::Compare(_))));

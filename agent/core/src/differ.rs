@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_secret_no_value_is_named_and_what_is_ignored_is_not_named_at_all() {
+    fn secret_values_and_ignored_fields_are_never_named() {
         let kind = Kind::by_resource("secrets").unwrap();
         let live = json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
         let wanted = content(json!({"data": {"a": "c4n4ry", "c": "c4n4ry"}, "type": "Opaque"}));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_that_knows_less_does_not_depose_the_one_that_was_heard_before() {
+    fn hub_that_knows_less_does_not_depose_the_earlier_one() {
         let (mut fence, start) = (Fence::default(), Instant::now());
         assert_eq!(fence.admit("e1", 5, start), Ok(()));
         fence.closed(start + second(1));

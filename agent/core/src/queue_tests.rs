@@ -25,7 +25,7 @@ fn a_key_runs_once_at_a_time_and_again_if_it_changed_meanwhile() {
 }
 
 #[test]
-fn a_failing_key_waits_alone_and_a_change_of_what_is_wanted_ends_the_wait() {
+fn failing_key_waits_alone_until_its_intent_changes() {
     let (mut queue, now) = (Queue::default(), Instant::now());
     let later = now + Duration::from_secs(60);
     queue.add(&key("bad"));

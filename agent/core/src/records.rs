@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deletion_of_an_earlier_object_does_not_hide_its_successor() {
+    fn deletion_of_an_earlier_object_hides_no_successor() {
         let mut records = Records::default();
         records.watched(&copy(), live("7"));
         assert!(!records.unwatched(&copy(), "older"));

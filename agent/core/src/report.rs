@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_rule_is_due_at_once_and_an_unsettled_one_after_a_while() {
+    fn settled_rule_is_due_at_once_and_unsettled_one_later() {
         let (mut report, start) = (Report::default(), Instant::now());
         let rule: RuleUid = "r".into();
         report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)]);

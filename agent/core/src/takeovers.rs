@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_named_objects_are_allowed_once_and_only_to_their_rule() {
+    fn named_objects_are_allowed_once_and_only_to_their_rule() {
         let (rule, other) = (RuleUid::from("r"), RuleUid::from("q"));
         let both = waiting(&[("one", "1"), ("two", "2")]);
         let mut takeovers = Allowed::default();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_named_is_void_once_the_hub_was_told_of_something_else() {
+    fn approval_is_void_once_the_hub_was_told_otherwise() {
         let rule = RuleUid::from("r");
         let (one, two) = (waiting(&[("one", "1")]), waiting(&[("one", "1"), ("two", "2")]));
         let (first, second) = (digest_of(&rule, &one), digest_of(&rule, &two));

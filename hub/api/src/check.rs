@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_within_its_bounds_is_taken_and_others_are_told_where_they_are_not() {
+    fn rule_within_bounds_is_taken_and_others_get_the_field() {
         rule(|_| ()).unwrap();
         rule(|spec| spec["rollout"]["maxConcurrency"] = json!(3)).unwrap();
         type Change = fn(&mut Value);

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn every_list_says_how_it_merges_and_nothing_takes_null_or_unsigned_numbers() {
+    fn every_list_says_how_it_merges_and_no_number_is_unsigned() {
         each_node(|path, schema| {
             assert!(schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(), "{path}");
             assert!(schema["nullable"].is_null(), "{path}");

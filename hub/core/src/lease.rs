@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lives_through_a_restore_takes_the_lead_anew_and_the_line_says_how_far_the_backup_went() {
+    fn survivor_of_a_restore_leads_and_records_the_gap() {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(Some(foreign("e1", 5, "", 7)), start);
         let taken = stored(replaced(next(&mut a, start)), "e1", 6);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_somebody_took_away_comes_back_with_the_next_renewal() {
+    fn removed_history_returns_with_the_next_renewal() {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(Some(foreign("e1", 5, "", 7)), start);
         let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);

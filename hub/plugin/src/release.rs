@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_asked_about_what_the_hub_says_and_told_what_it_cannot_say() {
+    fn blocked_sets_are_listed_with_what_the_hub_cannot_list() {
         let (removal, takeovers) = (("Source", "configmaps/a/s"), ("Takeover", "12"));
         assert_eq!(sorts(&held("t", 12, &[takeovers])), Some(Sorts::Takeovers));
         assert_eq!(sorts(&held("d", 12, &[removal])), Some(Sorts::Removals));

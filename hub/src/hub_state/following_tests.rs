@@ -105,7 +105,7 @@ fn who_is_not_told_of_the_rule_is_not_waited_for() {
 }
 
 #[test]
-fn who_is_not_told_of_the_rule_any_more_is_not_waited_for_any_longer() {
+fn cluster_without_the_rule_is_not_awaited() {
     let hub_state = hub(json!({}));
     connects(&hub_state, "one", PROTOCOL_MAX);
     connects(&hub_state, "two", PROTOCOL_MAX);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_reaches_who_asked_and_a_question_without_an_asker_is_not_sent() {
+    fn answer_reaches_its_asker_and_orphaned_question_is_not_sent() {
         let (inquiries, copy) = (Inquiries::after(0), SourceRef::new("secrets", "a", "b"));
         let mut first = inquiries.ask(copy.clone()).unwrap();
         drop(inquiries.ask(copy.clone()));

@@ -294,7 +294,7 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
-    async fn a_connection_ends_with_the_leave_of_its_session_though_nobody_asks_for_frames() {
+    async fn connection_ends_with_its_session_without_frames() {
         let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
         let guards = ConnectionGuards::default();
         let guard = guards.guard(None);

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_with_a_source_for_the_copy_says_what_keeps_it_away() {
+    fn every_rule_with_a_source_for_the_copy_names_its_obstacle() {
         let labels = json!({"namespaces": {"selector": {"matchLabels": {"team": "a"}}}});
         let rules = vec![
             rule("a-named", json!({"namespaces": {"names": ["x"]}})),

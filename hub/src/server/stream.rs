@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_out_one_by_one_as_grpc_has_them_and_the_status_is_the_last() {
+    fn frames_go_out_one_by_one_and_the_status_is_last() {
         let epoch = frame("a").encode_to_vec();
         assert_eq!(epoch.len(), 3);
         let header = [0, 0, 0, 0, 3];

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_after_a_restore_is_heeded_though_its_versions_are_lower() {
+    fn list_after_a_restore_counts_despite_lower_versions() {
         let (hub_state, object_cache) = hub();
         take_in_member(member("eu-1", 900, true), &hub_state, &object_cache);
         object_cache.mark_members_stale();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_in_a_member_while_somebody_else_has_it_in_the_book_and_not_yet_in_the_index() {
+    fn member_is_not_adopted_while_another_holds_it_in_the_cache() {
         let (hub_state, object_cache) = hub();
         std::thread::scope(|scope| {
             let index = hub_state.index.read();

@@ -307,7 +307,7 @@ mod tests {
     use parking_lot::Mutex;
 
     #[test]
-    fn a_list_for_which_nobody_asked_waits_for_a_renewal_of_the_lead() {
+    fn unrequested_list_waits_for_a_renewal_of_the_lead() {
         let (rounds, before) = (RelistBarrier::default(), Instant::now());
         rounds.renewed(Some(before));
         let (say, said) = mpsc::unbounded::<WatchEvent<&str>>();

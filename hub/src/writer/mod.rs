@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_written_while_a_lead_that_was_lost_and_taken_again_has_not_listed_everything() {
+    async fn nothing_is_written_before_a_regained_lead_has_relisted() {
         let hub_state = HubState::new(crate::hub_state::Settings::for_tests());
         let writer = writer(&hub_state, &Arc::default());
         let write = async || writer.unless_gone(async { Ok(()) }).await;

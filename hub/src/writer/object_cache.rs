@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_written_at_the_version_of_the_list_that_began_after_the_last_write() {
+    fn rule_is_written_at_the_version_of_a_later_list() {
         let (object_cache, uid) = (ObjectCache::default(), RuleUid::from("r"));
         object_cache.set_rule(uid.clone(), rule(80, 3), true);
         let status = rule(90, 5).status;

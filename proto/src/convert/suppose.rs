@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_of_a_question_is_refused_and_the_rest_is_asked() {
+    fn unreadable_items_of_a_question_are_refused_alone() {
         let read = |wire: wire::Suppose| {
             let frame = wire::hub_frame::Frame::Suppose(wire);
             match hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() }) {

@@ -289,7 +289,7 @@ fn one_unreadable_item_costs_itself_alone() {
 }
 
 #[test]
-fn unreadable_terms_refuse_new_content_and_leave_removals_in_force() {
+fn unreadable_terms_refuse_content_and_keep_removals() {
     let mut wire = example();
     wire.terms.as_mut().unwrap().conflict_policy = 77;
     let (batch, refused) = batch(vec![wire]);
@@ -310,7 +310,7 @@ fn an_order_to_remove_that_does_not_say_how_removes_nothing() {
 }
 
 #[test]
-fn a_rule_without_identity_is_refused_item_by_item_and_removes_nothing() {
+fn rule_without_identity_is_refused_and_removes_nothing() {
     let mut wire = example();
     wire.rule_uid.clear();
     let (batch, refused) = batch(vec![wire]);

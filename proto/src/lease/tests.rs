@@ -138,7 +138,7 @@ fn what_is_given_away_is_taken_at_once() {
 }
 
 #[test]
-fn a_successor_of_its_own_name_does_not_wait_but_only_at_its_start() {
+fn successor_of_its_own_name_skips_the_wait_only_at_start() {
     let start = Instant::now();
     let mut again = Candidate::new(NAME, me("a", "1", true), TIMING);
     again.observe(Some(foreign("e1", 5, "a_0", 3)), start);
@@ -155,7 +155,7 @@ fn a_successor_of_its_own_name_does_not_wait_but_only_at_its_start() {
 }
 
 #[test]
-fn a_lease_that_vanishes_is_made_again_when_its_holder_has_ended() {
+fn vanished_lease_is_created_when_its_holder_has_ended() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.observe(None, start);
     let made = stored(replaced(next(&mut a, start)), "e1", 1);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_add_up_per_kind_and_namespace_and_nothing_else_is_granted() {
+    fn grants_add_up_per_kind_and_namespace() {
         let own = |resource: &str, namespace: &str, terms: &Terms| {
             terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
         };
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_of_which_an_older_agent_would_overlook_a_part_are_not_said_to_it() {
+    fn terms_that_an_older_agent_would_misread_are_not_sent() {
         assert_eq!(Terms::default().protocol(), crate::PROTOCOL_MIN);
         let ignored = [FieldPath::new(FieldMap::Data, "k")].into();
         for terms in [

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_tells_fields_apart_by_a_key_and_leaves_out_what_is_ignored() {
+    fn named_field_depends_on_key_and_skips_ignored_ones() {
         let (key, other) = (FieldsKey([1; 32]), FieldsKey([2; 32]));
         let none = BTreeSet::new();
         let name = key.name(content(json!({"a": "1"})), &none);

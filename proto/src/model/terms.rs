@@ -219,7 +219,7 @@ mod tests {
     use crate::model::{Operator, Requirement};
 
     #[test]
-    fn globs_and_selectors_leave_reserved_namespaces_alone_and_exact_names_do_not() {
+    fn globs_and_selectors_skip_reserved_namespaces() {
         let everything = NamespaceChoice { names: vec![Pattern::new("*")], ..NamespaceChoice::default() };
         let none = BTreeMap::new();
         assert!(everything.includes("team-a", &none, "runnel-system"));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_choice_all_rows_are_meant_and_the_short_form_leaves_out_long_ones() {
+    fn all_rows_are_chosen_by_default_and_quick_skips_long_ones() {
         let wanted = |given: &[&str]| -> Vec<u8> {
             let arguments = Arguments::try_parse_from([&["speed"], given].concat()).ok();
             let all = ROWS.iter().filter(|row| arguments.as_ref().is_some_and(|arguments| wants(arguments, row)));

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_write_as_many_texts_as_are_needed_and_no_two_are_equal() {
+    fn as_many_texts_as_needed_are_distinct() {
         let texts = corpus(1000, 1024).unwrap_or_default();
         assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), 1000);
         assert!(texts.iter().all(|text| text.len() == 1024));

@@ -26,7 +26,7 @@ async fn kept(alone: &Alone) -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_not_changed_and_the_rest_goes_back_also_after_a_crash() -> Result<()> {
+async fn unsaved_copies_stay_and_the_rest_rolls_back() -> Result<()> {
     let mut alone = Alone::start("goes-back", &["a"]).await?;
     let names: Vec<String> = (0..10).map(|number| format!("large-{number}")).collect();
     let before: Vec<String> = (0..10).map(noise).collect();

@@ -46,7 +46,7 @@ async fn a_hub_that_refuses_the_agent_is_asked_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_mistyped_join_string_keeps_nobody_from_joining_or_from_coming_back() -> Result<()> {
+async fn mistyped_join_string_blocks_neither_join_nor_return() -> Result<()> {
     let mut alone = Alone::prepare("mistyped", Duration::from_secs(3600)).await?;
     let nobody = TcpListener::bind("127.0.0.1:0").await?;
     let elsewhere = nobody.local_addr()?.to_string();
@@ -95,7 +95,7 @@ async fn flow_that_a_middlebox_drops_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
-async fn certificates_are_renewed_at_half_life_and_used_before_the_old_one_ends() -> Result<()> {
+async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
     let mut alone = Alone::prepare("renewed", Duration::from_secs(12)).await?;
     alone.make_namespace("a").await?;
     alone.start_agent().await?;

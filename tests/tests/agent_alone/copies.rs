@@ -197,7 +197,7 @@ async fn namespaces_come_and_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_bad_object_is_named_without_its_content_and_delays_no_other() -> Result<()> {
+async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()> {
     let alone = Alone::start("bad", &["a"]).await?;
     let canary = "c2VjcmV0LWNhbmFyeQ==";
     let texts: Vec<_> = (0..30).map(|n| format!("n{n:02}")).collect();

@@ -138,7 +138,7 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
 }
 
 #[tokio::test]
-async fn nothing_outside_the_policy_is_written_and_each_attempt_is_told() -> Result<()> {
+async fn nothing_outside_the_policy_is_written_and_all_is_reported() -> Result<()> {
     let mut alone = limited("hostile").await?;
     alone.set_policy(
         "{namespaces: {allowed: [hostile-a, hostile-b]}, maxObjectBytes: 1000, secretTypes: {allowed: [Opaque]}}",

@@ -27,7 +27,7 @@ pub async fn limited(name: &str) -> Result<Alone> {
 }
 
 #[tokio::test]
-async fn an_agent_of_two_namespaces_works_there_and_a_role_makes_it_go_on_elsewhere() -> Result<()> {
+async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
     let mut alone = limited("two").await?;
     let mark = alone.plane.mark();
     // The third namespace is allowed and its Role is missing; the fourth is not allowed.

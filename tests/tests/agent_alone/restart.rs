@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::alone::Alone;
 
 #[tokio::test]
-async fn the_agent_goes_on_with_the_hub_away_also_after_its_own_restart() -> Result<()> {
+async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
     let mut alone = Alone::start("away", &["a", "b"]).await?;
     alone.hub.want("r", alone.rule(&["a", "b", "new-*"], &[("one", "1"), ("two", "1")]));
     alone.hub.hears_applied("r", 4).await?;

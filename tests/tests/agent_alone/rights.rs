@@ -12,7 +12,7 @@ fn rule(resources: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn a_kind_without_rights_is_reported_and_taken_up_when_they_are_granted() -> Result<()> {
+async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()> {
     let mut alone = Alone::prepare("rights", Duration::from_secs(3600)).await?;
     alone.make_namespace("a").await?;
     let (name, place) = (alone.name.clone(), alone.place.clone());

@@ -101,7 +101,7 @@ fn without(all: &Copies, gone: &[(usize, &str)]) -> Copies {
 }
 
 #[tokio::test]
-async fn copies_in_namespaces_given_up_wait_for_their_digest_whatever_happens_meanwhile() -> Result<()> {
+async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
     let whole = stage.uids().await?;

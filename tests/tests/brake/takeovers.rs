@@ -66,7 +66,7 @@ async fn restart_hub(stage: &Stage) -> Result<()> {
 }
 
 #[tokio::test]
-async fn takeovers_above_the_limit_wait_for_their_digest_whatever_happens_meanwhile() -> Result<()> {
+async fn takeovers_above_the_limit_wait_for_their_digest() -> Result<()> {
     let (stage, mut theirs) = stage().await?;
     let (hub, first, second) = (&stage.scene.hub, stage.scene.member(1), stage.scene.member(2));
     let known = is_held(&stage, 11).await?;

@@ -10,7 +10,7 @@ use super::scene_with;
 const ANNOTATIONS: usize = 256 * 1024;
 
 #[tokio::test]
-async fn names_labels_and_annotations_of_any_length_travel_or_say_that_they_do_not() -> Result<()> {
+async fn names_and_metadata_of_any_length_travel_or_say_why_not() -> Result<()> {
     let home = format!("long-{}", "n".repeat(58));
     let scene = scene_with(&home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

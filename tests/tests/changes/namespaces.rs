@@ -75,7 +75,7 @@ async fn anchor(scene: &Scene, namespace: &str) -> Result<Id> {
 }
 
 #[tokio::test]
-async fn a_namespace_that_ends_is_left_in_peace_and_served_again_when_it_is_back() -> Result<()> {
+async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
     let home = "ending";
     let scene = scene().await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -163,7 +163,7 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
 }
 
 #[tokio::test]
-async fn the_namespace_of_sources_goes_and_the_rule_that_reads_it_stays() -> Result<()> {
+async fn namespace_of_sources_goes_and_its_rule_stays() -> Result<()> {
     let scene = scene().await?;
     let (hub, member) = (&scene.hub, scene.member(1));
     let (few, many, target) = ("read-few", "read-many", "read-target");

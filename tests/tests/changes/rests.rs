@@ -12,7 +12,7 @@ use super::scene_with;
 const WHILE: Duration = Duration::from_millis(1500);
 
 #[tokio::test]
-async fn while_a_rule_is_suspended_nothing_is_created_corrected_or_removed() -> Result<()> {
+async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     let home = "rests";
     let scene = scene_with(home).await?;
     let hub = &scene.hub;

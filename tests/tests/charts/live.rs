@@ -119,7 +119,7 @@ async fn may(cluster: &ControlPlane, whom: &str, question: &str) -> Result<bool>
 }
 
 #[tokio::test]
-async fn the_hub_is_installed_upgraded_and_uninstalled_and_the_definitions_stay() -> Result<()> {
+async fn hub_is_installed_upgraded_uninstalled_and_crds_stay() -> Result<()> {
     let (cluster, helm) = (cluster().await?, Helm::find().await?);
     let on = async |arguments: &[&str], values: &str| {
         let namespace = ["--namespace=runnel-system", "--values=-"];
@@ -184,7 +184,7 @@ const COPY: &str =
     "{apiVersion: v1, kind: Secret, metadata: {name: copy, namespace: team-a, labels: {runnel.dev/hub: h}}}";
 
 #[tokio::test]
-async fn an_agent_of_two_namespaces_can_do_its_work_there_and_nothing_elsewhere() -> Result<()> {
+async fn agent_of_two_namespaces_works_there_and_nowhere_else() -> Result<()> {
     let (cluster, helm) = (cluster().await?, Helm::find().await?);
     let folder = chart("runnel-agent");
     let folder = folder.to_str().context("no text")?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{fleet, scene_with};
 
 #[tokio::test]
-async fn a_foreign_object_is_never_touched_and_its_place_is_taken_when_it_goes() -> Result<()> {
+async fn foreign_object_is_untouched_and_replaced_when_it_goes() -> Result<()> {
     let home = "foreign";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

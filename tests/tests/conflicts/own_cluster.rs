@@ -10,7 +10,7 @@ use serde_json::json;
 use super::scene;
 
 #[tokio::test]
-async fn a_rule_distributes_within_the_hub_and_never_touches_its_sources() -> Result<()> {
+async fn rule_distributes_within_the_hub_and_spares_its_sources() -> Result<()> {
     let scene = scene().await?;
     let hub = &scene.hub;
     scene.hub_namespaces(&["inside", "inside-a", "inside-b"]).await?;

@@ -77,7 +77,7 @@ async fn the_older_rule_wins_and_the_other_takes_over_when_it_goes() -> Result<(
 }
 
 #[tokio::test]
-async fn a_cluster_rule_comes_first_and_reads_the_namespaces_that_it_names() -> Result<()> {
+async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
     let scene = scene().await?;
     scene.hub_namespaces(&["precede-a", "precede-b", "precede-c"]).await?;
     for member in &scene.members[..2] {

@@ -57,7 +57,7 @@ async fn policy(member: &Place, namespace: &str) -> Result<Id> {
 }
 
 #[tokio::test]
-async fn what_a_policy_refuses_fails_alone_and_says_why_without_its_content() -> Result<()> {
+async fn policy_refusal_fails_one_copy_without_its_content() -> Result<()> {
     let home = "refused";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -128,7 +128,7 @@ async fn set_status(member: &Place, id: &Id, status: &Value) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_immutable_copy_that_should_change_is_told_and_made_anew_when_it_is_deleted() -> Result<()> {
+async fn immutable_copy_is_reported_and_recreated_when_deleted() -> Result<()> {
     let home = "immutable";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

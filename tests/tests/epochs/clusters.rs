@@ -30,8 +30,7 @@ async fn is_known_as(scene: &Scene, member: &str, uid: &str) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn a_cluster_that_joins_anew_keeps_what_it_had_and_a_cloned_one_is_fenced_until_somebody_confirms() -> Result<()>
-{
+async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> {
     let options = FleetOptions { members: 2, ..FleetOptions::default() };
     let fleet = Fleet::start(options.clone()).await?;
     let scene = Scene::of(&fleet).await?;

@@ -23,8 +23,7 @@ async fn shows(ops_url: &str, metric: &str, wanted: f64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_two_hubs_with_one_identity_the_second_rolls_nothing_back_and_the_agent_returns_to_the_first() -> Result<()>
-{
+async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     // Agents know two addresses; at the second one the double will be.
     let fleet = Fleet::start(FleetOptions { hub_replicas: 2, ..FleetOptions::default() }).await?;
     fleet.hub_replica(2).process().kill()?;

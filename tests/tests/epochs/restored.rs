@@ -71,7 +71,7 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn a_hub_restored_from_an_older_backup_is_noticed_and_rolls_nothing_back_before_it_is_confirmed() -> Result<()> {
+async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()> {
     let stage = Stage::new().await?;
     let (fleet, scene, hub) = (&stage.fleet, &stage.scene, &stage.scene.hub);
     let edited = stage.source("app-edited", "first").await?;

@@ -25,7 +25,7 @@ async fn spoil_and_heal(stage: &Stage, source: &Value, target: &str, rule: &Id) 
 }
 
 #[tokio::test]
-async fn drift_is_corrected_and_new_namespaces_are_filled_without_the_hub() -> Result<()> {
+async fn drift_is_corrected_and_namespaces_filled_without_hub() -> Result<()> {
     let stage = stage().await?;
     stage.places("no-hub", &["no-hub-1", "no-hub-2", "lonely"]).await?;
     let twice = stage.source("no-hub", "twice", "right").await?;
@@ -72,7 +72,7 @@ async fn drift_is_corrected_and_new_namespaces_are_filled_without_the_hub() -> R
 }
 
 #[tokio::test]
-async fn a_rule_deleted_while_a_member_is_away_is_seen_to_when_it_is_back() -> Result<()> {
+async fn rule_deleted_while_a_member_is_away_is_settled_on_return() -> Result<()> {
     let stage = stage().await?;
     stage.places("orders", &["orders-target"]).await?;
     let into = |name: &'static str| move |draft: RuleDraft| draft.named(&[name]).into(&["orders-target"]);

@@ -156,7 +156,7 @@ async fn a_hub_that_lost_every_rule_removes_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn another_hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
+async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
     let stage = stage().await?;
     let (rule, sources) = three(&stage, "impostor").await?;
     let recorders = recorders(&stage, "impostor-target").await?;

@@ -65,7 +65,7 @@ impl Set {
 }
 
 #[tokio::test]
-async fn after_a_killed_hub_members_get_exactly_what_changed_meanwhile() -> Result<()> {
+async fn members_get_exactly_the_changes_after_hub_kill() -> Result<()> {
     let stage = stage().await?;
     let mut set = Set::new(&stage, "hub-down").await?;
     let marks = stage.calm().await?;
@@ -86,7 +86,7 @@ async fn after_a_killed_hub_members_get_exactly_what_changed_meanwhile() -> Resu
 }
 
 #[tokio::test]
-async fn after_a_killed_agent_its_member_gets_exactly_what_changed_meanwhile() -> Result<()> {
+async fn member_gets_exactly_the_changes_after_agent_kill() -> Result<()> {
     let stage = stage().await?;
     let mut set = Set::new(&stage, "agent-down").await?;
     let marks = stage.calm().await?;

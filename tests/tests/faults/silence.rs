@@ -43,7 +43,7 @@ async fn rule_to(stage: &Stage, number: usize) -> Result<Id> {
 }
 
 #[tokio::test]
-async fn a_cluster_that_falls_silent_is_told_within_45_seconds_and_comes_back() -> Result<()> {
+async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     let stage = stage().await?;
     stage.places("silence", &["silence-target"]).await?;
     stage.source("silence", "settings", "first").await?;

@@ -152,7 +152,7 @@ fn expected(grants: &[Grant]) -> (BTreeSet<String>, usize) {
 }
 
 #[tokio::test]
-async fn copies_are_where_they_are_wanted_and_granted_whatever_becomes_of_the_grants() -> Result<()> {
+async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
     let everything =
         json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});

@@ -228,7 +228,7 @@ impl Member {
 }
 
 #[test]
-fn a_copy_is_where_it_is_wanted_and_granted_also_after_the_grants_have_changed() {
+fn copy_is_where_it_is_wanted_and_granted_after_grant_changes() {
     let (sets, mut cases, mut copies) = (sets(), 0, 0);
     for (number, rule) in rules().into_iter().enumerate() {
         for (first, grants) in sets.iter().enumerate() {

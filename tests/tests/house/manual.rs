@@ -62,7 +62,7 @@ fn every_snippet_of_the_manual_can_be_read() -> Result<()> {
 }
 
 #[test]
-fn sources_of_cert_manager_and_external_secrets_are_chosen_by_their_labels_and_lose_the_tools_marks() -> Result<()> {
+fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
     let objects = shown(Some("Sources that other tools make"))?;
     let rule: DistributionRule = serde_json::from_value({
         let mut rule = of_kind(&objects, "DistributionRule")?.clone();

@@ -39,7 +39,7 @@ fn compare(heading: &str, of_code: impl Iterator<Item = &'static str>) -> Result
 }
 
 #[test]
-fn the_manual_has_every_condition_every_reason_and_every_event_and_no_other() -> Result<()> {
+fn manual_lists_exactly_the_conditions_reasons_and_events() -> Result<()> {
     compare("condition", ConditionType::ALL.into_iter().map(ConditionType::as_str))?;
     compare("reason", Reason::all().map(Reason::as_str))?;
     let of_hub = runnel_hub_core::status::EventReason::OWN.into_iter().map(|reason| reason.as_str());

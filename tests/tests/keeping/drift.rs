@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{CANARY, apply_as, fleet, gives_away, scene_with};
 
 #[tokio::test]
-async fn a_user_edits_a_copy_and_a_user_deletes_a_copy_where_drift_is_reported() -> Result<()> {
+async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     let home = "reported";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

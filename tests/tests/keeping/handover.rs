@@ -13,7 +13,7 @@ fn reading(name: &str, from: &str, target: &str) -> RuleDraft {
 }
 
 #[tokio::test]
-async fn handover_between_rules_and_sources_and_from_an_edited_selector_leaves_no_gap() -> Result<()> {
+async fn transfers_and_selector_edits_leave_no_gap() -> Result<()> {
     let home = "handed-over";
     let scene = scene_with(home).await?;
     scene.hub_namespaces(&["handed-a", "handed-b"]).await?;
@@ -116,7 +116,7 @@ async fn a_rule_that_is_edited_renamed_or_made_anew_leaves_no_gap() -> Result<()
 }
 
 #[tokio::test]
-async fn finalizers_and_owners_that_others_gave_a_copy_are_kept_and_hold_nothing_else_up() -> Result<()> {
+async fn finalizers_and_owners_of_others_are_kept_and_block_no_other() -> Result<()> {
     let home = "tied";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

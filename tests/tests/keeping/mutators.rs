@@ -63,7 +63,7 @@ async fn writes(mark: runnel_tests::audit::Mark, name: &str) -> Result<usize> {
 }
 
 #[tokio::test]
-async fn a_webhook_that_changes_every_write_is_no_drift_or_is_said_and_not_fought_without_end() -> Result<()> {
+async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     let home = "mutated";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

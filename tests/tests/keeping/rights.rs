@@ -24,7 +24,7 @@ async fn may(member: &ControlPlane, verbs: &[&str]) -> Result<()> {
 const ALL: [&str; 6] = ["create", "delete", "get", "list", "patch", "watch"];
 
 #[tokio::test]
-async fn a_delete_that_is_refused_after_an_apply_is_shown_and_done_when_the_right_is_back() -> Result<()> {
+async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     let home = "lost-rights";
     let fleet = Fleet::start(FleetOptions::default()).await?;
     let scene = Scene::of(&fleet).await?;

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{CANARY, apply_as, gives_away, scene_with};
 
 #[tokio::test]
-async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or_argo_cd() -> Result<()> {
+async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()> {
     let home = "takeover";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -87,7 +87,7 @@ async fn pre_existing_objects_of_equal_and_of_differing_content_owned_by_helm_or
 }
 
 #[tokio::test]
-async fn what_a_cluster_made_for_itself_and_another_hubs_copies_are_not_adopted() -> Result<()> {
+async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()> {
     let home = "untouchable";
     let scene = scene_with(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));

@@ -52,7 +52,7 @@ impl Clusters {
 }
 
 #[tokio::test]
-async fn it_tells_its_story_on_given_clusters_and_removes_what_it_made() -> Result<()> {
+async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     let clusters = Clusters::start().await?;
     let before = clusters.standing().await?;
 

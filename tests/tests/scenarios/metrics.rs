@@ -65,7 +65,7 @@ async fn fires(prometheus: &Prometheus, alert: &str, label: (&str, &str)) -> Res
 }
 
 #[tokio::test]
-async fn prometheus_understands_every_alert_and_panel_and_tells_when_a_member_is_away() -> Result<()> {
+async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
     let proxy = Tunnels::start("runnel:pr0xy-pass")?;
     let environment = json!({"extraEnv": [{"name": "HTTPS_PROXY", "value": proxy.url()}]});

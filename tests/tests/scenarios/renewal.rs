@@ -18,7 +18,7 @@ fn said(log: &str, words: &str) -> usize {
 }
 
 #[tokio::test]
-async fn under_edits_certificates_are_renewed_without_a_gap_and_nothing_is_sent_twice() -> Result<()> {
+async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
     let hub_arguments = vec![format!("--certificate-life={LIFE}")];
     let fleet = Fleet::start(FleetOptions { hub_arguments, ..FleetOptions::default() }).await?;
     let (scene, home) = (Scene::of(&fleet).await?, "renewal");

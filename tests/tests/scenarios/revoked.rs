@@ -39,7 +39,7 @@ async fn log_says(fleet: &Fleet, number: usize, text: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_namespace_refuses_and_the_policy_decides_about_copies_when_the_hub_revokes() -> Result<()> {
+async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, member, home) = (&scene.hub, scene.member(1), "purged");
@@ -122,7 +122,7 @@ async fn passes(time: Timestamp) -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_expired_comes_back_by_himself_or_says_that_he_needs_a_join_string() -> Result<()> {
+async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
     let (hub, member) = (&scene.hub, scene.member(2));

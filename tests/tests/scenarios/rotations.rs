@@ -197,8 +197,7 @@ async fn judge(fleet: &Fleet, scene: &Scene, rule: &Id, (recorders, marks): (&[R
 }
 
 #[tokio::test]
-async fn certificates_and_authorities_change_under_a_stream_of_edits_and_no_edit_is_lost_or_applied_twice() -> Result<()>
-{
+async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
     let fleet = Fleet::start(options(2, "4s")).await?;
     let scene = Scene::of(&fleet).await?;
     let hub = Hub { fleet: &fleet, scene: &scene };
@@ -292,7 +291,7 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
 /// The certificate of member 2 has ended when it comes back, the key of the authority that it trusts is gone, and the hub
 /// was not there when that was replaced.
 #[tokio::test]
-async fn a_member_that_was_away_when_the_authority_changed_comes_back_by_itself() -> Result<()> {
+async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     let fleet = Fleet::start(options(2, "10s")).await?;
     let scene = Scene::of(&fleet).await?;
     let hub = Hub { fleet: &fleet, scene: &scene };

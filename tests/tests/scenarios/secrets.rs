@@ -194,7 +194,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 #[tokio::test]
-async fn the_value_of_a_secret_is_nowhere_but_in_the_secret_and_its_copies() -> Result<()> {
+async fn secret_value_is_only_in_the_secret_and_its_copies() -> Result<()> {
     let fleet = Fleet::start(FleetOptions { members: 2, log: "trace".to_owned(), ..FleetOptions::default() }).await?;
     let scene = Scene::of(&fleet).await?;
     let canary = Canary::new();

@@ -54,7 +54,7 @@ async fn says(plane: &ControlPlane, namespace: &str, kind: &str, reason: &str, w
 }
 
 #[tokio::test]
-async fn a_limited_hub_reads_where_it_may_and_says_exactly_what_it_lacks() -> Result<()> {
+async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<()> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
     let plane = ControlPlane::start("limited", Options { audit_reads: true, ..Options::default() }).await?;
     for namespace in ["open", "shut"] {

@@ -41,7 +41,7 @@ async fn has_versions(member: &Place, namespace: &str, values: &[&str]) -> Resul
 }
 
 #[tokio::test]
-async fn the_last_versions_of_immutable_copies_stay_and_go_with_their_rule() -> Result<()> {
+async fn last_versions_of_immutable_copies_go_with_their_rule() -> Result<()> {
     let home = "versions";
     let scene = scene(home).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -150,7 +150,7 @@ impl Stage {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_killed_between_versions_keeps_the_newest_and_writes_nothing_twice() -> Result<()> {
+async fn agent_killed_between_versions_keeps_the_newest() -> Result<()> {
     let stage = Stage::new().await?;
     let fleet = &stage.fleet;
     let mark = || fleet.member(1).mark();

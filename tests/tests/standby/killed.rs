@@ -46,7 +46,7 @@ async fn goes_on(stage: &Stage, source: &serde_json::Value, agents: &[SimulatedA
 }
 
 #[tokio::test]
-async fn when_the_leader_is_killed_all_are_served_again_and_nothing_is_sent_again() -> Result<()> {
+async fn leader_kill_serves_all_again_and_repeats_nothing() -> Result<()> {
     let stage = stage::stage("killed").await?;
     let agents = stage.agents(AGENTS, &stage.balancer.address()).await?;
     let (source, rule) = stage.rule(AGENTS).await?;
@@ -77,8 +77,7 @@ async fn when_the_leader_is_killed_all_are_served_again_and_nothing_is_sent_agai
 }
 
 #[tokio::test]
-async fn with_the_usual_lease_a_leader_that_leaves_hands_over_at_once_and_a_killed_one_within_the_lease() -> Result<()>
-{
+async fn leaving_leader_hands_over_and_killed_one_within_lease() -> Result<()> {
     let stage = stage::usual("usual").await?;
     let agents = stage.agents(AGENTS, &stage.balancer.address()).await?;
     let (source, rule) = stage.rule(AGENTS).await?;

@@ -58,7 +58,7 @@ async fn a_lease_that_is_deleted_or_restored_or_rubbish_bricks_nobody() -> Resul
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_for_a_minute_ends_the_lead_and_nothing_else() -> Result<()> {
+async fn absent_api_server_ends_the_lead_and_nothing_else() -> Result<()> {
     let stage = stage::stage("away").await?;
     let agents = stage.agents(AGENTS, &stage.balancer.address()).await?;
     let (source, rule) = stage.rule(AGENTS).await?;

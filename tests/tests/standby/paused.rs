@@ -9,7 +9,7 @@ use runnel_tests::wait::{eventually, steadily};
 use super::stage::{self, SOON, forget};
 
 #[tokio::test]
-async fn a_leader_that_was_paused_beyond_its_lease_sends_nothing_when_it_wakes() -> Result<()> {
+async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let stage = stage::usual("paused").await?;
     let leader = stage.revive().await?;
     let other = 3 - leader;

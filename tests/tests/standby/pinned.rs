@@ -7,7 +7,7 @@ use super::stage::{self, forget, nothing_was_sent, served_again};
 const AGENTS: usize = 3;
 
 #[tokio::test]
-async fn agents_pinned_to_the_standby_join_are_served_and_follow_it_when_it_leads() -> Result<()> {
+async fn agents_pinned_to_the_standby_are_served_and_follow_it() -> Result<()> {
     let stage = stage::stage("pinned").await?;
     let leader = stage.leader().await?;
     let standby = 3 - leader;

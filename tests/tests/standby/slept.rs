@@ -9,7 +9,7 @@ use serde_json::json;
 use super::stage::{self, SOON};
 
 #[tokio::test]
-async fn a_standby_that_slept_takes_over_and_undoes_nothing_that_it_missed() -> Result<()> {
+async fn standby_that_slept_takes_over_and_undoes_nothing() -> Result<()> {
     let stage = stage::stage("slept").await?;
     let leader = stage.revive().await?;
     let standby = 3 - leader;

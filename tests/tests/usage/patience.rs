@@ -42,7 +42,7 @@ fn agent_arguments(kubeconfig: &Path, join: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Result<()> {
+async fn hub_and_agent_survive_what_passes_without_restart() -> Result<()> {
     let stage = Stage::new("patience").await?;
     let place = Place::new("patience", stage.cluster.client().await?);
     stage.cluster.kubectl(&["create", "namespace", "runnel-system"]).await?;
@@ -99,7 +99,7 @@ async fn hub_and_agent_wait_for_what_passes_and_go_on_without_a_restart() -> Res
 }
 
 #[tokio::test]
-async fn a_join_waits_for_its_hub_and_ends_with_a_sentence_when_it_is_refused() -> Result<()> {
+async fn join_waits_for_its_hub_and_explains_a_refusal() -> Result<()> {
     let stage = Stage::new("joins").await?;
     let hub_account = account(&stage.cluster, HUB, NAMESPACE, &Value::Null).await?;
     let agent_account = account(&stage.cluster, AGENT, NAMESPACE, &Value::Null).await?;

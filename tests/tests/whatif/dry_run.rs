@@ -61,7 +61,7 @@ async fn policy(scene: &Scene) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_dry_run_says_what_each_api_server_would_refuse_and_writes_nothing() -> Result<()> {
+async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
     // The plugin finds the hub whatever its release is called.
     let hub_values = json!({"fullnameOverride": "central"});
     let fleet = Fleet::start(FleetOptions { hub_values, ..FleetOptions::default() }).await?;

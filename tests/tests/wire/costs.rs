@@ -46,7 +46,7 @@ async fn writes_per_edit(stage: &Stage, agents: &[SimulatedAgent], source: &Sour
 }
 
 #[tokio::test]
-async fn an_edit_costs_the_hubs_api_one_write_with_one_agent_and_with_twenty() -> Result<()> {
+async fn edit_costs_one_hub_write_with_one_or_twenty_agents() -> Result<()> {
     let stage = alone("writes").await?;
     let source = stage.write("settings", "first").await?;
     stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "writes"}}}})).await?;

@@ -31,7 +31,7 @@ async fn counts(stage: &Stage, wanted: f64) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn an_edit_counts_once_when_the_last_connected_member_has_it_and_not_again_after_a_restart() -> Result<()> {
+async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
     let stage = alone("delivery").await?;
     let source = stage.write("settings", "first").await?;
     let names = ["delivery-1", "delivery-2", "delivery-slow", "delivery-never"];

@@ -65,7 +65,7 @@ fn reason_of(status: &Status) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn a_stream_is_handed_over_without_a_gap_and_nothing_is_sent_twice() -> Result<()> {
+async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
     const ROUNDS: usize = 5;
     let (stage, cluster) = (shared("handed").await?, "handed-a");
     let source = stage.write("settings", "0").await?;
@@ -145,7 +145,7 @@ fn payloads(rule: &runnel_proto::model::RuleDelta) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_key_that_was_given_up_is_refused_and_whoever_comes_with_it_is_told_of() -> Result<()> {
+async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     let (stage, cluster) = (shared("stolen").await?, "stolen-a");
     let old = stage.join(cluster).await?;
     drop(Line::greeted(&old, Vec::new()).await?);

@@ -114,7 +114,7 @@ async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn un_accepting_and_deleting_cut_the_stream_within_a_second_and_nothing_follows() -> Result<()> {
+async fn unaccepting_or_deleting_cuts_the_stream_in_a_second() -> Result<()> {
     let stage = shared("revoked").await?;
     let source = stage.write("settings", "before").await?;
     stage.rule("all", &["settings"], json!({"clusters": {"selector": {"matchLabels": {"set": "revoked"}}}})).await?;
@@ -158,7 +158,7 @@ fn reason_of(status: &Status) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn with_an_expired_certificate_one_may_renew_and_do_nothing_else() -> Result<()> {
+async fn expired_certificate_allows_renewal_only() -> Result<()> {
     let stage = shared("expired").await?;
     let good = stage.join("expired-a").await?;
     let uid = stage.members().get("expired-a").await?.uid().context("a uid")?;
@@ -222,7 +222,7 @@ async fn a_session_ends_with_its_certificate() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_renewal_gives_what_the_hub_decides_and_not_what_the_request_asks_for() -> Result<()> {
+async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
     let stage = shared("renewed").await?;
     let (own, other) = (stage.join("renewed-a").await?, stage.join("renewed-b").await?);
     let other_id = PeerCertificate::from_der(other.certificate())?.id.to_string();

@@ -109,7 +109,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_member_gets_not_one_byte_of_anothers_intents_whatever_it_claims() -> Result<()> {
+async fn member_gets_no_byte_of_anothers_intents() -> Result<()> {
     let scene = scene("isolation").await?;
     let pairs = scene.their_pairs();
     ensure!(pairs.len() == 2, "the other member holds {}", pairs.len());

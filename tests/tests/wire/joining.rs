@@ -20,7 +20,7 @@ use tonic::Code;
 use super::stage::{SOON, shared};
 
 #[tokio::test]
-async fn a_token_that_is_wrong_spent_or_expired_says_so_and_what_to_do() -> Result<()> {
+async fn wrong_spent_or_expired_token_says_so_with_a_hint() -> Result<()> {
     let stage = shared("tokens").await?;
     let join = stage.join_string("tokens-a").await?;
     let key = Arc::new(MemberKey::generate()?);

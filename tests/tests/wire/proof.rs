@@ -35,7 +35,7 @@ async fn differing(stage: &Stage) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn a_member_that_says_it_has_applied_everything_and_shows_something_else_is_not_believed() -> Result<()> {
+async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     let stage = alone("proof").await?;
     stage.write("settings", "first").await?;
     stage.write_secret("login", "first").await?;

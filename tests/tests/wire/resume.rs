@@ -66,7 +66,7 @@ async fn an_agent_that_comes_back_gets_only_what_it_lacks() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hub_that_is_killed_and_comes_back_sends_and_writes_nothing_that_is_there() -> Result<()> {
+async fn restarted_hub_sends_and_writes_nothing_that_is_there() -> Result<()> {
     let stage = alone("restart").await?;
     let sources = ten_sources(&stage).await?;
     let names = ["restart-1", "restart-2", "restart-3"];
@@ -107,7 +107,7 @@ async fn a_hub_that_is_killed_and_comes_back_sends_and_writes_nothing_that_is_th
 }
 
 #[tokio::test]
-async fn orders_about_deleted_rules_wait_for_a_member_that_is_away_also_through_a_restart() -> Result<()> {
+async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     let stage = alone("away").await?;
     for name in ["deleted", "retained", "kept"] {
         stage.write(name, "first").await?;

@@ -81,7 +81,7 @@ async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_peer_that_takes_nothing_is_cut_all_the_same_and_what_waits_for_it_is_lost() -> Result<()> {
+async fn peer_that_reads_nothing_is_cut_off() -> Result<()> {
     let stage = shared("withheld").await?;
     big_rule(&stage).await?;
     let credentials = planned(&stage, "withheld-a").await?;

@@ -100,7 +100,7 @@ fn is_lost(status: &Status) -> bool {
 }
 
 #[tokio::test]
-async fn five_wrong_secrets_burn_a_token_for_good_and_strangers_burn_nothing() -> Result<()> {
+async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()> {
     let stage = alone("burnt").await?;
     let join = stage.join_string("burnt").await?;
     // Who does not know the id is refused as often as he likes, and at some time not even looked at.

@@ -87,7 +87,7 @@ fn what_is_no_policy_is_refused_with_the_field_and_the_cure() {
 }
 
 #[test]
-fn globs_leave_the_namespaces_of_the_system_alone_and_names_do_not() {
+fn globs_skip_system_namespaces_and_names_do_not() {
     let all = policy("{}");
     assert!(allows(&all, "team-a"));
     // Its own policy, identity and terms are there.

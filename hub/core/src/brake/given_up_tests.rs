@@ -302,7 +302,7 @@ impl World {
 }
 
 #[test]
-fn what_was_let_go_and_waits_all_the_same_is_judged_anew_and_counts_again() {
+fn approved_prune_that_still_waits_is_judged_again() {
     let (mut world, name) = (World::new(), ClusterName::from("c0"));
     world.members.get_mut(&name).unwrap().labelled.retain(|namespace| *namespace >= 3);
     world.report(&name);
@@ -319,7 +319,7 @@ fn what_was_let_go_and_waits_all_the_same_is_judged_anew_and_counts_again() {
 }
 
 #[test]
-fn ten_thousand_random_edits_of_namespaces_never_remove_more_than_the_limit_without_the_digest() {
+fn random_namespace_edits_never_prune_more_than_the_limit() {
     let (mut removed, mut released, mut holds) = (0, 0, 0);
     for seed in 0..100 {
         let (mut world, mut dice) = (World::new(), Dice(seed));

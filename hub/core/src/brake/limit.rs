@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_larger_of_number_and_part_counts_and_the_ceiling_caps_both() {
+    fn larger_of_count_and_percent_counts_below_the_ceiling() {
         let limit = Limit::default();
         assert!(limit.allows(10, 10) && !limit.allows(11, 50));
         assert!(limit.allows(200, 1000) && !limit.allows(201, 1000));

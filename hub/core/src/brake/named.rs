@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_limit_allows_is_named_back_and_what_passed_lately_counts() {
+    fn allowed_removals_are_named_back_and_recent_ones_count() {
         let mut rule = Rule::default();
         assert_eq!(rule.hears(&[("a", 6, 1)]), ["a:1"]);
         assert_eq!(rule.hears(&[("a", 6, 1), ("b", 4, 2)]), ["a:1", "b:2"]);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_finds_something_else_all_the_time_keeps_nobody_from_releasing_the_rest() {
+    fn member_with_ever_new_findings_blocks_no_other_approval() {
         let mut rule = Rule::default();
         let mut shown = vec![];
         for name in 10..60 {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_lets_nothing_pass_that_was_held_and_knows_it_by_the_same_name() {
+    fn another_process_blocks_the_same_set_by_the_same_digest() {
         let mut rule = Rule::default();
         assert!(rule.hears(&[("a", 8, 1), ("b", 8, 2)]).is_empty());
         let held = rule.memory();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_within_the_limit_passes_when_nothing_else_has_come_for_a_moment() {
+    fn retained_copy_stays_unmarked_until_it_is_equal_again() {
         let mut rule = Rule { delay: Duration::from_secs(1), ..Rule::default() };
         assert!(rule.hears(&[("a", 4, 1)]).is_empty() && !rule.brake.is_holding());
         assert!(!rule.brake.asks_anew(&rule.permits, &"a".into(), waiting(&[("a", 4, 1)]).remove(&"a".into())));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn it_joins_what_else_is_held_and_where_there_is_no_limit_nothing_is() {
+    fn removals_join_a_blocked_set_unless_there_is_no_limit() {
         let mut rule = Rule { joins: true, ..Rule::default() };
         assert!(rule.hears(&[("a", 1, 1)]).is_empty() && rule.brake.is_holding());
         rule.joins = false;

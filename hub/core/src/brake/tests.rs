@@ -560,7 +560,7 @@ fn choice(dice: &mut Dice) -> serde_json::Value {
 }
 
 #[test]
-fn ten_thousand_random_edits_never_remove_more_than_the_limit_without_the_digest() {
+fn random_edits_never_remove_more_than_the_limit() {
     let (mut removals, mut holds, mut releases, mut overwritten, mut held) = (0, 0, 0, (0, 0), 0);
     for seed in 0..100 {
         let (mut world, mut dice) = (World::new(), Dice(seed));
@@ -626,7 +626,7 @@ fn settle_all(world: &mut World) {
 }
 
 #[test]
-fn a_release_lets_exactly_the_set_go_and_what_grew_is_held_again() {
+fn approval_covers_exactly_its_set() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");
@@ -672,7 +672,7 @@ fn a_release_lets_exactly_the_set_go_and_what_grew_is_held_again() {
 }
 
 #[test]
-fn what_was_held_before_a_restart_is_held_after_it_and_an_edit_meanwhile_is_braked() {
+fn blocked_set_stays_blocked_after_a_restart() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");
@@ -744,7 +744,7 @@ fn deliberate_acts_pass_and_too_many_of_them_do_not() {
 }
 
 #[test]
-fn what_another_rule_wants_changes_hands_and_a_kind_that_is_no_longer_granted_is_held() {
+fn wanted_copies_transfer_and_ungranted_kinds_are_blocked() {
     let mut world = World::new();
     world.follow();
     let (uid, other) = (RuleUid::from("r0"), RuleUid::from("r1"));
@@ -795,7 +795,7 @@ fn what_another_rule_wants_changes_hands_and_a_kind_that_is_no_longer_granted_is
 }
 
 #[test]
-fn what_is_only_left_without_marks_is_not_held_and_what_passed_so_is_not_deleted_later() {
+fn retained_copies_are_not_blocked_and_not_deleted_later() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");
@@ -815,7 +815,7 @@ fn what_is_only_left_without_marks_is_not_held_and_what_passed_so_is_not_deleted
 }
 
 #[test]
-fn too_many_sources_that_refuse_are_held_as_too_many_that_are_deleted() {
+fn too_many_refusing_sources_block_as_deleted_ones_do() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");
@@ -831,7 +831,7 @@ fn too_many_sources_that_refuse_are_held_as_too_many_that_are_deleted() {
 }
 
 #[test]
-fn names_of_before_versions_were_kept_are_a_removal_and_another_version_is_none() {
+fn names_without_version_are_removed_and_other_versions_not() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");

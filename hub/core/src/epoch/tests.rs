@@ -78,7 +78,7 @@ fn a_witness_reads_back_and_only_with_the_key_that_sealed_it() {
 }
 
 #[test]
-fn a_hub_that_was_restored_is_noticed_however_far_its_versions_have_come_since() {
+fn restored_hub_is_noticed_whatever_its_versions() {
     let mut hub = Hub::default();
     hub.take(1);
     hub.renew();
@@ -112,7 +112,7 @@ fn a_hub_that_was_restored_is_noticed_however_far_its_versions_have_come_since()
 }
 
 #[test]
-fn a_second_hub_is_told_from_a_restored_one_by_when_the_other_spoke() {
+fn second_hub_is_told_from_a_restored_one() {
     let mut first = Hub::default();
     first.take(1);
     let mut second = first.clone();
@@ -129,7 +129,7 @@ fn a_second_hub_is_told_from_a_restored_one_by_when_the_other_spoke() {
 }
 
 #[test]
-fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
+fn approval_of_one_member_or_cluster_serves_no_other() {
     let mut hub = Hub::default();
     hub.take(1);
     for (other, member) in
@@ -145,7 +145,7 @@ fn what_was_told_to_another_member_or_cluster_is_not_what_this_one_may_lose() {
 }
 
 #[test]
-fn a_message_says_what_was_seen_and_the_command_that_confirms_it() {
+fn message_names_what_was_seen_and_the_confirming_command() {
     let told_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
     let by = || "7-00000000000000aa".to_owned();
     let all = [

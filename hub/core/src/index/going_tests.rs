@@ -56,7 +56,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
 }
 
 #[test]
-fn the_delete_of_a_rule_is_its_own_unless_its_namespace_or_its_definition_goes() {
+fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
     let (rules, cluster_rules) = (DistributionRule::crd_name(), ClusterDistributionRule::crd_name());
     let dies = |name: &'static str| move |index: &mut Index| drop(index.set_definition(name, Some(true)));
     for uid in [NAMESPACED, CLUSTER] {

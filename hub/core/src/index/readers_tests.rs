@@ -117,7 +117,7 @@ fn asked(readers: &Readers, name: &str, labels: &[(&str, &str)]) -> usize {
 }
 
 #[test]
-fn of_many_rules_only_those_are_asked_that_go_by_what_an_object_has() {
+fn only_rules_that_can_match_an_object_are_asked() {
     let by = |choice: Value| {
         let mut source = json!({"resources": ["configmaps"], "namespaces": ["team"]});
         source.as_object_mut().unwrap().extend(choice.as_object().unwrap().clone());

@@ -81,7 +81,7 @@ fn set(index: &mut Index, source: &SourceRef, body: Option<SourceState>) -> bool
 }
 
 #[test]
-fn a_value_of_a_secret_beside_the_source_goes_where_the_rule_says_and_follows() {
+fn secret_value_beside_the_source_is_inserted_and_follows() {
     let mut index = index();
     let (login, eu) = (secret("team", "login"), secret("team", "eu"));
     set(&mut index, &login, Some(body(json!({"user": "dQ==", "password": "eA=="}))));
@@ -116,7 +116,7 @@ fn a_value_of_a_secret_beside_the_source_goes_where_the_rule_says_and_follows() 
 }
 
 #[test]
-fn what_cannot_be_lent_is_said_without_a_value_and_nothing_of_it_is_sent() {
+fn missing_secret_reference_is_reported_without_its_value() {
     let mut index = index();
     index.set_rule(rule());
     let (login, eu) = (secret("team", "login"), secret("team", "eu"));

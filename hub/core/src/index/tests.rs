@@ -82,7 +82,7 @@ fn wanted(index: &Index, uid: &str, cluster: &str) -> Option<usize> {
 }
 
 #[test]
-fn an_edit_of_a_source_touches_only_the_rules_and_clusters_that_have_it() {
+fn source_edit_touches_only_its_rules_and_clusters() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_cluster("two".into(), cluster("test"));
@@ -97,7 +97,7 @@ fn an_edit_of_a_source_touches_only_the_rules_and_clusters_that_have_it() {
 }
 
 #[test]
-fn a_source_handed_from_one_rule_to_another_changes_both_in_one_event() {
+fn source_transferred_between_rules_changes_both_at_once() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
@@ -129,7 +129,7 @@ fn a_source_that_vanishes_is_wanted_until_its_grace_is_over() {
 }
 
 #[test]
-fn a_rule_made_after_its_sources_asks_for_their_content_and_waits_for_it() {
+fn rule_made_after_its_sources_waits_for_their_content() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_source(source("a", "s"), labelled("x"), None);
@@ -161,7 +161,7 @@ fn source_is_read_until_a_watch_shows_a_newer_version_of_it() {
 }
 
 #[test]
-fn a_kind_that_cannot_be_watched_makes_its_sources_unknown_and_not_unwanted() {
+fn unwatchable_kind_makes_sources_unknown_not_unwanted() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
@@ -215,7 +215,7 @@ fn a_forbidden_namespace_stalls_only_the_rules_that_look_there() {
 }
 
 #[test]
-fn a_rule_outside_the_namespaces_of_the_hub_is_told_the_cure_and_loses_nothing() {
+fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let index = limited_index();
     assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
     let why = index.unreadable_places(&index.rule(&"r3".into()).unwrap().rule);
@@ -225,7 +225,7 @@ fn a_rule_outside_the_namespaces_of_the_hub_is_told_the_cure_and_loses_nothing()
 }
 
 #[test]
-fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_tell() {
+fn glob_means_watched_namespaces_and_others_are_unknown() {
     let object = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
         "metadata": {"name": "r", "uid": "r", "generation": 1},
@@ -244,7 +244,7 @@ fn a_glob_means_the_namespaces_in_which_the_hub_looks_and_of_others_it_cannot_te
 }
 
 #[test]
-fn what_a_list_of_one_namespace_does_not_show_vanishes_there_and_nowhere_else() {
+fn namespaced_list_marks_deleted_only_in_its_namespace() {
     let mut index = limited_index();
     for namespace in ["a", "b"] {
         index.set_place(WatchScope::within("configmaps", namespace), PlaceState::Known);
@@ -257,7 +257,7 @@ fn what_a_list_of_one_namespace_does_not_show_vanishes_there_and_nowhere_else() 
 }
 
 #[test]
-fn a_known_rule_that_does_not_choose_a_cluster_removes_and_an_unknown_one_does_not() {
+fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"selector": {"matchLabels": {"env": "prod"}}}), false));
@@ -424,7 +424,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn after_any_events_every_plan_equals_the_plan_of_the_final_state(steps in proptest::collection::vec(step(), 1..60)) {
+    fn incremental_plan_equals_the_plan_of_the_final_state(steps in proptest::collection::vec(step(), 1..60)) {
         let now = Instant::now();
         let mut index = Index::new();
         let mut naive = Naive::default();
@@ -454,7 +454,7 @@ proptest! {
 }
 
 #[test]
-fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_read() {
+fn content_older_than_a_new_leaders_list_is_unknown() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
@@ -480,7 +480,7 @@ fn content_that_is_older_than_the_list_of_a_new_leader_is_unknown_until_it_is_re
 }
 
 #[test]
-fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown() {
+fn unwatchable_scope_is_unknown_to_a_new_leader() {
     let mut index = known_index();
     let (place, known) = (WatchScope::everywhere("configmaps"), source("a", "known"));
     index.set_cluster("one".into(), cluster("prod"));
@@ -509,7 +509,7 @@ fn what_a_new_leader_knows_of_a_place_that_it_may_not_watch_any_more_is_unknown(
 }
 
 #[test]
-fn who_is_let_in_is_told_what_becomes_of_what_it_had_and_an_edit_shuts_the_way_there_and_back() {
+fn admitted_cluster_learns_the_fate_of_its_content() {
     use crate::rollout::{AdmittedClusters, Gate, Portion, Rollout};
     use runnel_proto::model::Travel;
     let mut index = known_index();

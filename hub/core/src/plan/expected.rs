@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_content_is_decoded_once_for_all_plans_that_leave_the_same_alone_and_not_when_it_goes() {
+    fn content_is_decoded_once_per_set_of_ignored_fields() {
         let (source, mut one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
         let (mut first, mut other) = (without("own"), without("own"));
         first.put_in(&source, &one);

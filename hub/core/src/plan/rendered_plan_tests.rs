@@ -35,7 +35,7 @@ fn source(namespace: u8, name: u8) -> SourceRef {
 }
 
 #[test]
-fn of_two_sources_for_one_copy_neither_is_sent_and_when_one_goes_the_other_is() {
+fn two_sources_for_one_copy_block_each_other_until_one_goes() {
     let rule = rule();
     let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
     let mut cluster_plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &RevisionHasher::default());

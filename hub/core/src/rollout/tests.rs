@@ -124,7 +124,7 @@ impl World {
 }
 
 #[test]
-fn wave_follows_wave_as_each_is_applied_and_at_the_end_all_are_let_in() {
+fn waves_follow_as_each_is_applied_and_all_are_admitted() {
     let mut world = World::new(5, rollout());
     assert_eq!(world.step(), Phase::Progressing);
     assert_eq!(world.let_in(), ["c1", "c2"]);
@@ -204,7 +204,7 @@ fn a_failure_that_shows_while_the_wave_soaks_stops_it_too() {
 }
 
 #[test]
-fn over_the_budget_it_stops_and_stays_so_until_a_person_says_otherwise() {
+fn rollout_over_its_budget_stops_until_a_person_acts() {
     let stopped = || {
         let mut world = World::new(6, Rollout { max_failures: 1, ..rollout() });
         world.step();
@@ -251,7 +251,7 @@ fn over_the_budget_it_stops_and_stays_so_until_a_person_says_otherwise() {
 }
 
 #[test]
-fn an_edit_shuts_the_gate_by_itself_and_begins_with_the_first_wave() {
+fn edit_closes_the_gate_and_begins_with_the_first_wave() {
     let mut world = World::new(5, rollout());
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -264,7 +264,7 @@ fn an_edit_shuts_the_gate_by_itself_and_begins_with_the_first_wave() {
 }
 
 #[test]
-fn edits_that_come_too_fast_never_reach_the_second_wave_and_are_counted() {
+fn too_fast_edits_never_reach_the_second_wave_and_count() {
     let mut world = World::new(4, Rollout { soak: Duration::from_secs(60), ..rollout() });
     world.step();
     let began = world.told().started_at;
@@ -365,7 +365,7 @@ fn who_is_away_is_passed_over_and_comes_in_when_there_is_room() {
 }
 
 #[test]
-fn who_was_away_when_a_rollout_was_completed_comes_in_by_and_by_and_stops_it_by_failing() {
+fn absent_cluster_is_admitted_later_and_can_stop_the_rollout() {
     let mut world = World::new(6, rollout());
     world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Away);
     world.step();
@@ -421,7 +421,7 @@ fn who_does_not_come_to_an_end_has_failed() {
 }
 
 #[test]
-fn a_new_leader_lets_in_nobody_new_before_all_had_time_to_connect() {
+fn new_leader_admits_nobody_before_all_can_connect() {
     let mut world = World::new(6, rollout());
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -447,7 +447,7 @@ fn a_new_leader_lets_in_nobody_new_before_all_had_time_to_connect() {
 }
 
 #[test]
-fn a_pause_sends_nothing_further_and_what_is_under_way_is_counted() {
+fn pause_sends_nothing_further_and_counts_work_under_way() {
     let mut world = World::new(5, rollout());
     world.step();
     world.rollout.paused = true;
@@ -483,7 +483,7 @@ fn going_back() -> World {
 }
 
 #[test]
-fn over_the_budget_those_that_were_reached_go_back_a_few_at_a_time() {
+fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     let mut world = going_back();
     assert_eq!(world.step(), Phase::Reverting);
     assert_eq!(world.let_in(), ["c1", "c4"]);
@@ -514,7 +514,7 @@ fn over_the_budget_those_that_were_reached_go_back_a_few_at_a_time() {
 }
 
 #[test]
-fn a_newer_edit_supersedes_what_goes_back_and_a_person_can_try_the_same_again() {
+fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     let mut edited = going_back();
     edited.step();
     edited.edit("t2");
@@ -581,7 +581,7 @@ fn what_was_completed_does_not_go_back() {
 }
 
 #[test]
-fn what_began_without_keeping_stops_and_so_does_the_next_until_one_is_completed() {
+fn rollout_without_snapshot_stops_until_one_completes() {
     let reverts = |world: &World| world.gate.as_ref().unwrap().travel != Travel::Plain;
     let mut world = World::new(4, rollout());
     world.step();
@@ -623,7 +623,7 @@ fn who_goes_back_goes_by_the_order_in_which_it_was_reached() {
 }
 
 #[test]
-fn a_new_leader_says_no_less_than_the_one_before_until_all_had_time_to_connect() {
+fn new_leader_reports_no_less_until_all_can_connect() {
     let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
     let mut world = going_back();
     world.step();
@@ -695,7 +695,7 @@ fn in_the_second_wave() -> World {
 }
 
 #[test]
-fn who_is_moved_behind_the_cursor_still_counts_and_goes_back_with_the_others() {
+fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
     let mut world = in_the_second_wave();
     // One that has it, and one that is at work on it.
@@ -737,7 +737,7 @@ fn who_came_to_no_end_and_was_moved_behind_the_cursor_goes_back() {
 }
 
 #[test]
-fn who_is_moved_behind_the_cursor_gets_it_with_the_others_all_the_same() {
+fn cluster_moved_behind_the_cursor_still_gets_the_change() {
     let mut world = in_the_second_wave();
     world.moves("c3", "3");
     world.restart();
@@ -753,7 +753,7 @@ fn who_is_moved_behind_the_cursor_gets_it_with_the_others_all_the_same() {
 }
 
 #[test]
-fn who_is_chosen_anew_and_still_has_what_went_wrong_goes_back_wherever_it_stands() {
+fn rechosen_cluster_with_failed_content_rolls_back() {
     let mut world = going_back();
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Reverted);
@@ -768,7 +768,7 @@ fn who_is_chosen_anew_and_still_has_what_went_wrong_goes_back_wherever_it_stands
 }
 
 #[test]
-fn a_leader_that_is_killed_at_the_turn_leaves_nobody_unknown_who_is_at_work() {
+fn leader_killed_between_waves_leaves_no_unknown_work() {
     for at_the_turn in [false, true] {
         let mut world = going_back();
         if !at_the_turn {

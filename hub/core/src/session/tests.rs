@@ -161,7 +161,7 @@ fn a_new_agent_gets_everything_once_and_then_nothing() {
 }
 
 #[test]
-fn an_agent_that_holds_the_plan_is_sent_nothing_after_a_reconnect() {
+fn agent_that_has_the_plan_is_sent_nothing_on_reconnect() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
@@ -200,7 +200,7 @@ fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
 }
 
 #[test]
-fn a_late_answer_to_an_earlier_order_is_no_answer_to_one_that_was_not_sent() {
+fn late_answer_does_not_count_for_an_unsent_order() {
     let (mut agent, uid) = (Agent::default(), RuleUid::from("r"));
     let mut session = agent.connect();
     let send = |session: &mut Session, agent: &mut Agent| {
@@ -259,7 +259,7 @@ fn session_is_free_of_a_rule_only_once_it_has_caught_up() {
 }
 
 #[test]
-fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted() {
+fn unreadable_source_keeps_copies_until_known_unwanted() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
@@ -273,7 +273,7 @@ fn what_cannot_be_read_is_left_alone_and_removed_once_it_is_known_to_be_unwanted
 }
 
 #[test]
-fn what_is_not_wanted_any_more_waits_for_what_is_being_read_to_take_its_place() {
+fn unwanted_copy_waits_for_the_source_being_read() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
@@ -288,7 +288,7 @@ fn what_is_not_wanted_any_more_waits_for_what_is_being_read_to_take_its_place() 
 }
 
 #[test]
-fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
+fn member_that_knows_more_than_the_hub_is_sent_nothing() {
     let mut agent = Agent::default();
     let before = [wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])];
     let mut session = agent.connect();
@@ -310,7 +310,7 @@ fn to_a_member_that_knows_more_than_the_hub_nothing_is_said_at_all() {
 }
 
 #[test]
-fn a_member_that_joined_anew_is_brought_up_to_date_and_loses_nothing() {
+fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r1", &[(1, content(1)), (2, content(2))]), wanted("r2", &[(3, content(3))])]);
@@ -359,7 +359,7 @@ fn only_what_a_member_that_joined_anew_came_with_is_kept() {
 }
 
 #[test]
-fn a_handed_over_source_is_upserted_before_it_is_removed_even_across_batches() {
+fn transferred_source_is_upserted_before_removal() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     let big = |text: u8| {
@@ -400,7 +400,7 @@ fn the_window_bounds_what_is_under_way() {
 }
 
 #[test]
-fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
+fn suspended_rule_sends_terms_only() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
@@ -417,7 +417,7 @@ fn wanted_content_is_sent_again_and_a_suspended_rule_sends_terms_only() {
 }
 
 #[test]
-fn what_an_agent_wants_before_the_hub_knows_its_rule_is_sent_once_it_does() {
+fn early_wants_are_sent_once_the_rule_is_known() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
@@ -436,7 +436,7 @@ fn invented(from: usize, count: usize) -> Vec<SourceRef> {
 }
 
 #[test]
-fn what_nobody_will_serve_is_not_kept_however_much_an_agent_asks_for() {
+fn unserved_wants_are_not_kept_beyond_the_bound() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))]), wanted("gone", &[(1, content(1))])]);
@@ -455,7 +455,7 @@ fn what_nobody_will_serve_is_not_kept_however_much_an_agent_asks_for() {
 }
 
 #[test]
-fn all_that_an_agent_says_together_has_one_bound_which_frees_what_is_settled() {
+fn reports_of_an_agent_share_one_bound_that_frees() {
     let limit = 64 * 1024 * 1024;
     let mut session = Session::default();
     let state = |uid: &str| RuleState { intents: 1, ..Agent::default().state(&uid.into()) };
@@ -572,7 +572,7 @@ impl LongAccounts {
 }
 
 #[test]
-fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
+fn report_beyond_the_budget_is_taken_in_parts() {
     let mut accounts = LongAccounts::new();
     for rule in ["r", "s"] {
         accounts.session.update([(rule.into(), Directive::Wanted(LongAccounts::assignment(rule)))]);
@@ -582,7 +582,7 @@ fn account_beyond_the_budget_is_taken_in_parts_until_nothing_foreign_is_left() {
 }
 
 #[test]
-fn account_that_another_one_left_no_room_for_is_taken_when_there_is_room() {
+fn report_without_room_is_taken_when_there_is_room() {
     let mut accounts = LongAccounts::new();
     // Whether those of the first rule may go is not judged yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
@@ -638,7 +638,7 @@ fn is_gone(session: &mut Session, uid: &str) -> bool {
 }
 
 #[test]
-fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
+fn removing_rule_waits_for_the_report_of_the_new_owner() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("old", &[(1, content(1))]), wanted("new", &[(2, content(2))])]);
@@ -658,7 +658,7 @@ fn a_rule_that_lets_go_waits_for_the_account_of_the_one_that_takes_over() {
 }
 
 #[test]
-fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_and_again_when_it_lapsed() {
+fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = |suspend, name: Option<u8>| {
         let assignment = share_of("r", suspend, &[(1, content(1))]);
@@ -705,7 +705,7 @@ fn what_may_go_in_namespaces_given_up_is_said_once_also_to_a_cordoned_cluster_an
 }
 
 #[test]
-fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the_snapshot_ends_too() {
+fn repeated_prune_approval_precedes_the_snapshot_end() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
     let letting =
@@ -731,7 +731,7 @@ fn what_may_go_and_was_said_while_something_else_waited_is_said_again_before_the
 }
 
 #[test]
-fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_cluster() {
+fn takeover_approval_is_sent_once_per_stream_unless_cordoned() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = |permit: Option<u8>| {
         let assignment = share_of("r", false, &[(1, content(1))]);
@@ -772,7 +772,7 @@ fn what_may_be_overwritten_is_said_once_on_each_stream_and_not_to_a_cordoned_clu
 }
 
 #[test]
-fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits() {
+fn takeover_approval_is_sent_once_after_all_content() {
     let digest = AskedDigest([1; 16]);
     let mut agent = Agent::default();
     let mut session = agent.connect();
@@ -793,7 +793,7 @@ fn what_may_be_overwritten_is_said_once_all_content_is_sent_whatever_else_waits(
 }
 
 #[test]
-fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
+fn approved_takeover_that_still_waits_is_judged_again() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
     let permitting = |name| ClusterAssignment {
@@ -821,7 +821,7 @@ fn what_was_permitted_and_waits_all_the_same_is_judged_anew_and_said_again() {
 }
 
 #[test]
-fn what_was_let_go_and_waits_all_the_same_is_judged_anew_once_the_agent_knows_the_end_of_the_snapshot() {
+fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     let digest = |name| AskedDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
     let letting =
@@ -1028,7 +1028,7 @@ fn who_goes_back_goes_on_only_with_what_is_to_come_instead() {
 }
 
 #[test]
-fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edited_and_nothing_else() {
+fn suspension_is_sent_to_every_cluster_and_nothing_else() {
     let items = [(1, content(1))];
     let edited = |suspend: bool| {
         let assignment = going(&[(1, content(2))], suspend, None);
@@ -1102,7 +1102,7 @@ fn whether_a_rule_rests_is_said_also_to_who_goes_back_or_waits_whatever_was_edit
 }
 
 #[test]
-fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_goes_back_is_sent_nothing_else() {
+fn rollback_fate_is_sent_once_before_the_change() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     let assignment = |items: &[(u8, SourceState)], travel: Travel| ClusterAssignment {
@@ -1148,7 +1148,7 @@ fn what_becomes_of_what_copies_held_is_said_once_and_before_the_change_and_who_g
 }
 
 #[test]
-fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
+fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     let awaits = |items: &[(u8, SourceState)]| [("r".into(), Directive::AwaitingWave(share_of("r", false, items)))];
@@ -1184,7 +1184,7 @@ fn who_awaits_its_turn_keeps_what_it_has_and_gets_only_that_again() {
 }
 
 #[test]
-fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_nothing() {
+fn cordoned_cluster_keeps_copies_and_old_agent_is_sent_nothing() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     let cordoned = |items: &[(u8, SourceState)]| [("r".into(), Directive::Cordoned(share_of("r", false, items)))];
@@ -1218,7 +1218,7 @@ fn a_cordoned_cluster_keeps_what_it_has_and_an_agent_that_is_too_old_is_told_not
 }
 
 #[test]
-fn what_a_cordoned_cluster_was_to_lose_stays_when_nobody_knows_the_rule_any_more() {
+fn copies_in_a_cordoned_cluster_stay_for_an_unknown_rule() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);

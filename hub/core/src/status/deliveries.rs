@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_is_delivered_when_all_copies_of_the_newest_plan_are_applied() {
+    fn edit_is_delivered_when_all_newest_copies_are_applied() {
         let mut story = Story::new();
         story.begin("one", 0, false);
         story.begin("one", 1, false);

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_leaves_says_how_far_it_is_and_what_it_left_behind() {
+    fn leaving_cluster_reports_progress_and_what_it_kept() {
         let facts = facts();
         let none = MemberClusterStatus::default();
         let rule = |namespace: &str, name: &str| RuleName {

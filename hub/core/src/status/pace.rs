@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_that_settles_at_once_is_written_at_once_and_the_next_a_second_later() {
+    fn settled_change_is_written_at_once_and_next_after_a_second() {
         let start = Instant::now();
         let mut pace = Pace::default();
         assert_eq!(pace.due(|| true), None);

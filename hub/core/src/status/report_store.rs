@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_taken_in_when_nothing_is_under_way_whatever_cannot_be_removed() {
+    fn pending_content_is_taken_when_nothing_is_under_way() {
         let (mut report_store, cluster) = (ReportStore::default(), ClusterName::from("a"));
         report_store.connected(&cluster, 1, facts(), vec![state(0, |_| {})]);
         report_store.report(&cluster, 1, state(6, |counts| counts.applied -= 1));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_comes_back_still_has_what_waited_until_it_has_found_out_again() {
+    fn returning_agent_keeps_pending_approvals_until_it_knows() {
         let cluster = ClusterName::from("a");
         let back = |hello: RuleState| {
             let mut report_store = ReportStore::default();

@@ -181,7 +181,7 @@ fn failure(reason: Reason, message: &str) -> Failure {
 }
 
 #[test]
-fn a_rule_is_ready_when_every_copy_is_applied_everywhere_and_then_nothing_is_written() {
+fn rule_is_ready_when_all_is_applied_and_then_is_not_written() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
     world.fold();
@@ -212,7 +212,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
 }
 
 #[test]
-fn a_rule_whose_kinds_are_not_all_listed_is_not_ready_whatever_the_agents_say() {
+fn rule_with_unlisted_kinds_is_not_ready() {
     let mut world = World::new(&["eu-1"]);
     world.applied("eu-1");
     world.plan.unknown.insert(WatchScope::everywhere("secrets"));
@@ -240,7 +240,7 @@ fn a_failed_copy_speaks_for_the_rule_and_names_itself() {
 }
 
 #[test]
-fn a_copy_that_waits_for_its_namespace_is_not_failed_and_not_ready() {
+fn waiting_copy_is_neither_failed_nor_ready() {
     let mut world = World::new(&["one"]);
     world.report("one", Counts { copies: 2, applied: 1, waiting: 1, ..Counts::default() }, vec![]);
     world.fold();
@@ -249,7 +249,7 @@ fn a_copy_that_waits_for_its_namespace_is_not_failed_and_not_ready() {
 }
 
 #[test]
-fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_the_others() {
+fn silence_turns_unknown_within_its_time() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
     world.applied("two");
@@ -272,7 +272,7 @@ fn silence_turns_unknown_within_its_time_and_not_before_and_applied_speaks_of_th
 }
 
 #[test]
-fn a_hub_that_just_started_lets_the_status_stand_until_its_clusters_had_the_time_to_connect() {
+fn starting_hub_keeps_the_status_until_clusters_can_connect() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");
     world.applied("two");
@@ -311,7 +311,7 @@ fn a_hub_that_just_started_still_tells_of_a_definite_failure() {
 }
 
 #[test]
-fn reconciling_and_stalled_and_suspended_are_there_only_while_true() {
+fn reconciling_stalled_and_suspended_exist_only_while_true() {
     let mut world = World::new(&["one"]);
     world.overdue = true;
     world.fold();
@@ -531,7 +531,7 @@ fn what_waits_to_be_overwritten_is_on_its_way_until_it_is_held() {
 }
 
 #[test]
-fn copies_in_namespaces_given_up_are_on_their_way_until_they_are_held_and_then_one_message_says_all() {
+fn pending_prunes_are_under_way_until_blocked() {
     let mut world = World::new(&["one", "two"]);
     let digest = runnel_proto::model::AskedDigest([1; 16]);
     let namespaces = vec!["a".to_owned(), "b".to_owned()];

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_there_is_no_room_for_is_counted_and_trouble_is_told_first() {
+    fn full_report_counts_the_rest_and_sends_errors_first() {
         let copy = |number: usize| SupposedCopy {
             copy: SourceRef::new("secrets", "a", &format!("s{number}")),
             source: SourceRef::new("secrets", "a", "s"),

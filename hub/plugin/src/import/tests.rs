@@ -162,7 +162,7 @@ fn replicate_to_becomes_names_of_sources_and_namespaces() {
 }
 
 #[test]
-fn replicate_to_and_to_matching_add_up_and_strip_labels_drops_them() {
+fn replicate_to_adds_up_and_strip_labels_drops_labels() {
     let all = objects(&[(
         "secrets/platform/ca",
         REPLICATOR,
@@ -273,7 +273,7 @@ fn the_reflector_copies_on_its_own_or_fills_what_asks() {
 }
 
 #[test]
-fn config_syncer_takes_a_selector_or_everything_and_names_clusters() {
+fn config_syncer_takes_selector_or_all_and_named_clusters() {
     let prefix = "kubed.appscode.com/";
     let all = objects(&[
         ("configmaps/platform/all", prefix, &[("sync", "")]),
@@ -288,7 +288,7 @@ fn config_syncer_takes_a_selector_or_everything_and_names_clusters() {
 }
 
 #[test]
-fn in_a_cluster_that_is_not_the_hub_the_originals_stay_as_they_are() {
+fn originals_stay_in_a_cluster_that_is_not_the_hub() {
     let all = objects(&[("secrets/team-a/ca", REPLICATOR, &[("replicate-to", "team-.*")])]);
     let elsewhere = Aim { is_hub: false, ..aim() };
     let import = made(read(&all, &places(), &Copier::KNOWN), &all, &places(), &same(&all), &elsewhere);

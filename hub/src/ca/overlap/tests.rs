@@ -111,7 +111,7 @@ fn a_spare_lasts_for_an_overlap_at_any_time() {
 }
 
 #[test]
-fn a_former_authority_stays_exactly_as_long_as_somebody_needs_it() {
+fn former_ca_stays_exactly_as_long_as_needed() {
     let (old, new) = (authority(), authority());
     let replaced = start() + MINUTE;
     let known =

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_taken_for_an_administrator_but_the_account_that_the_hub_was_told() {
+    fn only_the_configured_account_counts_as_administrator() {
         let is = |user: &str, planner| is_planner(user, "runnel-system", planner);
         assert!(is("system:serviceaccount:runnel-system:mine-plan", Some("mine-plan")));
         assert!(!is("system:serviceaccount:runnel-system:runnel-hub-plan", Some("mine-plan")));

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_watches_the_most_silent_is_shown_and_of_none_the_last_word() {
+    fn most_silent_of_several_watches_is_shown() {
         let times = WatchTimes::default();
         let shown = || times.times().get("secrets").and_then(Times::shown);
         let (one, other) = (times.open("secrets".to_owned()), times.open("secrets".to_owned()));

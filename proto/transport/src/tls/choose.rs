@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_that_is_hinted_at_is_chosen_and_the_oldest_without_a_known_hint() {
+    fn newest_hinted_version_is_chosen_else_the_oldest() {
         let now = SystemTime::now();
         let [old, new, foreign] = [(); 3].map(|()| Authority::generate("hubid", now).unwrap());
         let pair = |authority: &Authority| authority.sign_hub("hubid", now, Duration::from_secs(60)).unwrap();

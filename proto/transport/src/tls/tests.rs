@@ -167,7 +167,7 @@ async fn a_client_with_another_pin_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_foreign_chain_with_the_pinned_authority_put_beside_it_is_refused() {
+async fn foreign_chain_with_the_pinned_ca_beside_it_is_rejected() {
     let (own, foreign) = (authority(), authority());
     let mut pair = serving(&foreign);
     pair.chain.push(own.certificate().clone());
@@ -337,7 +337,7 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
 }
 
 #[tokio::test]
-async fn who_shows_no_certificate_stays_for_a_short_time_and_members_stay() {
+async fn peer_without_certificate_is_cut_soon_and_members_stay() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let (member, joining) = (session_of(&authority, &key, &signed), join_config(authority.pin(), HUB).unwrap());

@@ -103,7 +103,7 @@ async fn connect(route: Route) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn tls_goes_through_the_proxy_and_around_it_as_the_environment_says() {
+async fn tls_uses_or_skips_the_proxy_as_the_environment_says() {
     let proxy = Tunnels::start().await;
     connect(proxy.route("me:s3cret", "")).await.unwrap();
     assert_eq!(proxy.opened(), 1);
@@ -113,7 +113,7 @@ async fn tls_goes_through_the_proxy_and_around_it_as_the_environment_says() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_is_named_with_the_cure_and_without_the_password() {
+async fn refusing_proxy_is_named_without_its_password() {
     let proxy = Tunnels::start().await;
     let error = connect(proxy.route("me:wr0ng", "")).await.unwrap_err();
     assert!(error.contains(&proxy.address) && error.contains("407") && error.contains("HTTPS_PROXY"), "{error}");

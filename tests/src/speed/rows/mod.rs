@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_rows_that_were_asked_for_are_judged_in_the_tables_order() {
+    fn only_requested_rows_are_judged_in_table_order() {
         let some = |row, what| reading(row, what, (1000, "agents"), 1.0, Some(1.0));
         let readings =
             vec![some(4, "edit to last ack, p50"), some(6, "last ack to status, p50"), some(1, "hub writes per edit")];
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_breaks_fails_its_rows_also_where_another_step_measured_them() {
+    fn failing_step_fails_its_rows_despite_other_measurements() {
         let rows: Vec<&Row> = find("1").into_iter().collect();
         let one = reading(1, rows[0].lines[0].what, (3, "members"), 1.0, None);
         let judged = judge(&rows, vec![one], &[Broken { rows: fanout::ROWS, why: "no hub".to_owned() }]);

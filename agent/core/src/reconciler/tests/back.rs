@@ -78,7 +78,7 @@ fn what_copies_held_is_kept_before_they_change_and_put_back() {
 }
 
 #[test]
-fn what_the_change_made_stays_and_is_counted_and_what_it_could_not_make_is_not_tried_any_more() {
+fn created_copies_stay_counted_and_failed_ones_are_not_retried() {
     let mut world = applied();
     world.poisoned.insert("s3".to_owned());
     let upserts = vec![intent("s0", 2), intent("s2", 1), intent("s3", 1)];
@@ -137,7 +137,7 @@ fn what_is_of_an_older_base_is_worth_nothing() {
 }
 
 #[test]
-fn what_the_change_never_touched_is_put_back_as_ever_also_after_a_restart() {
+fn untouched_copies_are_corrected_also_after_a_restart() {
     let mut world = applied();
     world.batch(vec![edit(2, keep(1))]);
     world.settle_now();
@@ -166,7 +166,7 @@ fn what_the_change_never_touched_is_put_back_as_ever_also_after_a_restart() {
 }
 
 #[test]
-fn what_the_change_removed_does_not_come_again_when_the_rest_goes_back() {
+fn removed_copies_stay_removed_when_the_rest_rolls_back() {
     let mut world = applied();
     let both = vec![intent("s0", 2), intent("s1", 2)];
     world.batch(vec![RuleDelta { upserts: both, ..said(keep(1)) }]);
@@ -215,7 +215,7 @@ fn the_policy_of_the_cluster_holds_for_what_goes_back() {
 }
 
 #[test]
-fn what_is_left_is_counted_while_it_stands_and_the_rule_goes_back() {
+fn copies_left_are_counted_while_the_rule_rolls_back() {
     let left = |world: &mut World| {
         world.settle();
         world.reported_state("r").unwrap().left
@@ -257,7 +257,7 @@ fn refused(name: &str, revision: u8) -> Intent {
 }
 
 #[test]
-fn what_went_wrong_does_not_come_again_where_what_is_to_replace_it_is_refused() {
+fn failed_content_stays_away_though_its_replacement_fails() {
     for (goes_on, at_once, restarts) in [
         (keep(1), true, false),
         (keep(1), false, false),

@@ -56,7 +56,7 @@ fn left(world: &World) -> Vec<&str> {
 }
 
 #[test]
-fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
+fn copies_in_a_relabeled_namespace_stay_until_approved() {
     let mut world = world();
     let writes = world.writes;
     world.set_namespace("a", Some(labelled("test")));
@@ -95,7 +95,7 @@ fn what_a_relabelled_namespace_gives_up_stays_until_exactly_that_is_named() {
 }
 
 #[test]
-fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same_words() {
+fn nothing_pending_goes_while_the_hub_is_away() {
     let mut world = world();
     world.core.handle(Event::HubLost, world.now);
     for name in ["a", "b"] {
@@ -131,7 +131,7 @@ fn nothing_of_it_goes_while_the_hub_is_away_and_another_process_asks_in_the_same
 }
 
 #[test]
-fn what_may_go_may_not_any_more_when_the_hub_is_lost_or_the_rule_was_suspended() {
+fn prune_approval_lapses_with_the_hub_or_suspension() {
     let named = || {
         let mut world = world();
         world.set_namespace("a", Some(labelled("test")));
@@ -180,7 +180,7 @@ fn what_may_go_may_not_any_more_when_the_hub_is_lost_or_the_rule_was_suspended()
 }
 
 #[test]
-fn a_few_literal_names_taken_out_are_deliberate_and_anything_else_is_not() {
+fn few_literal_names_taken_out_are_deliberate() {
     let names: Vec<_> = (0..12).map(|number| format!("n{number:02}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let world = || {
@@ -239,7 +239,7 @@ fn a_few_literal_names_taken_out_are_deliberate_and_anything_else_is_not() {
 }
 
 #[test]
-fn what_is_granted_no_more_waits_and_what_the_hub_orders_or_another_rule_wants_does_not() {
+fn ungranted_copy_waits_and_ordered_or_wanted_one_does_not() {
     let granted = |names: &[&str]| Terms {
         grants: Some(vec![Grant {
             resources: std::iter::once("configmaps".to_owned()).collect(),
@@ -336,7 +336,7 @@ fn versions(names: &[&str]) -> World {
 }
 
 #[test]
-fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
+fn older_versions_wait_as_the_newest_does_despite_edits() {
     let mut world = versions(&[]);
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
@@ -356,7 +356,7 @@ fn older_versions_wait_as_the_newest_does_also_when_the_source_is_edited() {
 }
 
 #[test]
-fn older_versions_whose_namespace_comes_back_are_kept_or_not_as_anywhere_else() {
+fn older_versions_in_a_returning_namespace_follow_the_rules() {
     let mut world = versions(&[]);
     for label in ["test", "prod"] {
         world.set_namespace("a", Some(labelled(label)));
@@ -369,7 +369,7 @@ fn older_versions_whose_namespace_comes_back_are_kept_or_not_as_anywhere_else() 
 }
 
 #[test]
-fn older_versions_that_go_on_purpose_go_on_when_the_terms_are_edited_meanwhile() {
+fn older_versions_removed_on_purpose_go_despite_edits() {
     let by_name = |names: &[&str], number| {
         let mut terms = versioned(names, 3);
         terms.namespaces.as_mut().unwrap().selector = None;
@@ -539,7 +539,7 @@ fn found_sources_are_wanted_nowhere_until_the_hub_names_them() {
 }
 
 #[test]
-fn a_rule_that_is_ordered_away_waits_for_nothing_though_a_copy_that_waited_has_lost_its_seal() {
+fn removed_rule_waits_for_nothing_though_a_seal_was_lost() {
     let mut world = world();
     world.set_namespace("a", Some(labelled("test")));
     world.settle();
@@ -552,7 +552,7 @@ fn a_rule_that_is_ordered_away_waits_for_nothing_though_a_copy_that_waited_has_l
 }
 
 #[test]
-fn a_rule_that_cannot_have_what_waits_to_go_says_what_is_in_its_way() {
+fn rule_blocked_by_a_pending_prune_names_the_obstacle() {
     let mut world = world();
     let twice = Intent { source: copy("other", "s0"), ..intent("s0", 2) };
     let other = Terms { created_at: 200, ..terms("q", &["a"]) };

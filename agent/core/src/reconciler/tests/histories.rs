@@ -305,7 +305,7 @@ fn a_rules_removal_finds_copies_that_came_to_light_later() {
 
 /// Found at random: the terms of r0 gave the copy up while it was being written for r0 in the place of r1.
 #[test]
-fn what_is_being_written_is_ordered_away_though_it_is_still_another_rules() {
+fn write_under_way_is_removed_though_another_rule_has_it() {
     use Step::{Bury, Choose, GiveOut, Remove, Upsert, Work};
     let steps = [
         Upsert(1, 0, 1),

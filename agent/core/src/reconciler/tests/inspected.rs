@@ -16,7 +16,7 @@ fn asked(world: &mut World, namespace: &str) -> Inspected {
 }
 
 #[test]
-fn the_agent_says_of_each_copy_what_it_tells_its_rules_and_what_stands_there() {
+fn agent_explains_each_copy_as_it_reports_it() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     world.make_foreign(&copy("b", "s0"));

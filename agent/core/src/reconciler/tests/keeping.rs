@@ -59,7 +59,7 @@ fn a_changed_copy_that_is_changed_back_is_well_again() {
 }
 
 #[test]
-fn a_deleted_copy_is_drift_and_is_made_again_when_the_source_changes_or_drift_is_corrected() {
+fn deleted_copy_is_drift_until_source_changes() {
     for ends in ["an edit", "the policy"] {
         let mut world = applied_and_reporting();
         world.delete(&copy("a", "s0"));
@@ -94,7 +94,7 @@ fn what_went_with_its_namespace_is_not_drift() {
 }
 
 #[test]
-fn a_reporting_rule_still_gives_its_copies_away_and_removes_them() {
+fn reporting_rule_transfers_and_removes_its_copies() {
     let mut world = applied_and_reporting();
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
     world.delete(&copy("b", "s0"));
@@ -127,7 +127,7 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
 }
 
 #[test]
-fn an_object_that_is_not_ours_is_overwritten_where_that_is_said_and_the_policy_lets_it() {
+fn foreign_object_is_overwritten_only_where_all_allow_it() {
     for allowed in [true, false] {
         let mut world = World::new(&["team", "a"]);
         world.set_policy(Policy { overwrite: allowed, ..Policy::open() });
@@ -177,7 +177,7 @@ fn in_the_hubs_own_cluster_no_source_is_taken_over() {
 }
 
 #[test]
-fn a_fight_is_told_once_with_who_fights_and_is_over_when_it_is_quiet() {
+fn contention_is_reported_once_and_ends_when_quiet() {
     let mut world = applied();
     let turn = |world: &mut World| {
         world.edit(&copy("a", "s0"), |object| {
@@ -240,7 +240,7 @@ fn what_the_hub_says_of_a_fought_for_copy_does_not_wait() {
 }
 
 #[test]
-fn other_ignored_fields_are_written_once_and_content_for_them_comes_from_the_hub() {
+fn ignored_fields_are_written_once_from_the_hubs_content() {
     let mut world = applied();
     let writes = world.writes;
     let ignored = BTreeSet::from([FieldPath::parse("/data/k").unwrap()]);

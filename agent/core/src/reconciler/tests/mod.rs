@@ -63,7 +63,7 @@ fn after_a_restart_nothing_is_written_and_everything_is_held() {
 }
 
 #[test]
-fn drift_is_corrected_from_a_twin_after_a_restart_with_the_hub_away() {
+fn drift_is_corrected_from_a_twin_after_restart_without_hub() {
     let mut world = applied();
     world.restart();
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);
@@ -75,7 +75,7 @@ fn drift_is_corrected_from_a_twin_after_a_restart_with_the_hub_away() {
 }
 
 #[test]
-fn what_was_damaged_without_a_twin_waits_for_the_hub_and_is_asked_for() {
+fn damaged_copy_without_twin_is_requested_from_the_hub() {
     let mut world = applied();
     for namespace in ["a", "b"] {
         world.edit(&copy(namespace, "s0"), |object| object.live.intact = false);
@@ -95,7 +95,7 @@ fn what_was_damaged_without_a_twin_waits_for_the_hub_and_is_asked_for() {
 }
 
 #[test]
-fn content_that_does_not_come_is_asked_for_again_but_not_in_a_loop() {
+fn missing_content_is_requested_again_without_a_loop() {
     let mut world = applied();
     for namespace in ["a", "b"] {
         world.edit(&copy(namespace, "s0"), |object| object.live.intact = false);
@@ -190,7 +190,7 @@ fn two_sources_of_one_rule_for_one_copy_are_both_left() {
 }
 
 #[test]
-fn a_namespace_that_is_chosen_by_name_and_glob_and_label_counts_once() {
+fn namespace_chosen_by_name_glob_and_label_counts_once() {
     let mut world = World::new(&["app-1"]);
     world.connect();
     let mut chosen = terms("r", &["app-1", "app-*", "*"]);
@@ -205,7 +205,7 @@ fn a_namespace_that_is_chosen_by_name_and_glob_and_label_counts_once() {
 }
 
 #[test]
-fn namespaces_that_come_get_copies_and_those_that_leave_the_choice_lose_them() {
+fn coming_namespaces_get_copies_and_leaving_ones_lose_them() {
     let mut world = World::new(&["team", "app-1"]);
     world.connect();
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["app-*", "later"])) }]);
@@ -282,7 +282,7 @@ fn a_copy_without_our_label_is_found_and_put_back() {
 }
 
 #[test]
-fn one_bad_object_does_not_delay_others_and_is_tried_again_when_it_changes() {
+fn bad_object_delays_no_other_and_is_retried_on_change() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.poisoned.insert("s0".into());
@@ -365,7 +365,7 @@ fn too_much_unapplied_payload_holds_the_hub_back() {
 }
 
 #[test]
-fn a_rule_rests_and_goes_on_by_a_word_and_keeps_the_terms_that_it_has() {
+fn suspended_rule_keeps_its_terms_and_resumes() {
     let word = |suspend| RuleDelta { suspend: Some(suspend), ..RuleDelta::new("r".into()) };
     let mut world = applied();
     let terms_of = |world: &World| {

@@ -15,7 +15,7 @@ fn reasons(state: &RuleState) -> Vec<(Reason, &str)> {
 }
 
 #[test]
-fn a_narrower_policy_leaves_what_is_there_and_a_wider_one_goes_on_at_once() {
+fn narrower_policy_keeps_copies_and_wider_one_continues() {
     let mut world = applied();
     world.set_policy(policy("namespaces: {allowed: ['*'], denied: [b]}"));
     world.edit(&copy("b", "s0"), |object| object.live.intact = false);
@@ -37,7 +37,7 @@ fn a_narrower_policy_leaves_what_is_there_and_a_wider_one_goes_on_at_once() {
 }
 
 #[test]
-fn sizes_kinds_and_creation_are_judged_before_anything_is_written() {
+fn sizes_kinds_and_creation_are_judged_before_a_write() {
     let mut world = World::new(&["team", "a"]);
     world.set_policy(policy("{maxObjectBytes: 1, kinds: [configmaps]}"));
     world.connect();
@@ -120,7 +120,7 @@ fn a_namespace_without_a_role_does_not_hold_up_the_others() {
 }
 
 #[test]
-fn a_role_that_is_applied_or_taken_away_is_noticed_without_a_restart() {
+fn role_that_comes_or_goes_is_noticed_without_restart() {
     let mut world = World::new(&["team", "a", "b"]);
     world.forbidden = [area("a"), area("b")].into();
     world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
@@ -145,7 +145,7 @@ fn a_role_that_is_applied_or_taken_away_is_noticed_without_a_restart() {
 }
 
 #[test]
-fn what_was_ordered_to_go_while_nobody_could_see_it_goes_when_it_is_seen() {
+fn removal_ordered_out_of_sight_happens_on_sight() {
     let mut world = World::new(&["team", "a", "b"]);
     world.set_policy(policy("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}"));
     world.connect();
@@ -163,7 +163,7 @@ fn what_was_ordered_to_go_while_nobody_could_see_it_goes_when_it_is_seen() {
 }
 
 #[test]
-fn a_revoked_cluster_loses_its_copies_where_its_policy_says_so_and_gets_them_again() {
+fn revoked_cluster_purges_copies_where_its_policy_says_so() {
     let mut world = applied();
     world.make_foreign(&copy("a", "s9"));
     world.set_policy(Policy { on_revoke: OnRevoke::Purge, ..Policy::open() });

@@ -7,7 +7,7 @@ fn proved(world: &mut World) -> Option<Proof> {
 }
 
 #[test]
-fn what_stands_is_proved_and_an_edit_when_all_its_copies_have_it() {
+fn edit_is_proved_when_all_its_copies_have_it() {
     let mut world = applied();
     assert_eq!(proved(&mut world), Some(proof_of("r", [("s0", 1), ("s1", 1)])));
     world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], ..RuleDelta::new("r".into()) }]);
@@ -19,7 +19,7 @@ fn what_stands_is_proved_and_an_edit_when_all_its_copies_have_it() {
 }
 
 #[test]
-fn one_copy_of_many_that_holds_something_else_changes_the_proof_until_it_is_mended() {
+fn one_wrong_copy_of_many_changes_the_proof() {
     let mut world = applied();
     let right = proved(&mut world);
     let other = || Some(ContentDigest::of(&content(7), &BTreeSet::new()));
@@ -39,7 +39,7 @@ fn one_copy_of_many_that_holds_something_else_changes_the_proof_until_it_is_mend
 }
 
 #[test]
-fn while_something_fails_drifts_or_is_on_its_way_nothing_is_proved() {
+fn failing_drifting_or_pending_rule_proves_nothing() {
     let mut world = applied();
     let right = proved(&mut world);
     world.poisoned.insert("s0".into());
@@ -56,7 +56,7 @@ fn while_something_fails_drifts_or_is_on_its_way_nothing_is_proved() {
 }
 
 #[test]
-fn copies_that_wait_for_their_namespace_count_as_sent_and_what_is_left_alone_does_not_count() {
+fn copies_waiting_for_namespaces_count_as_sent() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     let delta = |terms| RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms) };
@@ -79,7 +79,7 @@ fn copies_that_wait_for_their_namespace_count_as_sent_and_what_is_left_alone_doe
 }
 
 #[test]
-fn another_key_gives_another_proof_and_without_one_there_is_none() {
+fn another_key_gives_another_proof_and_none_gives_none() {
     let mut world = applied();
     let first = proved(&mut world);
     for key in [Some(ProofKey::new([8; 32])), None] {

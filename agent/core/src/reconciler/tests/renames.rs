@@ -33,7 +33,7 @@ fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
 }
 
 #[test]
-fn a_renamed_copy_stands_under_its_new_name_before_the_old_one_goes() {
+fn renamed_copy_exists_before_the_old_one_goes() {
     let mut world = applied();
     rename(&mut world, "s0", "s0-eu", 2);
     settle_without_a_gap(&mut world, ["s0", "s0-eu"]);
@@ -53,7 +53,7 @@ fn a_renamed_copy_stands_under_its_new_name_before_the_old_one_goes() {
 }
 
 #[test]
-fn the_old_copy_stays_while_the_new_one_cannot_be_made_and_goes_when_it_can() {
+fn old_copy_stays_until_the_new_one_can_be_created() {
     let mut world = applied();
     world.poisoned.insert("s0-eu".into());
     rename(&mut world, "s0", "s0-eu", 2);

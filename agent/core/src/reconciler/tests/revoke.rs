@@ -2,7 +2,7 @@
 use super::*;
 
 #[test]
-fn a_revoked_cluster_keeps_its_copies_and_hears_no_orders_until_it_is_accepted_again() {
+fn revoked_cluster_keeps_copies_and_gets_no_orders() {
     let mut world = applied();
     world.core.handle(Event::Revoked, world.now);
     world.edit(&copy("a", "s0"), |object| object.live.intact = false);

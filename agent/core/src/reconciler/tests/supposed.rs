@@ -150,7 +150,7 @@ fn an_edit_of_a_rule_says_what_changes_goes_and_is_held() {
 }
 
 #[test]
-fn of_a_secret_of_somebody_else_nobody_is_told_whether_it_is_equal() {
+fn equality_of_a_foreign_secret_is_told_to_nobody() {
     let mut world = World::new(&["team", "a", "b"]);
     world.connect();
     for (namespace, equal) in [("a", true), ("b", false)] {

@@ -83,7 +83,7 @@ fn nothing_is_overwritten_but_what_the_hub_has_named() {
 }
 
 #[test]
-fn what_waits_goes_on_waiting_while_the_api_server_is_away_or_content_is_missing() {
+fn pending_work_waits_for_api_server_and_content() {
     for reason in [Reason::Unavailable, Reason::Forbidden] {
         let mut world = overwriting();
         let both = waiting(&world);
@@ -114,7 +114,7 @@ fn what_waits_goes_on_waiting_while_the_api_server_is_away_or_content_is_missing
 }
 
 #[test]
-fn what_the_hub_has_named_is_void_when_the_agent_has_asked_for_something_else() {
+fn approval_is_void_after_another_request() {
     let mut world = overwriting();
     let both = waiting(&world).1;
     world.set_namespace("d", Some(Namespace::default()));
@@ -137,7 +137,7 @@ fn what_the_hub_has_named_is_void_when_the_agent_has_asked_for_something_else() 
 }
 
 #[test]
-fn a_part_that_the_hub_has_named_is_not_overwritten_while_the_rest_is_looked_into() {
+fn named_part_is_not_overwritten_while_the_rest_is_checked() {
     let mut world = overwriting();
     let part = waiting(&world).1;
     world.make_foreign(&copy("a", "s1"));
@@ -150,7 +150,7 @@ fn a_part_that_the_hub_has_named_is_not_overwritten_while_the_rest_is_looked_int
 }
 
 #[test]
-fn what_the_hub_names_holds_while_the_stream_lasts_and_no_longer() {
+fn approval_holds_while_the_stream_lasts() {
     // Named while something is being found out: it is carried out when that is over, in the same stream.
     for lost in [false, true] {
         let mut world = overwriting();
@@ -230,7 +230,7 @@ fn a_permission_ends_when_the_copy_rests_for_whatever_reason() {
 }
 
 #[test]
-fn a_rule_that_no_longer_overwrites_waits_for_nothing_and_neither_does_one_that_rests() {
+fn rule_that_stops_overwriting_waits_for_nothing() {
     for suspend in [false, true] {
         let mut world = overwriting();
         let both = waiting(&world).1;
@@ -255,7 +255,7 @@ fn a_rule_that_no_longer_overwrites_waits_for_nothing_and_neither_does_one_that_
 }
 
 #[test]
-fn another_object_of_the_same_name_is_reported_also_where_it_fails_in_the_same_words() {
+fn other_object_of_same_name_is_reported_despite_same_message() {
     let mut world = overwriting();
     // A copy of another hub: it carries our label, so the watch shows it.
     world.edit(&copy("a", "s0"), |object| (object.live.ownership, object.labelled) = (Ownership::OtherHub, true));

@@ -60,7 +60,7 @@ fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
 }
 
 #[test]
-fn the_newest_versions_stay_and_what_becomes_the_newest_again_counts_as_such() {
+fn newest_versions_stay_and_a_returning_one_is_newest() {
     let mut world = first();
     for content in 2..=5 {
         edit(&mut world, content - 1, content);
@@ -96,7 +96,7 @@ fn the_newest_versions_stay_and_what_becomes_the_newest_again_counts_as_such() {
 }
 
 #[test]
-fn versions_outlive_restarts_of_the_agent_and_the_hub_is_told_of_the_newest() {
+fn versions_outlive_restarts_and_the_newest_is_reported() {
     let mut world = first();
     for content in 2..=4 {
         edit(&mut world, content - 1, content);
@@ -149,7 +149,7 @@ fn nothing_goes_for_a_version_that_cannot_be_made() {
 }
 
 #[test]
-fn all_versions_go_with_their_source_their_namespace_and_their_rule_and_other_sources_stay() {
+fn versions_go_with_source_namespace_and_rule() {
     let three = || {
         let mut world = first();
         world.batch(vec![RuleDelta { upserts: vec![intent("s1", 1)], ..RuleDelta::new("r".into()) }]);

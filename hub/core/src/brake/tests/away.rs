@@ -72,7 +72,7 @@ fn three_are_away() -> (World, RuleUid) {
 }
 
 #[test]
-fn what_clusters_hold_that_are_away_is_judged_with_the_rest_and_not_piece_by_piece() {
+fn removals_in_absent_clusters_are_judged_together() {
     let (mut world, uid) = three_are_away();
     respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
     assert_eq!(world.copies_held(&uid), Some(3 * 8), "as many as the rule says");
@@ -102,7 +102,7 @@ fn what_clusters_hold_that_are_away_is_judged_with_the_rest_and_not_piece_by_pie
 }
 
 #[test]
-fn less_than_the_limit_in_a_cluster_that_is_away_is_judged_again_by_what_it_really_holds() {
+fn removal_below_the_limit_while_away_is_judged_on_return() {
     let (mut world, uid) = three_are_away();
     // Nobody knows that copies of former sources are there.
     let former = (8..24).map(|number| (cluster_name(4), source(number)));
@@ -135,7 +135,7 @@ fn small_edits_about_clusters_that_are_away_add_up() {
 }
 
 #[test]
-fn an_edit_that_is_undone_is_over_though_one_member_never_returns() {
+fn undone_edit_is_over_though_a_member_never_returns() {
     let (mut world, uid) = three_are_away();
     respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
     world.restart();
@@ -160,7 +160,7 @@ fn an_edit_that_is_undone_is_over_though_one_member_never_returns() {
 }
 
 #[test]
-fn a_digest_that_was_used_fits_nothing_again_though_what_was_held_after_it_was_undone() {
+fn used_digest_approves_nothing_again() {
     let (mut world, uid) = (World::new(), RuleUid::from("r0"));
     world.follow();
     respec(&mut world, &uid, "clusters", json!({"names": ["c0", "c1"]}));
@@ -193,7 +193,7 @@ fn a_digest_that_was_used_fits_nothing_again_though_what_was_held_after_it_was_u
 }
 
 #[test]
-fn a_member_that_counts_too_many_copies_widens_the_limit_for_nobody() {
+fn member_that_overcounts_copies_widens_no_limit() {
     for namespaces in [json!({"names": ["n0"]}), json!({"names": ["n*"]})] {
         let (mut world, uid) = (World::new(), RuleUid::from("r0"));
         let names: Vec<_> = (0..10).map(|number| format!("s{number}")).collect();
@@ -245,7 +245,7 @@ fn member_that_invents_sources_holds_up_no_other_rule() {
 }
 
 #[test]
-fn what_the_status_says_of_the_brake_plans_nothing_anew_and_a_release_is_heeded() {
+fn status_of_the_guard_plans_nothing_and_heeds_approval() {
     let mut world = World::new();
     world.follow();
     let uid = RuleUid::from("r0");

@@ -117,7 +117,7 @@ fn labels_and_annotations_are_added_dropped_and_allowed() {
 }
 
 #[test]
-fn variables_are_filled_in_the_named_keys_only_and_values_are_never_told() {
+fn variables_fill_named_keys_and_values_are_never_told() {
     let spec = json!({"substitute": {"keys": ["app.*"]}});
     let text = "${cluster.name} ${cluster.labels.tier} ${cluster.labels.zone:-a} ${source.namespace} $${x}";
     let data = config_map(spec.clone(), json!({"app.yaml": text, "other": text}));
@@ -206,7 +206,7 @@ fn cluster_plans(rule: &Rule, selection: &RulePlan, fleet: &[(ClusterName, BTree
 }
 
 #[test]
-fn clusters_with_the_same_outcome_share_a_plan_and_all_share_what_is_equal() {
+fn clusters_with_equal_outcome_share_a_plan() {
     let rule = rule(json!({"substitute": {"keys": ["app.yaml"]}}));
     let mut selection = RulePlan::empty(&rule);
     let (varying, fixed) = (SourceRef::new("configmaps", "team", "v"), SourceRef::new("configmaps", "team", "f"));
@@ -295,7 +295,7 @@ proptest! {
 
     /// Edits and label changes, one by one, end where planning afresh does.
     #[test]
-    fn after_any_changes_every_cluster_gets_what_it_would_get_afresh(
+    fn incremental_plans_equal_fresh_ones_in_every_cluster(
         steps in proptest::collection::vec((any::<bool>(), 0..4usize, 0..5usize), 0..30)
     ) {
         let rule = rule(json!({
@@ -335,7 +335,7 @@ proptest! {
 
     /// No key is lost and none is added unless the rule says so, and their values are those of the source.
     #[test]
-    fn the_keys_of_a_copy_are_those_of_its_source_but_for_what_the_rule_says(
+    fn copy_has_the_keys_of_its_source_but_for_the_rule(
         keys in proptest::collection::btree_map("[a-c]{1,2}", "[x-z]{0,3}", 0..6),
         renames in proptest::collection::btree_map("[a-c]{1,2}", "[a-d]{1,2}", 0..4),
         exclude in proptest::collection::vec("[a-c*]{1,2}", 0..2),

@@ -74,7 +74,7 @@ fn a_name_that_no_object_can_have() {
 }
 
 #[test]
-fn what_is_not_granted_in_one_cluster_and_not_at_all_in_the_other() {
+fn ungranted_clusters_are_reported_in_part_or_in_full() {
     let mut world = World::new(&["eu-1"]);
     let spec = json!({
         "sources": [{"resources": ["configmaps", "secrets"], "names": ["*"]}],

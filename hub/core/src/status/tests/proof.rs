@@ -33,7 +33,7 @@ impl World {
 }
 
 #[test]
-fn a_cluster_that_shows_something_else_than_it_says_has_failed_until_it_shows_it() {
+fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
     let mut world = World::new(&["one", "two"]);
     let right = world.right();
     assert!(right.is_some());
@@ -51,7 +51,7 @@ fn a_cluster_that_shows_something_else_than_it_says_has_failed_until_it_shows_it
 }
 
 #[test]
-fn what_differs_is_counted_by_the_last_word_of_the_newest_session_its_first_one_included() {
+fn mismatches_are_counted_by_the_newest_session() {
     let mut world = World::new(&["one", "two"]);
     let right = world.right();
     world.shows("one", right);

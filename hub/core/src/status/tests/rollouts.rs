@@ -141,7 +141,7 @@ fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
 }
 
 #[test]
-fn who_says_that_it_has_what_went_wrong_goes_back_wherever_it_stands_in_the_order() {
+fn cluster_with_failed_content_rolls_back_out_of_order() {
     let mut world = world(Phase::Reverting);
     world.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
     world.applied("canary-1");
@@ -162,7 +162,7 @@ fn who_says_that_it_has_what_went_wrong_goes_back_wherever_it_stands_in_the_orde
 }
 
 #[test]
-fn a_leader_that_has_just_begun_hears_from_the_agents_who_is_at_work() {
+fn new_leader_learns_from_agents_who_is_at_work() {
     for phase in [Phase::Progressing, Phase::Reverting] {
         let mut world = world(phase);
         let under = world.rolling.as_mut().unwrap();
@@ -175,7 +175,7 @@ fn a_leader_that_has_just_begun_hears_from_the_agents_who_is_at_work() {
 }
 
 #[test]
-fn what_is_left_is_the_sum_of_what_clusters_say_that_went_back_from_just_this() {
+fn copies_left_sum_over_clusters_of_this_rollback() {
     let mut world = world(Phase::Reverting);
     let back = |target: &str| Travel::Revert { target: target.to_owned(), base: String::new() };
     for (cluster, travel, left) in
