@@ -1,9 +1,10 @@
 //! No module imports another one that, directly or by others, imports it.
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 use anyhow::{Result, ensure};
 
-use super::{CRATES, code, none};
+use super::{CRATES, code, none, root};
 
 /// Crates whose modules are not taken apart yet.
 const KNOTTED: [&str; 1] = ["hub"];
@@ -122,4 +123,35 @@ fn import_cycle_is_found_with_its_modules() {
     assert_eq!(cycle(&imports(&[("a", "b"), ("b", "c"), ("d", "a"), ("a", "a")])), None);
     let found = cycle(&imports(&[("d", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("c", "e")]));
     assert_eq!(found, Some(["a", "b", "c", "a"].map(str::to_owned).to_vec()));
+}
+
+/// ARCHITECTURE.md has a line for each top-level module of each crate, and for no other.
+#[test]
+fn architecture_lists_every_module() -> Result<()> {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
+    let mut wrong = Vec::new();
+    for (_, folder) in CRATES {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml"))?;
+        let name = manifest.lines().find_map(|line| line.strip_prefix("name = ")).unwrap_or_default().trim_matches('"');
+        let source = format!("{folder}/src");
+        let modules: BTreeSet<String> = code(&[&source])?
+            .iter()
+            .filter_map(|file| module_of(file.path.strip_prefix(&source).unwrap_or_default()))
+            .collect();
+        let listed = listed_modules(&page, name);
+        let missing = modules.difference(&listed).map(|module| format!("ARCHITECTURE.md: {name} lacks `{module}`"));
+        wrong.extend(
+            missing
+                .chain(listed.difference(&modules).map(|module| format!("ARCHITECTURE.md: {name} has no `{module}`"))),
+        );
+    }
+    none(wrong)
+}
+
+/// The first cells of the table below the heading of a crate.
+fn listed_modules(page: &str, name: &str) -> BTreeSet<String> {
+    let heading = format!("### `{name}`");
+    let below = page.lines().skip_while(|line| *line != heading).skip(1);
+    let rows = below.take_while(|line| !line.starts_with('#')).filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next()).map(str::to_owned).collect()
 }
