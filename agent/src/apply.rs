@@ -9,7 +9,6 @@ use runnel_proto::model::{Kind, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 
 use crate::call::{Call, with_timeout};
-use crate::keep::Keep;
 use runnel_agent_core::body::{self, Over, Written};
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::CopyError;
@@ -32,13 +31,12 @@ mod rehearse;
 pub struct Member {
     client: Client,
     sealer: Sealer,
-    keep: Keep,
 }
 
 impl Member {
-    /// Access with this client, for copies sealed by this sealer; what they held before a rollout is kept here. The client must not retry by itself.
-    pub fn new(client: Client, sealer: Sealer, keep: Keep) -> Self {
-        Self { client, sealer, keep }
+    /// Access with this client, for copies sealed by this sealer. The client must not retry by itself.
+    pub fn new(client: Client, sealer: Sealer) -> Self {
+        Self { client, sealer }
     }
 
     /// Does one piece of work.
@@ -47,7 +45,6 @@ impl Member {
         match (&job.key, job.work) {
             (Key::Question(_), work) => done.supposed = self.answer(work).await,
             (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
-            (Key::Kept(_), work) => self.keep.work(work, &mut done).await,
             (Key::Copy(copy), work) => {
                 let Some(kind) = Kind::by_resource(&copy.resource) else {
                     done.copy_error = Some(CopyError::new(Reason::Unsupported, "this agent does not know the kind"));
@@ -147,7 +144,7 @@ struct ApplyRun<'a> {
 impl ApplyRun<'_> {
     async fn work(mut self, work: Work) {
         let ended = match work {
-            Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => Ok(()),
+            Work::CreateNamespace | Work::Foresee(_) => Ok(()),
             Work::Read => self.read().await,
             Work::Create(body) => self.write(None, &body, false).await,
             Work::Change(target, body) => self.change(target, &body).await,
@@ -259,7 +256,6 @@ impl ApplyRun<'_> {
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
-        self.keep(body).await?;
         let DesiredObject { intent, rule, revision, ignored, version, .. } = body;
         let object = match &target {
             Some(target) if !ignored.is_empty() => match self.same(target).await? {

@@ -7,7 +7,6 @@ pub mod config;
 pub mod event_loop;
 pub mod events;
 pub mod join;
-pub mod keep;
 pub mod lease;
 pub mod link;
 pub mod metrics;

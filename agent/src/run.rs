@@ -20,7 +20,6 @@ use crate::apply::Member;
 use crate::call::with_timeout;
 use crate::event_loop::EventLoop;
 use crate::join::{self, JoinFileError};
-use crate::keep::Keep;
 use crate::lease::guarded;
 use crate::lease::{Election, WriteRight};
 use crate::link::{HistoryTokenStore, Link};
@@ -142,8 +141,6 @@ async fn active(
     let remembered = retry_until_ok("read what it remembers", &mut jitter, || store.history_token()).await;
     let history_token = HistoryTokenStore::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) = retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
-    let keep = Keep::new(settings.client.clone(), &settings.namespace);
-    let previous = retry_until_ok("read what it keeps", &mut jitter, || keep.all()).await;
     let setup = Setup {
         home: Home { namespace: settings.namespace.clone(), cluster_uid: cluster_uid.clone() },
         hello: Hello {
@@ -155,13 +152,12 @@ async fn active(
             cluster_uid,
         },
         stored: terms,
-        previous,
         hub_cluster_uid,
         policy: policy.clone(),
         seed: seed()?,
     };
     let core = Reconciler::new(setup);
-    Ok(tasks(settings, (ready, right), (store, history_token, keep), identity, core, (policy_file, policy), jitter))
+    Ok(tasks(settings, (ready, right), (store, history_token), identity, core, (policy_file, policy), jitter))
 }
 
 /// Waits for the Lease. Beside another agent that holds it, this one is ready.
@@ -179,7 +175,7 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
 fn tasks(
     settings: Settings,
     (ready, right): (Option<Awaited>, WriteRight),
-    (store, history_token, keep): (Store, HistoryTokenStore, Keep),
+    (store, history_token): (Store, HistoryTokenStore),
     identity: Identity,
     core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
@@ -206,7 +202,7 @@ fn tasks(
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));
     tasks.push(("watch of namespaces", task(drain.clone(), watch::namespaces(client.clone(), watched))));
-    let member = Member::new(client.clone(), sealer, keep);
+    let member = Member::new(client.clone(), sealer);
     tasks.push((
         "worker",
         Box::pin(async {

@@ -7,7 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use runnel_proto::model::{SourceRef, Terms, TermsDigest, Travel};
+use runnel_proto::model::{SourceRef, Terms, TermsDigest};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
@@ -110,8 +110,6 @@ struct WrittenRule {
     #[serde(default)]
     unclaimed: bool,
     #[serde(default)]
-    travel: Travel,
-    #[serde(default)]
     tombstones: Vec<WrittenSource>,
     #[serde(default)]
     any_tombstone: bool,
@@ -171,7 +169,6 @@ impl Store {
             terms: rule.terms,
             digest: rule.digest,
             unclaimed: rule.unclaimed,
-            travel: rule.travel,
             tombstones: Tombstones {
                 sources: rule.tombstones.iter().map(read_source).collect(),
                 any: rule.any_tombstone,
@@ -195,7 +192,6 @@ impl Store {
             terms: rule.terms,
             digest: rule.digest,
             unclaimed: rule.unclaimed,
-            travel: rule.travel,
             tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
             any_tombstone: rule.tombstones.any,
         });
@@ -338,7 +334,6 @@ mod tests {
                 terms: Terms::default(),
                 digest: TermsDigest([0; 16]),
                 unclaimed: false,
-                travel: Travel::Plain,
                 tombstones: vec![],
                 any_tombstone: false,
             };

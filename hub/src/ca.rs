@@ -23,8 +23,8 @@ pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
 /// The Secret that holds the authorities that members may rely on, and what serves those that rely on a former one. Written
 /// by the replica that leads.
 pub const AUTHORITIES_SECRET: &str = "runnel-hub-authorities";
-/// The field manager of both.
-const FIELD_MANAGER: &str = "runnel-hub";
+/// The field manager of the hub's own Secrets.
+pub(crate) const FIELD_MANAGER: &str = "runnel-hub";
 /// The only entry of [`AUTHORITIES_SECRET`].
 const AUTHORITIES_ENTRY: &str = "authorities.json";
 /// A call to the API server that takes longer is given up.

@@ -89,6 +89,10 @@ pub struct Run {
     /// 128Mi. Of a rule that needs more nothing is sent.
     #[arg(long, env = "RUNNEL_RENDER_BUDGET", default_value = "128Mi", value_parser = bytes, value_name = "BYTES")]
     pub render_budget: Bytes,
+    /// How much the hub stores of completed rollouts, in MiB: with spec.rollout.onFailure Revert a failed one goes back to the last
+    /// completed one. There are as many Secrets runnel-hub-rollback-0, -1, ... in --namespace. A rule that does not fit stops instead.
+    #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
+    pub rollback_storage: u16,
     /// The ServiceAccount in --namespace whose token stands for an administrator's word when somebody asks what a rule would
     /// do; without it, no account does.
     #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]

@@ -33,6 +33,7 @@ use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use runnel_hub_core::session::Session;
 pub use settings::Settings;
 
+use crate::writer::COMPLETED_STATES;
 use runnel_hub_core::status::{Deliveries, ReportStore};
 
 /// A session as the rest of the hub sees it.
@@ -75,6 +76,8 @@ pub struct HubState {
     pub removal_orders: Pending<(ClusterName, RuleUid)>,
     /// Orders of rules that wait to be released, for which a cluster has no room.
     pub removal_overflow: Pending<(ClusterName, RuleUid)>,
+    /// Rules of which the state of the last completed rollout is to be stored, or is not any more.
+    pub completed_rules: Pending<RuleUid>,
     /// Rules of which copies are to be rendered.
     pub to_render: Pending<RuleUid>,
     /// When the first of the edits was seen whose outcome is still being rendered.
@@ -126,6 +129,7 @@ impl HubState {
             edits: Mutex::default(),
             sessions: DashMap::new(),
             to_read: Pending::default(),
+            completed_rules: Pending::default(),
             to_render: Pending::default(),
             rendered_edits: Mutex::default(),
             index_holds: Holds::default(),
@@ -193,6 +197,7 @@ impl HubState {
         self.settled_removals.take();
         self.removal_orders.take();
         self.removal_overflow.take();
+        self.completed_rules.take();
         if lead.is_some() {
             self.rounds.begin();
             self.lead.send_replace(lead);
@@ -210,7 +215,7 @@ impl HubState {
         let own =
             ["memberclusters", "distributionrules", "clusterdistributionrules", "distributiongrants", "namespaces"];
         let definitions = [DistributionRule::crd_name(), ClusterDistributionRule::crd_name()];
-        let own = own.into_iter().chain(definitions).map(Watched::Own);
+        let own = own.into_iter().chain(definitions).map(Watched::Own).chain([COMPLETED_STATES]);
         // A place in which this hub does not look has no watch.
         let looks = |place: &WatchScope| place.namespace.as_ref().is_none_or(|name| self.settings.scope.reads(name));
         let places = self.index.read().needed_places().into_iter().filter(looks).map(Watched::Sources);
@@ -383,7 +388,12 @@ impl HubState {
 /// where nothing is sent, so that nobody waits for it: the rule or the cluster rests, the agent is too old for what the rule
 /// says, or an administrator has to confirm first.
 fn followed(entry: &RuleEntry, report_store: &ReportStore, cluster: &ClusterName) -> Option<ClusterAssignment> {
-    let rests = entry.rule.terms.suspend || entry.rule.deleting || entry.target_clusters.cordoned.contains(cluster);
+    // What a rollback sends is no edit.
+    let is_rolled_back = entry.rollback().is_some();
+    let rests = is_rolled_back
+        || entry.rule.terms.suspend
+        || entry.rule.deleting
+        || entry.target_clusters.cordoned.contains(cluster);
     if rests {
         return None;
     }

@@ -22,7 +22,7 @@ use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::watch;
-use runnel_hub::writer::{ObjectCache, RemovalRecorder, WAITING, Writer, publish_events};
+use runnel_hub::writer::{ObjectCache, RemovalRecorder, RollbackStore, WAITING, Writer, publish_events};
 use runnel_hub_core::brake::Limit;
 use runnel_hub_core::index::PlaceState;
 use runnel_hub_core::plan::Scope;
@@ -335,6 +335,9 @@ async fn start(
     forever(tasks, stop(), "events", publish_events(client.clone(), instance, waiting));
     let recorder = RemovalRecorder::new(client.clone(), hub_state.clone(), object_cache.clone());
     forever(tasks, stop(), "recorder of removals", recorder.run());
+    let slots = usize::from(options.rollback_storage);
+    let store = RollbackStore::new(client.clone(), hub_state.clone(), slots);
+    forever(tasks, stop(), "store of completed rollouts", store.run());
     forever(tasks, stop(), "writer", Writer::new(client, hub_state, object_cache, events).run());
     tracing::info!(listen = %options.listen, ops = %options.ops_listen, "the hub is running");
     Ok(())

@@ -51,8 +51,6 @@ pub const TERMS_SINCE: u32 = 3;
 /// Since which protocol copies can have other names than their sources. A rule that renames says nothing to an older
 /// agent, and removes nothing there.
 pub const RENAMES_SINCE: u32 = 3;
-/// Since which protocol agents keep what their copies held before a rollout, and put it back.
-pub const KEEPS_SINCE: u32 = 3;
 /// The protocol since which agents are asked about single copies.
 pub const INSPECT_SINCE: u32 = 3;
 /// The protocol since which agents are asked what would become of copies.

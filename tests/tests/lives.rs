@@ -180,7 +180,6 @@ fn core() -> Reconciler {
             cluster_uid: text("m"),
         },
         stored: vec![],
-        previous: vec![],
         hub_cluster_uid: Some(text("h")),
         policy: Arc::new(Policy::open()),
         seed: 1,

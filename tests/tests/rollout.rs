@@ -27,8 +27,13 @@ impl Stage {
     /// Two replicas of the hub, and so many members: the first one is the last in the order. A rule has brought a Secret to
     /// all of them, one at a time.
     async fn start(members: usize) -> Result<Self> {
+        Self::start_with(members, 16).await
+    }
+
+    /// The same, where the hub stores so many MiB of completed rollouts.
+    async fn start_with(members: usize, storage: u16) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
-        let hub_values = json!({"lease": lease});
+        let hub_values = json!({"lease": lease, "rollback": {"storageMiB": storage}});
         let options = FleetOptions { members, hub_replicas: 2, hub_values, ..FleetOptions::default() };
         let fleet = Fleet::start(options).await?;
         let scene = Scene::of(&fleet).await?;
@@ -270,21 +275,23 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     Ok(())
 }
 
-/// The Secrets in which the agent of a member keeps what its copies held before a rollout.
-async fn kept(place: &Place) -> Result<Vec<Value>> {
-    let mut all = place.list(&Id::secret("runnel-system", "")).await?;
-    all.retain(|secret| secret["type"] == "runnel.dev/previous");
+/// The Secrets in which the hub stores the states of completed rollouts.
+async fn stored(stage: &Stage) -> Result<Vec<Value>> {
+    let mut all = stage.scene.hub.list(&Id::secret("runnel-system", "")).await?;
+    all.retain(|secret| secret["type"] == "runnel.dev/rollback");
     Ok(all)
 }
 
-async fn nothing_is_kept(stage: &Stage) -> Result<()> {
-    for member in 1..=stage.members {
-        eventually("nothing to be kept", SOON, async || {
-            Ok(kept(stage.scene.member(member)).await?.is_empty().then_some(()))
-        })
-        .await?;
-    }
-    Ok(())
+/// So many states have been stored for the rule, one instead of the other.
+async fn is_stored(stage: &Stage, number: u64) -> Result<()> {
+    let uid = stage.scene.hub.get(&stage.rule).await?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    eventually("the state of the rollout to be stored", SOON, async || {
+        let secrets = stored(stage).await?;
+        let parts = secrets.iter().filter_map(|secret| secret["data"].as_object()).flatten();
+        let names: Vec<String> = parts.map(|(name, _)| name.clone()).collect();
+        Ok((names == [format!("{uid}.{number}.0.1")]).then_some(()))
+    })
+    .await
 }
 
 #[tokio::test]
@@ -292,20 +299,19 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     let stage = Stage::start(3).await?;
     stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert"})).await?;
     refuse(&stage, &[3]).await?;
+    is_stored(&stage, 1).await?;
     let good = stage.edit("k", "1").await?;
     for member in 1..=3 {
         stage.has(stage.scene.member(member), &good).await?;
     }
     stage.is_completed(2).await?;
-    nothing_is_kept(&stage).await?;
+    is_stored(&stage, 2).await?;
 
     // Of the first wave one member takes what the other one will refuse.
     let received = stage.received(1).await?;
     stage.fleet.agent_process(3).pause()?;
     let bad = stage.edit("poison", "1").await?;
     stage.has(stage.first(), &bad).await?;
-    let secrets = kept(stage.first()).await?;
-    ensure!(secrets.len() == 1 && secrets[0]["data"].as_object().is_some_and(|data| data.len() == 1), "{secrets:?}");
     // It is killed when it is to go back, and so is the leader.
     stage.fleet.agent_process(2).pause()?;
     stage.fleet.agent_process(3).resume()?;
@@ -318,13 +324,13 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
         stage.has(stage.scene.member(member), &good).await?;
     }
     let told = stage.is_in_phase("Reverted", 1).await?;
-    ensure!(told["clustersReverted"] == 2 && told["clustersReached"] == 2 && told["copiesLeft"] == 0, "{told}");
+    ensure!(told["clustersReverted"] == 2 && told["clustersReached"] == 2, "{told}");
     let rule = stage.scene.hub.sees("what went wrong", &stage.rule, |rule| {
         let reverted = condition(rule, "RolloutReverted")?;
         let message = reverted["message"].as_str().unwrap_or_default();
         ensure!(reverted["status"] == "True" && reverted["reason"] == "TooManyFailures", "{reverted}");
         ensure!(message.contains("in member-3: ") && message.contains("no-poison"), "{message}");
-        ensure!(message.contains("2 clusters that it reached went back"), "{message}");
+        ensure!(message.contains("Of 2 clusters that it reached, all are rolled back"), "{message}");
         let ready = condition(rule, "Ready")?;
         ensure!(ready["status"] == "False" && ready["reason"] == "TooManyFailures", "{ready}");
         Ok(())
@@ -349,11 +355,126 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     steadily("it stays undone", A_WHILE, unseen).await?;
     stage.is_in_phase("Reverted", 1).await?;
 
-    // A good edit goes through, and nothing is kept any more.
+    // A good edit goes through, and is what the next rollback goes back to.
     let cured = stage.edit("k", "2").await?;
     for member in 1..=3 {
         stage.has(stage.scene.member(member), &cured).await?;
     }
     stage.is_completed(2).await?;
-    nothing_is_kept(&stage).await
+    is_stored(&stage, 3).await?;
+    // A rule that asks for no rollback has no state stored.
+    stage.wants(json!({"onFailure": "Stop"})).await?;
+    eventually("nothing to be stored", SOON, async || {
+        let is_empty = |secret: &Value| secret["data"].as_object().is_none_or(|data| data.is_empty());
+        Ok(stored(&stage).await?.iter().all(is_empty).then_some(()))
+    })
+    .await
+}
+
+/// The rule sends these Secrets.
+async fn sends(stage: &Stage, names: &[&str]) -> Result<()> {
+    let sources = json!([{"resources": ["secrets"], "names": names}]);
+    stage.scene.hub.change(&stage.rule, json!({"spec": {"sources": sources}})).await.map(drop)
+}
+
+#[tokio::test]
+async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<()> {
+    let stage = Stage::start(2).await?;
+    refuse(&stage, &[1]).await?;
+    let hub = &stage.scene.hub;
+    let poisoned = Draft::secret(HOME, "poisoned").data("poison", "1").json();
+    let [removed, created] = ["removed", "created"].map(|name| Draft::secret(HOME, name).data("k", "1").json());
+    for source in [&removed, &created, &poisoned] {
+        hub.make(source).await?;
+    }
+    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
+    // Another order sends nothing.
+    stage.is_in_phase("Completed", 0).await?;
+    is_stored(&stage, 1).await?;
+    sends(&stage, &["login", "removed"]).await?;
+    let removed = hub.get(&Id::of(&removed)?).await?;
+    for member in [1, 2] {
+        stage.has(stage.scene.member(member), &removed).await?;
+    }
+    stage.is_in_phase("Completed", 1).await?;
+    is_stored(&stage, 2).await?;
+
+    // One member takes the change. The leader dies before the other one, which refuses a part of it, reports that.
+    stage.fleet.agent_process(1).pause()?;
+    sends(&stage, &["login", "created", "poisoned"]).await?;
+    let created = hub.get(&Id::of(&created)?).await?;
+    stage.has(stage.first(), &created).await?;
+    let is_gone = async |place: &Place, source: &Value| {
+        let id = Id::of(source)?;
+        eventually("a copy to be gone", SOON, async || Ok(place.find(&id).await?.is_none().then_some(()))).await
+    };
+    is_gone(stage.first(), &removed).await?;
+    stage.kill_leader().await?;
+    stage.fleet.agent_process(1).resume()?;
+    let told = stage.is_in_phase("Reverted", 1).await?;
+    ensure!(told["clustersReverted"] == 2 && told["rollbackBlocker"].is_null(), "{told}");
+    for member in [1, 2] {
+        let place = stage.scene.member(member);
+        stage.has(place, &removed).await?;
+        is_gone(place, &created).await?;
+        is_gone(place, &poisoned).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn damaged_state_stops_the_rollout_and_the_rule_says_so() -> Result<()> {
+    let stage = Stage::start(2).await?;
+    refuse(&stage, &[2]).await?;
+    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
+    stage.is_in_phase("Completed", 0).await?;
+    is_stored(&stage, 1).await?;
+    let secret = Id::secret("runnel-system", "runnel-hub-rollback-0");
+    let data = stage.scene.hub.get(&secret).await?["data"].as_object().cloned().context("no data")?;
+    let damaged: serde_json::Map<_, _> = data.into_iter().map(|(name, _)| (name, json!("bm90aGluZw=="))).collect();
+    stage.scene.hub.change(&secret, json!({"data": damaged})).await?;
+    // A leader that finds it damaged in the middle of a rollout has nothing to go back to.
+    stage.fleet.agent_process(2).pause()?;
+    let bad = stage.edit("poison", "1").await?;
+    stage.has(stage.last(), &bad).await?;
+    stage.kill_leader().await?;
+    stage.fleet.agent_process(2).resume()?;
+    let told = stage.is_in_phase("Stopped", 1).await?;
+    ensure!(told["rollbackBlocker"].as_str().is_some_and(|blocker| blocker.contains("damaged")), "{told}");
+    let rule = stage.scene.hub.get(&stage.rule).await?;
+    let stopped = condition(&rule, "RolloutStopped")?;
+    let message = stopped["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("damaged"), "{message}");
+    let stays = async || {
+        ensure!(stage.last().get(&stage.source).await?["data"] == bad["data"], "it was rolled back");
+        Ok(())
+    };
+    steadily("nothing is sent", A_WHILE, stays).await
+}
+
+#[tokio::test]
+async fn rule_whose_state_does_not_fit_stops_and_says_so() -> Result<()> {
+    let stage = Stage::start_with(2, 0).await?;
+    refuse(&stage, &[2]).await?;
+    stage.wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null})).await?;
+    let says_why =
+        |rollout: &Value| rollout["rollbackBlocker"].as_str().is_some_and(|why| why.contains("does not fit"));
+    stage
+        .scene
+        .hub
+        .sees("why it would stop", &stage.rule, |rule| {
+            let rollout = &rule["status"]["rollout"];
+            ensure!(rollout["phase"] == "Completed" && says_why(rollout), "{rollout}");
+            Ok(())
+        })
+        .await?;
+    let bad = stage.edit("poison", "1").await?;
+    stage.has(stage.last(), &bad).await?;
+    let told = stage.is_in_phase("Stopped", 1).await?;
+    ensure!(says_why(&told), "{told}");
+    let rule = stage.scene.hub.get(&stage.rule).await?;
+    let stopped = condition(&rule, "RolloutStopped")?;
+    ensure!(stopped["message"].as_str().is_some_and(|message| message.contains("does not fit")), "{stopped}");
+    ensure!(stored(&stage).await?.is_empty(), "something is stored");
+    Ok(())
 }

@@ -11,7 +11,6 @@ use crate::copy::NewPayload;
 use crate::decide::{ExpectedObject, Want, differs, waits};
 use crate::live::Live;
 use crate::policy::Policy;
-use crate::previous::{Kept, ToKeep};
 use crate::queue::Key;
 use crate::records::Observed;
 
@@ -102,8 +101,6 @@ pub enum Work {
     Demote(ExpectedObject),
     /// Take our marks off.
     Retain(ExpectedObject, RuleName),
-    /// Forget what was kept of these intents.
-    Forget(Vec<(IntentKey, usize)>),
     /// Find out what would become of copies; changes nothing.
     Foresee(Box<Supposition>),
 }
@@ -137,8 +134,6 @@ pub struct DesiredObject {
     pub recreate: Recreate,
     /// Whether an object that is not equal waits for the hub's word, and is no conflict.
     pub asks: bool,
-    /// What is kept before it is written.
-    pub keep: Option<ToKeep>,
     /// By what the content is judged once more, right before it is written.
     pub limits: Limits,
 }
@@ -165,8 +160,6 @@ pub enum ContentSource {
     Payload(Payload),
     /// In another copy of the same intent and revision.
     Twin(SourceRef),
-    /// In this of the Secrets that keep what copies held before.
-    Kept(usize),
 }
 
 /// What a run did to the object.
@@ -208,10 +201,6 @@ pub struct Done {
     pub retry_after: Option<Duration>,
     /// Content that it came by.
     pub learned: Option<NewPayload>,
-    /// What is kept since.
-    pub kept: Option<(IntentKey, Kept)>,
-    /// What is not kept any more.
-    pub forgot: Vec<IntentKey>,
     /// In what the live object of this version differs.
     pub compared: Option<Box<(Arc<str>, CopyError)>>,
     /// What would become of copies.
@@ -230,8 +219,6 @@ impl Done {
             copy_error: None,
             retry_after: None,
             learned: None,
-            kept: None,
-            forgot: vec![],
             compared: None,
             supposed: None,
         }

@@ -21,7 +21,6 @@ pub mod job;
 pub mod live;
 pub mod managed_fields;
 pub mod policy;
-pub mod previous;
 pub mod queue;
 pub mod reconciler;
 pub mod records;

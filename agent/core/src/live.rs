@@ -204,13 +204,6 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     })
 }
 
-/// What an intact copy holds of an intent, and in which revision.
-pub fn held(kind: &Kind, object: &DynamicObject, sealer: &Sealer, intent: &IntentKey) -> Option<(Revision, Payload)> {
-    let (_, live) = reduce(kind, object, sealer)?;
-    let learned = learn(kind, object, &live).filter(|learned| learned.key == *intent)?;
-    Some((learned.revision, learned.payload))
-}
-
 /// Whether an object can be adopted for this content without a change of anything that it holds: its fields are equal,
 /// fields that a rule ignores too, and none of its labels and annotations has another value. Labels and annotations that
 /// it does not have do not count.

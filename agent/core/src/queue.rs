@@ -26,8 +26,6 @@ pub enum Key {
     Copy(SourceRef),
     /// A namespace that a rule wants created.
     Namespace(Arc<str>),
-    /// What is kept of a rule, to be forgotten.
-    Kept(RuleUid),
     /// A question of the hub by the core's number for it, which is never queued.
     Question(u64),
 }
@@ -344,7 +342,7 @@ fn groups(key: &Key, rule: Option<RuleUid>) -> Vec<Group> {
     let namespace = match key {
         Key::Copy(copy) => Some(copy.namespace.clone()),
         Key::Namespace(name) => Some(name.clone()),
-        Key::Kept(_) | Key::Question(_) => None,
+        Key::Question(_) => None,
     };
     namespace.map(Group::Namespace).into_iter().chain(rule.map(Group::Rule)).collect()
 }

@@ -1,4 +1,4 @@
-//! The content of a write, wherever it is; and what copies held before it.
+//! The content of a write, wherever it is.
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{Content, Payload, Reason};
@@ -8,35 +8,12 @@ use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::copy::NewPayload;
 use runnel_agent_core::job::{ContentSource, DesiredObject};
 use runnel_agent_core::live::{self, Sealed};
-use runnel_agent_core::previous::ToKeep;
 
 impl ApplyRun<'_> {
-    /// What copies hold is kept before the first of them is written.
-    pub(super) async fn keep(&mut self, body: &DesiredObject) -> Result<(), CopyError> {
-        let Some(ToKeep { of, base }) = &body.keep else { return Ok(()) };
-        let held = match of {
-            None => None,
-            Some(copy) => {
-                let object = self.member.get(self.kind, copy).await.map_err(|error| self.fail(&error))?;
-                let held = live::held(self.kind, &object, &self.member.sealer, &body.intent);
-                let moved =
-                    || CopyError::new(Reason::Unavailable, "what is to be kept for a rollback has just changed");
-                Some(held.filter(|(revision, _)| *revision != body.revision).ok_or_else(moved)?)
-            }
-        };
-        let kept = self.member.keep.keep(&body.intent, base, held).await?;
-        self.done.kept = Some((body.intent.clone(), kept));
-        Ok(())
-    }
-
     /// The content that is to be written.
     pub(super) async fn content(&mut self, body: &DesiredObject) -> Result<Content, CopyError> {
         let twin = match &body.content {
             ContentSource::Payload(payload) => {
-                return payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()));
-            }
-            ContentSource::Kept(place) => {
-                let payload = self.member.keep.content(&body.intent, &body.revision, *place).await?;
                 return payload.decode().map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()));
             }
             ContentSource::Twin(twin) => twin,

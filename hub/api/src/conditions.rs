@@ -24,8 +24,8 @@ closed_list! {
         TakeoverHeld,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
         RolloutStopped,
-        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and as `onFailure` says the clusters that were reached go back
-        /// to what they had before: False while they do, True when they have. Present until a newer change begins.
+        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and as `onFailure` says clusters get what the last
+        /// completed rollout sent: False while they do, True when they have it. Present until a newer change begins.
         RolloutReverted,
         /// Rule: it rests, because `spec.suspend` is true. Present only while true.
         Suspended,
@@ -128,9 +128,9 @@ closed_list! {
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.
         TooManyFailures,
-        /// Clusters that a change reached go back to what they had before it.
+        /// A change failed, and clusters get what the last completed rollout sent.
         RollingBack,
-        /// The cluster has gone back to what it had before a change that went wrong.
+        /// The cluster has what the last completed rollout sent, as the newest one failed.
         Reverted,
         /// The rule rests.
         Suspended,

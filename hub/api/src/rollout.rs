@@ -29,9 +29,9 @@ pub struct Rollout {
     pub max_failures: i64,
     /// Whether nothing further is sent. What is under way goes on, and is counted.
     pub paused: bool,
-    /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: besides, the clusters that were
-    /// reached go back to what their copies held before; their agents keep that until the rollout is completed. Copies that the
-    /// change made, or removed, stay as they are, and so do the rule's terms.
+    /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: besides, clusters get what
+    /// the last completed rollout sent, which the hub keeps: copies that the change created are removed, those that it changed or
+    /// removed are as before. Where the hub does not keep that, the rollout stops; status.rollout.rollbackBlocker says why.
     pub on_failure: OnFailure,
 }
 
@@ -41,7 +41,7 @@ pub enum OnFailure {
     /// Nothing further is sent.
     #[default]
     Stop,
-    /// The clusters that were reached go back to what they had.
+    /// Clusters get what the last completed rollout sent.
     Revert,
 }
 
@@ -76,8 +76,8 @@ pub struct RolloutStatus {
     #[schemars(transform = schema::text(64))]
     pub revision: String,
     /// Progressing: a wave is under way. Soaking: it is applied and being watched. Paused: `spec.rollout.paused` is true.
-    /// Stopped: more clusters failed than maxFailures. Reverting: the same, and the clusters that were reached go back to what they
-    /// had. Reverted: they have, but for those that are not connected or could not. Completed: every cluster that could be reached has it, and the
+    /// Stopped: more clusters failed than maxFailures. Reverting: the same, and clusters get what the last completed
+    /// rollout sent. Reverted: they have it, but for those that are not connected or could not take it. Completed: every cluster that could be reached has it, and the
     /// others get it when they come back.
     pub phase: RolloutPhase,
     /// The wave, from 1.
@@ -95,25 +95,22 @@ pub struct RolloutStatus {
     /// The clusters that were reached and fail now.
     #[serde(default)]
     pub clusters_failed: i64,
-    /// The most clusters that failed at one time since the rollout stopped or clusters began to go back; before, the same as
+    /// The most clusters that failed at one time since the rollout stopped or its rollback began; before, the same as
     /// clustersFailed. A rollout that is stopped goes on when maxFailures is at least this.
     #[serde(default)]
     pub clusters_failed_max: i64,
-    /// Of those that were reached, the clusters that have gone back to what they had before.
+    /// Of those that were reached, the clusters that are rolled back.
     #[serde(default)]
     pub clusters_reverted: i64,
-    /// Copies in these of which nothing was kept, as where the change made them: they stay as they are.
-    #[serde(default)]
-    pub copies_left: i64,
-    /// When the last one was completed: what agents keep for going back is what copies hold since then.
+    /// Names what the last completed rollout before it sent; a rollback sends that again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Time")]
-    pub last_completed_at: Option<Time>,
-    /// Whether clusters keep what they had before, so that they can go back. They do not where anything was sent since the last
-    /// one was completed while `spec.rollout.onFailure` was not Revert: then it stops.
-    #[serde(default)]
-    pub keeps_former: bool,
-    /// Where it went wrong first, and why, once clusters go back.
+    #[schemars(transform = schema::text(64))]
+    pub former_revision: Option<String>,
+    /// Why a failed rollout would stop, or has stopped, though `spec.rollout.onFailure` is Revert.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(limits::MESSAGE))]
+    pub rollback_blocker: Option<String>,
+    /// Where it went wrong first, and why, once it is rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub failure: Option<String>,
@@ -137,7 +134,7 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub applied_at: Option<Time>,
-    /// When it was completed, or all had gone back.
+    /// When it was completed, or rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub ended_at: Option<Time>,
@@ -163,16 +160,16 @@ pub enum RolloutPhase {
     Paused,
     /// Too many clusters failed.
     Stopped,
-    /// The same, and those that were reached go back.
+    /// The same, and it is being rolled back.
     Reverting,
-    /// They have gone back, but for those that are not connected or could not.
+    /// It is rolled back, but for clusters that are not connected or could not take it.
     Reverted,
     /// Every cluster that could be reached has it. Who was away takes it when there is room.
     Completed,
 }
 
 impl RolloutPhase {
-    /// Whether those that were reached go back, or have.
+    /// Whether it is being rolled back, or has been.
     pub fn goes_back(self) -> bool {
         matches!(self, Self::Reverting | Self::Reverted)
     }

@@ -53,7 +53,7 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
         () if has("Removing") || has("GivenUp") => ("a copy that is to go", Tone::Odd),
         () if has("UnderWay") => ("on its way", Tone::Odd),
         () if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
-            ("a copy that went back to what it held before a change that went wrong", Tone::Odd)
+            ("a copy as the last completed rollout sent it: the newest one failed", Tone::Odd)
         }
         () if has("Waiting") => ("waits for its namespace", Tone::Odd),
         () if answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
@@ -236,7 +236,7 @@ mod tests {
         };
         let former = ExplainedObject { revision: "eeee".into(), ..object.clone() };
         let stale = ExplainedObject { revision: "ffff".into(), intact: false, ..object };
-        let back = "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
+        let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
                     kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are cured set spec.rollout.paused to true and to false again";
         let waits = "its turn in the rollout of the newest has not come: it keeps what it has";

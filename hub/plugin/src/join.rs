@@ -18,14 +18,11 @@ use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
 use runnel_hub::join::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
-use runnel_hub_core::plan::PREVIOUS_SECRETS;
 
 /// The Secret through which the agent gets its join string.
 pub(super) const JOIN_SECRET: &str = "runnel-agent-join";
 /// Where the agent keeps who it is.
 const IDENTITY_SECRET: &str = "runnel-agent-identity";
-/// How many Secrets an agent may keep what copies held before a rollout in.
-const PREVIOUS_PLACES: usize = 8;
 const BETWEEN: Duration = Duration::from_millis(200);
 /// How often it is looked for what may be wrong.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -259,9 +256,7 @@ impl Joining<'_> {
 pub(super) async fn forget_agent(member: &Cluster, namespace: &str) -> anyhow::Result<bool> {
     let binary = Helm::binary()?;
     let there = Helm::uninstall(&binary, member, AGENT, namespace).await.context("the agent is still installed")?;
-    let previous = (0..PREVIOUS_PLACES).map(|place| format!("{PREVIOUS_SECRETS}{place}"));
-    let own = [IDENTITY_SECRET, "runnel-agent-terms", JOIN_SECRET].map(str::to_owned);
-    for secret in own.into_iter().chain(previous) {
+    for secret in [IDENTITY_SECRET, "runnel-agent-terms", JOIN_SECRET] {
         let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
         member.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await?;
     }

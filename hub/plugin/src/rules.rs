@@ -111,7 +111,7 @@ fn rollout_in_short(rollout: &Value, now: Timestamp) -> String {
         format!("{} applied, {} failed", number(rollout, "/clustersApplied"), number(rollout, "/clustersFailed"));
     let times = match phase {
         "Reverting" | "Reverted" => {
-            let back = format!("{} gone back", number(rollout, "/clustersReverted"));
+            let back = format!("{} rolled back", number(rollout, "/clustersReverted"));
             return format!(
                 "{phase}, wave {}: {far}, {done}, {back} (began {} ago)",
                 number(rollout, "/wave"),

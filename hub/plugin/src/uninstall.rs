@@ -11,6 +11,7 @@ use super::progress::Progress;
 use super::unjoin::remove;
 use super::{CommandContext, FAILED, IN_VAIN, ended, limit, look, note, rights, say, usage};
 use runnel_api::{self, FINALIZER, RELEASE};
+use runnel_hub_core::plan::ROLLBACK_SECRETS;
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
@@ -187,10 +188,20 @@ impl Removing<'_> {
     /// What the hub made by itself, which helm does not know.
     async fn remains(&self, namespace: &str) -> anyhow::Result<()> {
         for secret in ["runnel-hub-identity", "runnel-hub-authorities"] {
-            let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
-            self.hub.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await?;
+            self.delete_secret(namespace, secret).await?;
         }
+        // None of them exists beyond the first that does not.
+        let mut rollback = (0..).map(|number| format!("{ROLLBACK_SECRETS}{number}"));
+        while let Some(secret) = rollback.next()
+            && self.delete_secret(namespace, &secret).await?
+        {}
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
         self.hub.delete(&format!("delete the Lease {namespace}/{HUB}"), &path).await.map(drop)
+    }
+
+    /// Returns whether there was one.
+    async fn delete_secret(&self, namespace: &str, secret: &str) -> anyhow::Result<bool> {
+        let path = format!("/api/v1/namespaces/{namespace}/secrets/{secret}");
+        self.hub.delete(&format!("delete the Secret {namespace}/{secret}"), &path).await
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, StandingObject, Terms,
+    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef, Terms,
 };
 
 use runnel_hub_core::index::{Index, RuleEntry};
 use runnel_hub_core::plan::UnsupportedSource;
 
-/// The cluster went back from a change that went wrong, or is to.
+/// The cluster is rolled back, or is to be.
 const REVERTED: &str = "Reverted";
 
 /// The most sources of one rule of which is spoken, and the most rules.
@@ -136,9 +136,9 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
         () if entry.awaits(cluster) => {
             said("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
         }
-        () if entry.travel(cluster).is_some_and(|travel| travel.reverts()) => said(
+        () if entry.rollback().is_some() => said(
             REVERTED,
-            "the rollout of the newest went wrong, and the cluster goes back to what its copies held before, or has done so; \
+            "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
              kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; to try \
              this one again once the failures are cured set spec.rollout.paused to true and to false again",
         ),
@@ -178,7 +178,7 @@ pub fn with_answer(wishes: &mut [RuleExplanation], answer: &Inspected) {
                 (None, _) => std::mem::take(&mut wish.message),
             };
             if let Some(why) = reverted {
-                with_rollback(wish, answer.stands.as_ref(), &why);
+                with_rollback(wish, &why);
             }
         } else if wish.state == "NotSaid" {
             (wish.state, wish.message) = unsaid(answer.namespace);
@@ -186,19 +186,9 @@ pub fn with_answer(wishes: &mut [RuleExplanation], answer: &Inspected) {
     }
 }
 
-/// What the agent says is about what was put back, where anything was.
-fn with_rollback(wish: &mut RuleExplanation, stands: Option<&StandingObject>, why: &str) {
-    let sealed = stands.filter(|stands| stands.ours).and_then(|stands| stands.sealed.as_ref());
-    let holds_the_newest =
-        sealed.is_some_and(|(rule, _, revision)| *rule == wish.uid && wish.revision.as_ref() == Some(revision));
-    let why = match holds_the_newest {
-        true => {
-            "the rollout of its rule went wrong and the cluster went back, or goes back. This copy holds the newest of its \
-             source all the same: the change did not touch it, or nothing was kept of it, as where the change made it"
-        }
-        false => why,
-    };
-    if wish.state == word(CopyOutcome::Applied) && !holds_the_newest {
+/// The agent's report is about what the rollback sent.
+fn with_rollback(wish: &mut RuleExplanation, why: &str) {
+    if wish.state == word(CopyOutcome::Applied) {
         wish.state = REVERTED;
     }
     wish.message = match wish.message.as_str() {
@@ -251,11 +241,11 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use runnel_proto::model::{CopyState, Payload, Reason, Travel};
+    use runnel_proto::model::{CopyState, Payload, Reason};
     use serde_json::{Value, json};
 
     use super::*;
-    use runnel_hub_core::index::{Cluster, PlaceState};
+    use runnel_hub_core::index::{Cluster, PlaceState, StoredState};
     use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
     use runnel_hub_core::rollout::{AdmittedClusters, Gate};
 
@@ -379,29 +369,24 @@ mod tests {
         let uid = RuleUid::from("r");
         let revision = index.rule(&uid).unwrap().target().to_owned();
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
-        let travel = Travel::Revert { target: revision.clone(), base: String::new() };
-        index.let_in(&uid, Gate { revision, reach, rests: true, travel });
+        let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
+        let back_to = Some(state.revision.clone());
+        index.set_completed_state(&uid, Some(StoredState { revision: revision.clone(), state: Ok(state) }));
+        index.let_in(&uid, Gate { revision, reach, rests: true, back_to });
         assert_eq!(states(&index, "one", "x", "s"), said(&[("r", "Reverted")]), "without the agent's word");
 
         let copy = SourceRef::new("configmaps", "x", "s");
-        let of = |holds: u8, outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
+        let of = |outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
             let mut wishes = all(&index, "one", &copy);
             let states = vec![CopyState { rule: "r".into(), outcome, copy_error }];
-            let sealed = Some(("r".into(), SourceRef::new("configmaps", "home", "s"), Revision([holds; 16])));
-            let stands = Some(StandingObject { ours: true, intact: true, sealed, applied_at: 0, uid: "u".into() });
             let namespace = NamespaceState::Ready;
-            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands });
+            with_answer(&mut wishes, &Inspected { question: 1, namespace, states, stands: None });
             (wishes[0].state, wishes[0].message.clone())
         };
-        let (state, message) = of(1, CopyOutcome::Applied, None);
+        let (state, message) = of(CopyOutcome::Applied, None);
         assert!(state == "Reverted" && message.contains("set spec.rollout.paused"), "{state}: {message}");
-        let (state, message) = of(7, CopyOutcome::Applied, None);
-        assert!(
-            state == "Applied" && message.contains("holds the newest of its source all the same"),
-            "{state}: {message}"
-        );
-        let (state, message) = of(1, CopyOutcome::Failed, Some((Reason::Forbidden, "no right".to_owned())));
-        let expected = "Forbidden: no right. Besides: the rollout of the newest went wrong";
+        let (state, message) = of(CopyOutcome::Failed, Some((Reason::Forbidden, "no right".to_owned())));
+        let expected = "Forbidden: no right. Besides: the rollout of the newest failed";
         assert!(state == "Failed" && message.starts_with(expected), "{state}: {message}");
     }
 }

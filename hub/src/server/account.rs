@@ -316,7 +316,9 @@ impl Running {
     fn measure(&self, state: &RuleState) -> bool {
         let index = self.hub_state.index.read();
         let entry = index.rule(&state.uid);
-        let assignment = || entry.and_then(|entry| entry.assignment(&self.identity.cluster));
+        // What a rollback sends is no edit.
+        let edited = entry.filter(|entry| entry.rollback().is_none());
+        let assignment = || edited.and_then(|entry| entry.assignment(&self.identity.cluster));
         let took = self.hub_state.deliveries.lock().reported(&self.identity.cluster, state, assignment, Instant::now());
         if let Some(took) = took.and_then(|took| took.cluster) {
             self.metrics.delivered(took);

@@ -10,6 +10,7 @@ mod object_cache;
 mod pending;
 mod release;
 mod removals;
+mod rollback_store;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ pub use events::{WAITING, publish_events};
 pub use first_grant::make_first_grant;
 pub use object_cache::{ObjectCache, RuleObject};
 pub use removals::RemovalRecorder;
+pub use rollback_store::{COMPLETED_STATES, RollbackStore};
 pub(crate) use rules::view;
 
 use crate::hub_state::{HubState, until};

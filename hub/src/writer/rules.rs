@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
 use runnel_api::{FINALIZER, RuleStatus};
-use runnel_hub_core::index::{BlockedAgentWork, Cluster, Index};
-use runnel_hub_core::rollout::Gate;
+use runnel_hub_core::index::{BlockedAgentWork, Cluster, Index, StoredState};
+use runnel_hub_core::rollout::{Gate, Phase, Progress};
 use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
 
 /// What the hub knows about a rule; `None` if it is not in the index.
@@ -25,6 +25,7 @@ pub(crate) fn view<'a>(
     report_store: &ReportStore,
 ) -> Option<View<'a>> {
     let entry = index.rule(uid)?;
+    let (cluster_plans, target_clusters) = entry.sent();
     let given_up = index.given_up_of(uid);
     let (removal, held) = index.brake_of(uid, &|rule, cluster| report_store.holding(rule, cluster));
     Some(View {
@@ -35,13 +36,15 @@ pub(crate) fn view<'a>(
         given_up,
         rule: &entry.rule,
         plan: &entry.plan,
-        cluster_plans: &entry.cluster_plans,
-        target_clusters: &entry.target_clusters,
+        cluster_plans,
+        target_clusters,
         unreadable: index.unreadable_places(&entry.rule),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,
             target: entry.target(),
             gate: entry.gate.as_ref().map(Cow::Borrowed),
+            newest: (&entry.cluster_plans, &entry.target_clusters),
+            former: entry.former_state(),
             progress: previous.rollout.as_ref().map(Into::into),
             failing: None,
         }),
@@ -49,6 +52,24 @@ pub(crate) fn view<'a>(
         hub_started,
         overdue,
     })
+}
+
+/// What is to be kept of a rule's completed rollout from now on; `None`: nothing has changed.
+fn completed_state(index: &Index, uid: &RuleUid, view: &mut View<'_>) -> Option<Option<StoredState>> {
+    let entry = index.rule(uid)?;
+    let reverts = entry.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
+    let progress = view.progress();
+    if !reverts && !progress.is_some_and(|progress| progress.phase.goes_back()) {
+        return index.stored_state(uid).map(|_| None);
+    }
+    let is_completed = |progress: &&Progress| progress.phase == Phase::Completed && progress.revision == entry.target();
+    let revision = progress.filter(is_completed)?.revision.clone();
+    if entry.former_state().is_decided(&revision) || index.state_blocker().is_some() {
+        return None;
+    }
+    let state = entry.completed_state();
+    view.note_kept(state.as_ref().map(drop));
+    Some(Some(StoredState { revision, state: Ok(state.ok()?) }))
 }
 
 /// Some of the namespaces in which copies are given up and held.
@@ -139,7 +160,7 @@ impl Writer {
         overdue: bool,
         now: Now,
     ) -> Result<bool, WriteError> {
-        let (next, gate) = {
+        let (next, gate, completed) = {
             let started = self.hub_state.serving_since().unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
@@ -147,11 +168,13 @@ impl Writer {
                 return Ok(false);
             };
             let gate = view.take_step(index.turns(uid, view.progress()), &report_store, now);
-            (fold(&view, &report_store, now), gate)
+            let completed = completed_state(&index, uid, &mut view);
+            (fold(&view, &report_store, now), gate, completed)
         };
         // What somebody else has put in its place is no status of ours.
         let again = || object.replaced.is_some().then(|| object.status.clone());
         let Some(status) = next.or_else(again) else {
+            self.keep_completed(uid, completed);
             self.let_in(uid, gate);
             return Ok(false);
         };
@@ -176,9 +199,18 @@ impl Writer {
                 self.hub_state.dirty_rules.add([uid.clone()]);
             }
             self.tell(object, &status);
+            self.keep_completed(uid, completed);
             self.let_in(uid, gate);
         }
         Ok(true)
+    }
+
+    /// What a completed rollout sends is kept, so that a later one can be rolled back to it.
+    fn keep_completed(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
+        if let Some(state) = completed {
+            self.hub_state.change(|index| index.set_completed_state(uid, state));
+            self.hub_state.completed_rules.add([uid.clone()]);
+        }
     }
 
     /// How far the rollout has come is written down: whoever takes the lead goes on from there. Only now may the next wave

@@ -2,13 +2,13 @@
 use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
     Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name, rule_name_to_wire,
-    rule_uid, source, source_to_wire, travel, travel_to_wire,
+    rule_uid, source, source_to_wire,
 };
 use super::suppose::{supposed, supposed_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AgentFrame, Asked, AskedDigest, Counts, FAILURES_LIMIT, Failure, GivenUp, HeldIntent, Hello, KINDS, LostWatch,
-    NAMESPACES, NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, Travel, is_label, plain_text,
+    NAMESPACES, NAMESPACES_LIMIT, Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -93,9 +93,6 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         last_batch: wire.last_batch,
         takeovers,
         given_up,
-        // Of a way that this hub does not know: none that it can want, so that it says what it wants.
-        travel: wire.travel.map_or(Travel::Plain, |wire| travel(wire).unwrap_or(Travel::Keep(String::new()))),
-        left: wire.left,
         suspended: wire.suspended,
         proof: wire.proof.as_ref().try_into().ok().map(Proof),
     })
@@ -204,8 +201,6 @@ pub(super) fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         given_up: given_up.map_or(0, |given_up| given_up.copies),
         given_up_digest: given_up.map(|given_up| given_up.digest.0.to_vec().into()).unwrap_or_default(),
         given_up_namespaces: given_up.map(|given_up| given_up.namespaces.clone()).unwrap_or_default(),
-        travel: (state.travel != Travel::Plain).then(|| travel_to_wire(&state.travel)),
-        left: state.left,
         suspended: state.suspended,
         proof: state.proof.map(|proof| proof.0.to_vec().into()).unwrap_or_default(),
     }

@@ -2,7 +2,7 @@
 use super::inspect::{inspect, inspect_to_wire};
 use super::parts::{
     Unreadable, deletion_policy, deletion_policy_to_wire, message, named_source, no_source, revision, rule_uid, source,
-    source_to_wire, terms, terms_to_wire, travel, travel_to_wire, word_or_empty,
+    source_to_wire, terms, terms_to_wire, word_or_empty,
 };
 use super::suppose::{suppose, suppose_to_wire};
 use super::{FrameError, NAME_LIMIT};
@@ -171,11 +171,6 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
             Err(_) => refused.add_rule(ItemError::Unreadable("let_go")),
         },
     }
-    match wire.travel.map(travel) {
-        None => {}
-        Some(Ok(travel)) => delta.travel = Some(travel),
-        Some(Err(part)) => refused.add_rule(part.into()),
-    }
     delta
 }
 
@@ -241,7 +236,6 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         unclaimed: delta.unclaimed,
         overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         let_go: delta.let_go.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
-        travel: delta.travel.as_ref().map(travel_to_wire),
         suspend: delta.suspend,
     }
 }

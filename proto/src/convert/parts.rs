@@ -5,7 +5,7 @@ use super::NAME_LIMIT;
 use crate::model::{
     ConflictPolicy, DeletionPolicy, DriftPolicy, FieldPath, Grant, ImmutablePolicy, MESSAGE_LIMIT, NamespaceChoice,
     Operator, Pattern, Reason, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms, TermsDigest,
-    Travel, is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
+    is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_text,
 };
 use crate::wire;
 
@@ -30,27 +30,6 @@ pub(super) fn word(text: String, limit: usize, part: Unreadable) -> Result<Strin
 /// The same, or nothing.
 pub(super) fn word_or_empty(text: String, limit: usize, part: Unreadable) -> Result<String, Unreadable> {
     if text.is_empty() { Ok(text) } else { word(text, limit, part) }
-}
-
-pub(super) fn travel(wire: wire::Travel) -> Result<Travel, Unreadable> {
-    let target = word_or_empty(wire.target, NAME_LIMIT, "travel.target")?;
-    let base = word_or_empty(wire.base, NAME_LIMIT, "travel.base")?;
-    match wire::Way::try_from(wire.way) {
-        Ok(wire::Way::Plain) => Ok(Travel::Plain),
-        Ok(wire::Way::Keep) => Ok(Travel::Keep(base)),
-        Ok(wire::Way::Revert) => Ok(Travel::Revert { target, base }),
-        Ok(wire::Way::Unspecified) | Err(_) => Err("travel.way"),
-    }
-}
-
-pub(super) fn travel_to_wire(travel: &Travel) -> wire::Travel {
-    let (way, target) = match travel {
-        Travel::Plain => (wire::Way::Plain, ""),
-        Travel::Keep(_) => (wire::Way::Keep, ""),
-        Travel::Revert { target, .. } => (wire::Way::Revert, target.as_str()),
-    };
-    let base = travel.base().unwrap_or_default().to_owned();
-    wire::Travel { way: way as i32, target: target.to_owned(), base }
 }
 
 pub(super) fn rule_uid(uid: String) -> Result<RuleUid, Unreadable> {

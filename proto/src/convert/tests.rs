@@ -51,10 +51,9 @@ fn state() -> impl Strategy<Value = RuleState> {
     let takeovers = prop::option::of((any::<u32>(), any::<[u8; 16]>()));
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
     let given_up = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
-    let numbers = (any::<u32>(), any::<u64>());
-    let rest = (any::<[bool; 2]>(), takeovers, given_up, travel(), numbers, any::<Option<[u8; 16]>>());
+    let rest = (any::<[bool; 2]>(), takeovers, given_up, any::<u64>(), any::<Option<[u8; 16]>>());
     (head, any::<[u32; 6]>(), vec(failure, 0..=FAILURES_LIMIT), rest).prop_map(
-        |(head, n, failures, ([gone, suspended], takeovers, given_up, travel, (left, last_batch), proof))| RuleState {
+        |(head, n, failures, ([gone, suspended], takeovers, given_up, last_batch, proof))| RuleState {
             uid: head.0,
             rule: head.1,
             intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
@@ -70,17 +69,10 @@ fn state() -> impl Strategy<Value = RuleState> {
                 digest: AskedDigest(digest),
                 namespaces,
             }),
-            travel,
-            left,
             suspended,
             proof: proof.map(Proof),
         },
     )
-}
-
-fn travel() -> impl Strategy<Value = Travel> {
-    let revert = ("[0-9a-f-]{1,9}", "[0-9]{0,9}").prop_map(|(target, base)| Travel::Revert { target, base });
-    prop_oneof![Just(Travel::Plain), "[0-9]{0,9}".prop_map(Travel::Keep), revert]
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -198,9 +190,9 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms = (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
-    let said = (permit(), permit(), prop::option::of(travel()), any::<Option<bool>>());
+    let said = (permit(), permit(), any::<Option<bool>>());
     (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, travel, suspend))| {
+        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, suspend))| {
             Unprinted(RuleDelta {
                 uid,
                 terms,
@@ -210,7 +202,6 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
                 unclaimed,
                 overwrite,
                 let_go,
-                travel,
                 suspend,
             })
         },
@@ -228,7 +219,6 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.tombstones == b.tombstones
         && a.removal == b.removal
         && a.unclaimed == b.unclaimed
-        && a.travel == b.travel
         && a.suspend == b.suspend
         && a.overwrite == b.overwrite
         && a.let_go == b.let_go
@@ -381,8 +371,6 @@ fn the_largest_possible_item_fits_a_frame() {
             digest: AskedDigest([1; 16]),
             namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
         }),
-        travel: Travel::Revert { target: long(), base: long() },
-        left: u32::MAX,
         suspended: true,
         proof: Some(Proof([1; 16])),
     };

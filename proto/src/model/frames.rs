@@ -3,7 +3,7 @@ use bytes::Bytes;
 
 use super::{
     AskedDigest, DeletionPolicy, Inspect, Inspected, Payload, ProofKey, Reason, Revision, RuleState, RuleUid,
-    SetDigest, SourceRef, Suppose, Supposed, Terms, TermsDigest, Travel,
+    SetDigest, SourceRef, Suppose, Supposed, Terms, TermsDigest,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -128,8 +128,6 @@ pub struct RuleDelta {
     pub overwrite: Option<AskedDigest>,
     /// The copies in namespaces given up that may be deleted.
     pub let_go: Option<AskedDigest>,
-    /// What becomes of what copies held before, if that changed.
-    pub travel: Option<Travel>,
     /// Whether the rule rests, whatever its terms say, if that changed.
     pub suspend: Option<bool>,
 }
@@ -146,7 +144,6 @@ impl RuleDelta {
             unclaimed: false,
             overwrite: None,
             let_go: None,
-            travel: None,
             suspend: None,
         }
     }

@@ -13,7 +13,6 @@ mod selector;
 mod suppose;
 mod terms;
 mod text;
-mod travel;
 
 pub use content::{Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey};
 pub use digest::SetDigest;
@@ -35,7 +34,6 @@ pub use terms::{
     is_closed_namespace,
 };
 pub use text::{is_label, is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text};
-pub use travel::Travel;
 
 /// The label that every copy carries: `runnel` is its value.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";

@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{AskedDigest, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest, Travel};
+use super::{AskedDigest, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
 /// The most failures that one rule's state carries.
 pub const FAILURES_LIMIT: usize = 5;
@@ -119,10 +119,6 @@ pub struct RuleState {
     pub takeovers: Option<Asked>,
     /// What is to be deleted and waits for the hub's word.
     pub given_up: Option<GivenUp>,
-    /// What the hub said last of what is kept and put back.
-    pub travel: Travel,
-    /// Copies that should have gone back, and of which nothing was stored.
-    pub left: u32,
     /// Whether the rule rests here, by its terms or by the word that it does.
     pub suspended: bool,
     /// What stands of the copies in the member's API, where nothing is under way and nothing else than applied or waiting;
@@ -146,8 +142,6 @@ impl RuleState {
             last_batch: 0,
             takeovers: None,
             given_up: None,
-            travel: Travel::Plain,
-            left: 0,
             suspended: false,
             proof: None,
         }

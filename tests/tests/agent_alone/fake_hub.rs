@@ -153,12 +153,6 @@ impl FakeHub {
         Ok(())
     }
 
-    /// Says what becomes of what copies of a rule held before.
-    pub fn travel(&self, uid: &str, travel: Travel) {
-        let mut state = self.shared.state.lock();
-        state.batch(vec![RuleDelta { travel: Some(travel), ..RuleDelta::new(uid.into()) }]);
-    }
-
     /// Removes a rule.
     pub fn remove(&self, uid: &str, policy: DeletionPolicy) {
         let mut state = self.shared.state.lock();

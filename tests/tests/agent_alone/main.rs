@@ -1,7 +1,6 @@
 //! The agent alone: a real control plane, and a hub written by hand that says what the agent shall do.
 mod adopted;
 mod alone;
-mod back;
 mod connection;
 mod copies;
 mod exact;

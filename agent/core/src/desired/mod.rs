@@ -18,9 +18,7 @@ mod wants;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{
-    HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest, Travel,
-};
+use runnel_proto::model::{HeldIntent, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest};
 
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
@@ -52,10 +50,6 @@ struct IntentState {
     /// Copies of it came to light, and nobody knows whether the hub wants it: it has no copies but these, and is reported
     /// under a revision that no content has, so that the hub answers with the content or with a tombstone.
     found: bool,
-    /// The hub has sent another content of it since copies began to be kept for going back: what is in force may be of a change
-    /// that goes wrong. After a restart nothing says so, and nothing need: what is in force then is what copies hold, and
-    /// before any of them was changed it was kept what they held.
-    changed: bool,
     /// What its copies show, as far as that has been looked at since it could have changed.
     shown: Option<Shown>,
 }
@@ -80,8 +74,6 @@ struct Rule {
     unclaimed: bool,
     /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
     unconfirmed: bool,
-    /// What becomes of what copies held before.
-    travel: Travel,
     /// The hub has ordered the removal of the whole rule.
     leaving: bool,
     intents: BTreeMap<SourceRef, IntentState>,
@@ -201,11 +193,6 @@ impl Desired {
         })
     }
 
-    /// What becomes of what the copies of a rule held before.
-    pub fn travel(&self, uid: &RuleUid) -> Travel {
-        self.rules.get(uid).map(|rule| rule.travel.clone()).unwrap_or_default()
-    }
-
     /// The intents of a rule.
     pub fn intents_of<'a>(&'a self, uid: &'a RuleUid) -> impl Iterator<Item = IntentKey> + 'a {
         let sources = self.rules.get(uid).into_iter().flat_map(|rule| rule.intents.keys());
@@ -232,22 +219,6 @@ impl Desired {
     /// The revision of an intent that is in force.
     pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
         self.held_of(key)?.in_force.as_ref()
-    }
-
-    /// Whether the hub has sent another content of an intent since its copies began to be kept for going back.
-    pub fn is_changed(&self, key: &IntentKey) -> bool {
-        self.held_of(key).is_some_and(|held| held.changed)
-    }
-
-    /// Whether the newest content of an intent was refused, so that what is in force is older.
-    pub fn is_refused(&self, key: &IntentKey) -> bool {
-        self.held_of(key).is_some_and(|held| held.refused.is_some())
-    }
-
-    /// What is in force of an intent, instead of what was, is what was put back; none: its copies stay as they are.
-    pub fn put_back(&mut self, key: &IntentKey, revision: Option<Revision>) {
-        let refused = self.held_of(key).and_then(|held| held.refused.clone());
-        self.set_held(key, Some(IntentState { in_force: revision, refused, ..IntentState::default() }));
     }
 
     /// Whether an intent is held.

@@ -1,8 +1,8 @@
 //! What an agent holds after its restart: terms from its own Secret, revisions from the seals of its copies.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest, Travel};
+use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
 
 use super::places::is_broad;
 use super::tombstones::{Removals, Tombstones};
@@ -22,8 +22,6 @@ pub struct StoredRule {
     pub digest: TermsDigest,
     /// The hub has said that it does not know the rule.
     pub unclaimed: bool,
-    /// What becomes of what copies held before.
-    pub travel: Travel,
     /// Of sources whose copies were being removed.
     pub tombstones: Tombstones,
 }
@@ -62,46 +60,23 @@ impl Desired {
             .filter_map(|(uid, rule)| {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, unclaimed) = (Terms::clone(terms), rule.unclaimed);
-                let (travel, tombstones) = (rule.travel.clone(), rule.removals.stored().clone());
-                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, travel, tombstones })
+                let tombstones = rule.removals.stored().clone();
+                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, tombstones })
             })
             .collect()
     }
 
     /// Takes in stored terms. Nothing is held by intents yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
-        for StoredRule { uid, terms, digest, unclaimed, travel, tombstones } in stored {
+        for StoredRule { uid, terms, digest, unclaimed, tombstones } in stored {
             let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
-            let rule = Rule { terms, unclaimed, travel, unconfirmed: true, targets, removals, ..Rule::default() };
+            let rule = Rule { terms, unclaimed, unconfirmed: true, targets, removals, ..Rule::default() };
             self.rules.insert(uid, rule);
-        }
-    }
-
-    /// Something is kept of these rules, whatever was stored of them: it is kept until the hub says otherwise.
-    pub fn restore_kept(&mut self, rules: BTreeMap<RuleUid, String>) {
-        for (uid, base) in rules {
-            let rule = self.rules.entry(uid).or_default();
-            if rule.travel == Travel::Plain {
-                rule.travel = Travel::Keep(base);
-            }
-        }
-    }
-
-    /// An intent is held in this revision, unless it is held already.
-    pub fn restore_intent(&mut self, key: &IntentKey, revision: Revision) {
-        let is_missing = |rule: &Rule| {
-            !rule.leaving && !rule.intents.contains_key(&key.source) && !rule.removals.stored().cover(&key.source)
-        };
-        if self.rules.get(&key.rule).is_some_and(is_missing) {
-            self.set_held(key, Some(IntentState { restored: true, ..IntentState::of(revision) }));
-            for copy in self.copies(key) {
-                self.claim(key, &copy);
-            }
         }
     }
 

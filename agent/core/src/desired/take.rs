@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName,
-    RuleUid, SourceRef, Terms, TermsDigest, Travel,
+    RuleUid, SourceRef, Terms, TermsDigest,
 };
 
 use super::places::is_broad;
@@ -65,7 +65,7 @@ impl Desired {
     }
 
     fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
-        let RuleDelta { uid, terms, upserts, unclaimed, travel, suspend, .. } = delta;
+        let RuleDelta { uid, terms, upserts, unclaimed, suspend, .. } = delta;
         taken.rules.insert(uid.clone());
         if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
             return;
@@ -85,16 +85,6 @@ impl Desired {
         }
         if let Some(suspend) = suspend {
             self.set_suspended(&uid, suspend, records, taken);
-        }
-        let travel = travel.zip(self.rules.get_mut(&uid));
-        if let Some((travel, rule)) = travel.filter(|(travel, rule)| *travel != rule.travel) {
-            // What is held now is what did well, or what is kept from here on.
-            if rule.travel.base() != travel.base() {
-                rule.intents.values_mut().for_each(|held| held.changed = false);
-            }
-            rule.travel = travel;
-            self.note_change();
-            self.look_at_rule(&uid, taken);
         }
         for intent in upserts {
             self.upsert(&uid, intent, records, taken);
@@ -212,13 +202,10 @@ impl Desired {
         taken: &mut Taken,
     ) {
         let rule = self.rules.get(&key.rule);
-        let before = rule.and_then(|rule| rule.intents.get(&key.source));
-        let is_other = before.is_none_or(|before| before.changed || before.in_force != Some(revision));
-        let changed = is_other && rule.is_some_and(|rule| rule.travel != Travel::Plain);
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.note_change();
         }
-        self.set_held(key, Some(IntentState { facts, changed, ..IntentState::of(revision) }));
+        self.set_held(key, Some(IntentState { facts, ..IntentState::of(revision) }));
         self.claim_all(key, taken);
         let policy = self.rules.get(&key.rule).and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
         self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
@@ -239,14 +226,12 @@ impl Desired {
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
             let held = rule.intents.get(&key.source);
             let (in_force, facts) = held.map_or((None, None), |held| (held.in_force, held.facts.clone()));
-            let changed = held.is_some_and(|held| held.changed);
             let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
             self.set_held(
                 &key,
                 Some(IntentState {
                     in_force,
                     facts,
-                    changed,
                     refused: Some((refusal.revision, copy_error)),
                     ..IntentState::default()
                 }),
@@ -292,10 +277,6 @@ impl Desired {
         // The rule is not stored any more. Where twins stand, that must be stored before the orders are carried out.
         if has_twins {
             self.note_change();
-        }
-        if let Some(rule) = self.rules.get_mut(uid) {
-            // Should it come again, it comes as a new one.
-            rule.travel = Travel::Plain;
         }
         for key in keys {
             self.keep_for_removal(&key, policy, records, taken);

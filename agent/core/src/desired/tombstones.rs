@@ -142,10 +142,9 @@ impl Desired {
         }
     }
 
-    /// Whether a copy of an intent could be created again while they are being removed: from another one, or from what is kept
-    /// for a rollback.
+    /// Whether a copy of an intent could be created again from another one while they are being removed.
     pub(super) fn has_twins(&self, key: &IntentKey, records: &Records) -> bool {
-        let is_open = |rule: &Rule| rule.travel.reverts() || rule.removals.orders.contains_key(&key.source);
+        let is_open = |rule: &Rule| rule.removals.orders.contains_key(&key.source);
         let holders = || records.holders(key).map(|(copy, _)| copy.clone());
         self.rules.get(&key.rule).is_some_and(is_open)
             || self.copies(key).into_iter().chain(holders()).collect::<BTreeSet<_>>().len() > 1

@@ -60,8 +60,6 @@ impl Reconciler {
             last_batch: 0,
             takeovers: self.takeovers_of(uid),
             given_up: self.given_up_of(uid),
-            travel: self.desired.travel(uid),
-            left: self.left_of(uid),
             suspended: held.suspended,
             proof,
         })
@@ -139,13 +137,7 @@ impl Reconciler {
         for (uid, digest) in batch.rules.iter().filter_map(|delta| Some((&delta.uid, delta.let_go?))) {
             self.hear_let_go(uid, digest, now);
         }
-        let going_on = batch.rules.iter().filter(|delta| {
-            let goes_on = delta.travel.as_ref().is_some_and(|travel| !travel.reverts());
-            goes_on && self.desired.travel(&delta.uid).reverts()
-        });
-        let back_to: Vec<_> = going_on.flat_map(|delta| self.back_to(&delta.uid)).collect();
         let taken = self.desired.take(batch, unreadable, &self.records);
-        self.stay_back(back_to);
         for new in taken.payloads {
             self.wanting.remove(&new.key);
             self.cache.insert(new.key, new.revision, new.payload);
@@ -153,10 +145,6 @@ impl Reconciler {
         for key in &taken.dropped {
             self.wanting.remove(key);
             self.cache.remove(key);
-            self.forget_kept(key);
-        }
-        for uid in &taken.rules {
-            self.follow_travel(uid);
         }
         for copy in &taken.looks {
             self.reconcile_now(copy, now);
@@ -211,7 +199,6 @@ impl Reconciler {
             .map(|gone| {
                 self.report.forget(&gone.uid);
                 self.takeovers.forget_rule(&gone.uid);
-                self.give_up_kept(&gone.uid);
                 self.note_told(&gone.uid, None);
                 self.desired.note_change();
                 RuleState { rule: gone.rule, gone: true, last_batch, ..RuleState::new(gone.uid) }

@@ -1,6 +1,5 @@
 //! The agent's mind: what it hears (watches, the hub, finished work) goes in, what it wants done (work, frames, a
 //! store of its terms) comes out. No I/O and no clock, so that whole histories can be played in a test.
-mod back;
 mod drift;
 mod event;
 mod given_up;
@@ -39,7 +38,6 @@ use crate::inflight_budget::{InflightBudget, ROOM_BYTES};
 use crate::job::Supposition;
 use crate::job::Wrote;
 use crate::policy::{Area, Policy};
-use crate::previous::{Kept, Previous};
 use crate::queue::{Key, Queue};
 use crate::records::{Records, Usage};
 use crate::report::Report;
@@ -62,8 +60,6 @@ pub struct Setup {
     pub hello: Hello,
     /// Terms from the store.
     pub stored: Vec<StoredRule>,
-    /// What is kept of copies as they were before a rollout.
-    pub previous: Vec<(IntentKey, Kept)>,
     /// The hub cluster's uid from the store.
     pub hub_cluster_uid: Option<String>,
     /// The policy to begin with.
@@ -196,8 +192,6 @@ pub struct Reconciler {
     given_up: Allowed,
     /// What the hub was told last of the copies in namespaces given up, by rule.
     told: BTreeMap<RuleUid, AskedDigest>,
-    /// What is kept of copies as they were before a rollout.
-    previous: Previous,
     /// Questions of the hub for which something is still to be read.
     suppositions: VecDeque<(u64, Supposition)>,
     /// The questions of this stream that are not answered, by numbers of our own that no other stream has.
@@ -262,7 +256,6 @@ impl Reconciler {
             takeovers: Allowed::default(),
             given_up: Allowed::default(),
             told: BTreeMap::new(),
-            previous: Previous::of(setup.previous),
             suppositions: VecDeque::new(),
             questions: BTreeSet::new(),
             next_question: 0,

@@ -14,9 +14,7 @@ impl Reconciler {
             return None;
         }
         let counts = self.report.counts(uid);
-        // Where copies go back they are not what is held, and on purpose.
-        let goes_back = self.desired.travel(uid).reverts();
-        if goes_back || counts.applied.saturating_add(counts.waiting) != counts.copies {
+        if counts.applied.saturating_add(counts.waiting) != counts.copies {
             return None;
         }
         let (report, records) = (&self.report, &self.records);

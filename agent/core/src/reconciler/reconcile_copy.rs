@@ -102,7 +102,6 @@ impl Reconciler {
         if let Want::Copy(wanted) = &mut want {
             wanted.policies.version = self.desired.version(&wanted.intent, copy, &self.records);
         }
-        self.go_back(copy, &mut want);
         self.ask_first(copy, &mut want);
         self.ask_to_go(copy, &mut want);
         self.add_history(copy, &mut want);
@@ -261,8 +260,7 @@ impl Reconciler {
     }
 
     pub(super) fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
-        let kept = self.previous.place(intent, revision).is_some();
-        !kept && !self.cache.has(intent, revision) && self.twin(copy, intent, revision).is_none()
+        !self.cache.has(intent, revision) && self.twin(copy, intent, revision).is_none()
     }
 
     /// Another copy that holds the same, intact.

@@ -26,7 +26,6 @@ impl Reconciler {
                     copies,
                     "the hub has revoked this cluster: the copies here are deleted (onRevoke: Purge)"
                 );
-                self.forget_everything_kept();
                 self.look_at_everything(now);
             }
         }

@@ -142,7 +142,6 @@ impl Reconciler {
             ignored: wanted.policies.ignored.clone(),
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate: if wanted.policies.recreate { Recreate::Yes } else { Recreate::No },
-            keep: None,
             asks: wanted.policies.takeover == Takeover::Asked,
             limits: Limits { policy: self.policy.clone(), home: self.home.clone() },
         })

@@ -216,10 +216,8 @@ impl Reconciler {
         let stored = std::mem::take(&mut self.stored);
         let rules = stored.len();
         self.desired.restore_terms(stored);
-        self.desired.restore_kept(self.previous.rules());
         let shown = self.areas.iter().filter(|(_, watched)| watched.complete);
         self.restore(&shown.map(|(area, _)| area.clone()).collect(), now);
-        self.restore_kept();
         let all: Vec<_> = self.desired.all_copies().cloned().collect();
         tracing::info!(rules, copies = all.len(), "watching this cluster's copies and namespaces");
         for copy in all {

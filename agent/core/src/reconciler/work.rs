@@ -32,7 +32,6 @@ impl Reconciler {
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name),
                 Key::Copy(copy) => self.work(copy, now),
-                Key::Kept(uid) => self.previous.going(uid).map(Work::Forget),
                 Key::Question(_) => None,
             };
             if let Some(work) = work {
@@ -55,7 +54,6 @@ impl Reconciler {
         let desired = &self.desired;
         let key = self.queue.pop(now, limit, |key| match key {
             Key::Copy(copy) => desired.rule_of(copy).cloned(),
-            Key::Kept(uid) => Some(uid.clone()),
             Key::Namespace(_) | Key::Question(_) => None,
         });
         // What waits for something that hangs must not hold the hub back.
@@ -177,10 +175,7 @@ impl Reconciler {
         let revision = wanted.revision?;
         let content = match self.cache.get(&wanted.intent, &revision) {
             Some(payload) => ContentSource::Payload(payload),
-            None => match self.previous.place(&wanted.intent, &revision) {
-                Some(place) => ContentSource::Kept(place),
-                None => ContentSource::Twin(self.twin(copy, &wanted.intent, &revision)?),
-            },
+            None => ContentSource::Twin(self.twin(copy, &wanted.intent, &revision)?),
         };
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
@@ -194,8 +189,7 @@ impl Reconciler {
         // What is the newest already keeps its number, though its label was lost.
         let number = self.records.live(copy).map_or(0, |live| live.number);
         let version = wanted.policies.version.map(|least| least.max(number));
-        let keep = self.to_keep(copy, wanted);
-        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, asks, keep, limits })
+        Some(DesiredObject { intent, rule, revision, content, ignored, version, recreate, asks, limits })
     }
 
     /// Takes in what came of a piece of work.
@@ -219,7 +213,6 @@ impl Reconciler {
                 }
             }
             Key::Copy(copy) => self.copy_done(&copy, done, now),
-            Key::Kept(uid) => self.forgotten(&uid, &done, now),
             Key::Question(number) => {
                 // Whoever asked on another stream does not hear us any more, and somebody else would.
                 let is_open = self.questions.remove(&number);
@@ -234,9 +227,6 @@ impl Reconciler {
         let Some(run) = self.runs.remove(copy) else { return };
         if run.removes {
             self.desired.removal_ended(&run.about.0);
-        }
-        if let Some((key, kept)) = done.kept {
-            self.has_kept(key, kept);
         }
         if let Some(learned) = done.learned {
             self.cache.insert(learned.key, learned.revision, learned.payload);

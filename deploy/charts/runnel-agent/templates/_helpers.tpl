@@ -82,9 +82,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{/* The agent's own Secrets, as a list of JSON, which is one of CEL too. */}}
 {{- define "runnel-agent.ownSecrets" -}}
-{{- $names := list "runnel-agent-identity" "runnel-agent-terms" -}}
-{{- range $place := until 8 }}{{ $names = append $names (printf "runnel-agent-previous-%d" $place) }}{{ end -}}
-{{- toJson $names -}}
+{{- toJson (list "runnel-agent-identity" "runnel-agent-terms") -}}
 {{- end -}}
 
 {{/* Types of Secrets that are credentials of the cluster and are never written. */}}

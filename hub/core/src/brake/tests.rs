@@ -332,10 +332,7 @@ impl World {
                 Effect::default()
             }
             Directive::RemovalBlocked if !own.is_empty() => self.index.orphaned_cluster(uid, cluster),
-            Directive::Suspended(_)
-            | Directive::Cordoned(_)
-            | Directive::AwaitingWave(_)
-            | Directive::RollingBack(_) => {
+            Directive::Suspended(_) | Directive::Cordoned(_) | Directive::AwaitingWave(_) => {
                 unreachable!("nothing is suspended, cordoned or rolled out")
             }
             Directive::RemovalBlocked | Directive::Unknown | Directive::Unclaimed => Effect::default(),

@@ -20,6 +20,7 @@ mod readers;
 mod rendering;
 #[cfg(test)]
 mod rendering_tests;
+mod rollback;
 mod rollouts;
 mod rules;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use places::PlaceState;
 use readers::Readers;
 pub use rendering::{RenderJob, Rendered};
 use rendering::{Rendering, Unrendered};
+pub use rollback::{Former, StoredState};
 pub use suppose::Around;
 
 /// Forgotten rules that are remembered for sessions that have not heard of it yet.
@@ -73,9 +75,6 @@ pub enum Directive {
     /// The cluster should have this when its turn in a rollout comes: nothing is sent and nothing removed. Whether the rule rests
     /// is said.
     AwaitingWave(ClusterAssignment),
-    /// The change that the cluster was sent went wrong: nothing is sent but whether the rule rests, and it goes back to what it had
-    /// before.
-    RollingBack(ClusterAssignment),
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
@@ -135,13 +134,15 @@ pub struct RuleEntry {
     wanted: OnceLock<String>,
     /// Names what it brings, likewise.
     target: OnceLock<RolloutTarget>,
+    /// What it sends where it is rolled back, if that is kept.
+    former: Former,
 }
 
 impl RuleEntry {
     fn share_of(&self, cluster: &ClusterName, plan: &Arc<RulePlan>, terms: &NamedTerms) -> ClusterAssignment {
         let judged = self.brake.judged().clone();
-        let travel = self.travel(cluster);
-        ClusterAssignment { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, travel }
+        let rolled_back = self.rollback().and_then(|_| self.cluster_plans.plan(cluster, &self.plan)).cloned();
+        ClusterAssignment { cluster: cluster.clone(), plan: plan.clone(), terms: terms.clone(), judged, rolled_back }
     }
 
     /// Names what the rule wants.
@@ -159,8 +160,9 @@ impl RuleEntry {
 
     /// What a cluster should have of the rule; `None` if the rule does not go there.
     pub fn assignment(&self, cluster: &ClusterName) -> Option<ClusterAssignment> {
-        let plan = self.cluster_plans.plan(cluster, &self.plan)?;
-        Some(self.share_of(cluster, plan, self.target_clusters.clusters.get(cluster)?))
+        let (cluster_plans, target_clusters) = self.sent();
+        let plan = cluster_plans.plan(cluster, &self.plan)?;
+        Some(self.share_of(cluster, plan, target_clusters.clusters.get(cluster)?))
     }
 }
 
@@ -204,6 +206,8 @@ pub struct Index {
     ceiling: Option<Limit>,
     /// What is rendered elsewhere, where this index does not do so itself.
     rendering: Rendering,
+    /// The states of completed rollouts.
+    completed: rollback::CompletedStates,
 }
 
 impl Index {
@@ -276,7 +280,6 @@ impl Index {
                 () if entry.target_clusters.cordoned.contains(cluster) => Directive::Cordoned(assignment),
                 // That a rule rests is said to all, and nothing else of it.
                 () if entry.is_shut_to(cluster) => Directive::AwaitingWave(assignment),
-                () if assignment.reverts() => Directive::RollingBack(assignment),
                 () => Directive::Wanted(assignment),
             };
         }
@@ -330,6 +333,7 @@ impl Index {
             self.changes.remove(&entry.version);
             entry.version = version;
             (entry.wanted, entry.target) = (OnceLock::new(), OnceLock::new());
+            entry.former.renew();
             self.changes.insert(version, uid.clone());
         }
     }

@@ -78,7 +78,7 @@ impl Rendering {
 impl RuleEntry {
     /// Whether what is sent to a cluster has not been rendered yet.
     pub(super) fn lacks(&self, cluster: &ClusterName) -> bool {
-        self.cluster_plans.plan(cluster, &self.plan).is_none()
+        self.sent().0.plan(cluster, &self.plan).is_none()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which clusters may have the newest of a rule now: see [`crate::rollout`].
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{ClusterName, RuleUid, Travel};
+use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index, RuleEntry};
 use crate::brake::Item;
@@ -31,16 +31,7 @@ impl RuleEntry {
     /// Whether a cluster may not have the newest of the rule, whether that rests or not.
     pub(super) fn is_shut_to(&self, cluster: &ClusterName) -> bool {
         let is_let_in = || self.gate.as_ref().is_some_and(|gate| gate.lets_in(self.target(), cluster));
-        self.rule.rollout.is_some() && !is_let_in()
-    }
-
-    /// What a cluster does with what its copies held before; `None` while the hub cannot tell.
-    pub fn travel(&self, cluster: &ClusterName) -> Option<Travel> {
-        if self.rule.rollout.is_none() {
-            return Some(Travel::Plain);
-        }
-        let gate = self.gate.as_ref().filter(|gate| gate.lets_in(self.target(), cluster))?;
-        Some(gate.travel.clone())
+        self.rule.rollout.is_some() && (!is_let_in() || self.lacks_former())
     }
 
     /// Whether a rollout is under way, so that time alone may bring the next step.
@@ -62,11 +53,11 @@ impl Index {
             all.filter(|cluster| entry.awaits(cluster)).cloned().collect::<Vec<_>>()
         };
         let before = waiting(entry);
-        let travel = gate.travel.clone();
-        let travelled = entry.gate.replace(gate).map(|gate| gate.travel);
+        let back_to = gate.back_to.clone();
+        let before_back_to = entry.gate.replace(gate).map(|gate| gate.back_to);
         let let_in = before.into_iter().filter(|cluster| !entry.awaits(cluster));
         effect.clusters.extend(let_in);
-        if travelled != Some(travel) {
+        if before_back_to != Some(back_to) {
             effect.clusters.extend(entry.target_clusters.clusters.keys().cloned());
         }
         if !effect.clusters.is_empty() {

@@ -66,11 +66,22 @@ impl Index {
         };
         // Whom a rollout let in before its rule was suspended has had no time meanwhile: who is at work is found out anew.
         let goes_on = former.as_ref().is_some_and(|former| former.rule.terms.suspend) && !rule.terms.suspend;
-        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.travel.reverts());
+        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.reverts());
         let gate = former.as_ref().and_then(|former| former.gate.clone()).filter(stays);
-        let (wanted, target) = (OnceLock::new(), OnceLock::new());
-        let mut entry =
-            RuleEntry { rule, plan, cluster_plans, target_clusters, brake, gate, unrendered, version, wanted, target };
+        let (wanted, target, former_state) = (OnceLock::new(), OnceLock::new(), self.completed.former(&uid));
+        let mut entry = RuleEntry {
+            rule,
+            plan,
+            cluster_plans,
+            target_clusters,
+            brake,
+            gate,
+            unrendered,
+            version,
+            wanted,
+            target,
+            former: former_state,
+        };
         let takes_part = |name: &ClusterName| self.clusters.get(name).is_some_and(super::Cluster::takes_part);
         if note_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());

@@ -509,9 +509,11 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
 }
 
 #[test]
-fn admitted_cluster_learns_the_fate_of_its_content() {
+fn rolled_back_target_is_replaced_by_the_former_state() {
+    use super::StoredState;
+    use crate::plan::{ClusterAssignment, RollbackBlocker};
     use crate::rollout::{AdmittedClusters, Gate, Portion, Rollout};
-    use runnel_proto::model::Travel;
+    let uid = runnel_proto::model::RuleUid::from("r1");
     let mut index = known_index();
     for name in ["one", "two"] {
         index.set_cluster(name.into(), cluster("prod"));
@@ -529,55 +531,72 @@ fn admitted_cluster_learns_the_fate_of_its_content() {
     in_waves.rollout = Some(rollout);
     index.set_rule(in_waves.clone());
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
-    let directive = |index: &Index, cluster: &str| index.directive(&"r1".into(), &cluster.into());
-    let target = |index: &Index| index.rule(&"r1".into()).unwrap().target().to_owned();
-    let gate = |index: &Index, travel| {
+    let directive = |index: &Index, cluster: &str| index.directive(&uid, &cluster.into());
+    let target = |index: &Index| index.rule(&uid).unwrap().target().to_owned();
+    let gate = |index: &Index, back_to: Option<&str>| {
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
-        Gate { revision: target(index), reach, rests: false, travel }
+        Gate { revision: target(index), reach, rests: false, back_to: back_to.map(ToOwned::to_owned) }
     };
     assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
-    let effect = index.let_in(&"r1".into(), gate(&index, Travel::Keep("1".to_owned())));
+    let effect = index.let_in(&uid, gate(&index, None));
     assert!(effect.clusters.contains(&"one".into()));
-    let Directive::Wanted(assignment) = directive(&index, "one") else { panic!("not let in") };
-    assert_eq!(assignment.travel, Some(Travel::Keep("1".to_owned())));
-    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(assignment) if assignment.travel.is_none()));
-    let back = Travel::Revert { target: target(&index), base: "1".to_owned() };
-    let effect = index.let_in(&"r1".into(), gate(&index, back.clone()));
-    assert!(effect.clusters.contains(&"one".into()), "it hears of it");
-    assert!(
-        matches!(directive(&index, "one"), Directive::RollingBack(assignment) if assignment.travel == Some(back.clone()))
-    );
+    let Directive::Wanted(former) = directive(&index, "one") else { panic!("not let in") };
+    // The rollout is completed, and its state kept. An edit changes one source and adds another.
+    let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
+    let revision = state.revision.clone();
+    index.set_completed_state(&uid, Some(StoredState { revision: revision.clone(), state: Ok(state) }));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
+    index.set_source(source("a", "new"), labelled("x"), Some(body("2")));
+    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)), "an edit shuts the gate");
+    index.let_in(&uid, gate(&index, None));
+    let Directive::Wanted(failed) = directive(&index, "one") else { panic!("not let in") };
+    assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
+    let effect = index.let_in(&uid, gate(&index, Some(&revision)));
+    assert!(effect.clusters.contains(&"one".into()), "its session is woken");
+    let is_former = |assignment: &ClusterAssignment| {
+        let created = source("a", "new");
+        assignment.digest() == former.digest()
+            && assignment.content(&created).is_none()
+            && !assignment.must_stay(&created)
+    };
+    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment)));
     assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(_)));
-    // That it rests is said to who goes back, too, and then that it goes on.
+    // The former terms hold, but for whether the rule is suspended.
+    let terms = |suspend, conflict_policy| {
+        let terms = in_waves.terms.to_shared().as_ref().clone();
+        crate::plan::NamedTerms::new(runnel_proto::model::Terms { suspend, conflict_policy, ..terms })
+    };
     let mut suspended = in_waves.clone();
-    suspended.terms = crate::plan::NamedTerms::new(runnel_proto::model::Terms {
-        suspend: true,
-        ..in_waves.terms.to_shared().as_ref().clone()
-    });
+    suspended.terms = terms(true, runnel_proto::model::ConflictPolicy::Fail);
     index.set_rule(suspended.clone());
     assert!(
-        matches!(directive(&index, "one"), Directive::RollingBack(assignment) if assignment.terms.suspend && assignment.reverts())
+        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.terms.suspend && is_former(&assignment))
     );
-    assert!(matches!(directive(&index, "two"), Directive::AwaitingWave(assignment) if assignment.terms.suspend));
-    assert!(!index.rule(&"r1".into()).unwrap().awaits(&"two".into()), "nothing comes while it rests");
+    assert!(!index.rule(&uid).unwrap().awaits(&"two".into()), "no turn comes while it is suspended");
     index.set_rule(in_waves.clone());
-    assert!(matches!(directive(&index, "one"), Directive::RollingBack(_)));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
+    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if is_former(&assignment)));
+    // Without the state nothing is sent.
+    for lost in [None, Some(StoredState { revision: String::new(), state: Err(RollbackBlocker::Damaged) })] {
+        let stored = index.stored_state(&uid).cloned();
+        index.set_completed_state(&uid, lost);
+        assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+        index.set_completed_state(&uid, stored);
+        assert!(matches!(directive(&index, "one"), Directive::Wanted(_)));
+    }
+    let other = gate(&index, Some("another state"));
+    index.let_in(&uid, other);
     assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
-    // Whom it let in has had no time while it rested: nobody is let in before that is found out anew.
-    index.let_in(&"r1".into(), gate(&index, Travel::Plain));
+    index.set_source(source("a", "s"), labelled("x"), Some(body("3")));
+    assert!(matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    // A gate of a rule that was suspended counts no more: who is at work is found out again.
+    index.let_in(&uid, gate(&index, None));
     index.set_rule(suspended);
-    assert!(index.rule(&"r1".into()).unwrap().gate.is_some());
+    assert!(index.rule(&uid).unwrap().gate.is_some());
     index.set_rule(in_waves);
-    assert!(
-        index.rule(&"r1".into()).unwrap().gate.is_none()
-            && matches!(directive(&index, "one"), Directive::AwaitingWave(_))
-    );
-    // Without waves nothing is kept.
+    assert!(index.rule(&uid).unwrap().gate.is_none() && matches!(directive(&index, "one"), Directive::AwaitingWave(_)));
+    // Without waves all clusters get the newest.
     index.set_rule(plain);
-    assert!(
-        matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.travel == Some(Travel::Plain))
-    );
+    assert!(matches!(directive(&index, "one"), Directive::Wanted(assignment) if assignment.rolled_back.is_none()));
 }
 
 #[test]

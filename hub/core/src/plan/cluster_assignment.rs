@@ -5,11 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ring::digest;
-use runnel_proto::model::{
-    AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest, Travel,
-};
-
-use runnel_proto::{KEEPS_SINCE, PROTOCOL_MIN};
+use runnel_proto::model::{AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest};
 
 use super::{RulePlan, SourceContent};
 use crate::brake::Judged;
@@ -84,8 +80,8 @@ pub struct ClusterAssignment {
     pub terms: NamedTerms,
     /// What of the rule may be removed.
     pub judged: Arc<Judged>,
-    /// What the cluster does with what its copies held before; `None` while the hub cannot tell.
-    pub travel: Option<Travel>,
+    /// What the cluster was sent by the change from which it is rolled back; `None` where it is not.
+    pub rolled_back: Option<Arc<RulePlan>>,
 }
 
 impl ClusterAssignment {
@@ -125,10 +121,17 @@ impl ClusterAssignment {
     }
 
     /// Whether a source must not be removed, and stays as it is: the hub cannot tell what becomes of it, or its removal
-    /// did not pass the brake. Where contents have names of their own, another name is an edit and no removal.
+    /// did not pass the brake. Where contents have names of their own, another name is an edit and no removal. What a change
+    /// created that is rolled back goes, whatever the brake holds.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit = || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
-        self.is_unknown(source) || !(is_edit() || self.judged.passes_intent(&self.cluster, source))
+        self.is_unknown(source)
+            || !(is_edit() || self.is_rolled_back(source) || self.judged.passes_intent(&self.cluster, source))
+    }
+
+    /// Whether a source that is not wanted was sent by the change from which the cluster is rolled back.
+    fn is_rolled_back(&self, source: &SourceRef) -> bool {
+        self.rolled_back.as_ref().is_some_and(|plan| plan.intents.contains_key(source))
     }
 
     /// What may be overwritten in the cluster.
@@ -168,22 +171,16 @@ impl ClusterAssignment {
         named.next().is_some_and(|other| other.plain() == plain && self.sends(other))
     }
 
-    /// Whether the cluster goes back to what it had before.
-    pub fn reverts(&self) -> bool {
-        self.travel.as_ref().is_some_and(Travel::reverts)
-    }
-
     /// The oldest protocol in which this can be said.
     pub fn protocol(&self) -> u32 {
-        let travels = self.travel.as_ref().is_some_and(|travel| *travel != Travel::Plain);
-        let travel = if travels { KEEPS_SINCE } else { PROTOCOL_MIN };
-        self.plan.protocol().max(self.terms.protocol()).max(travel)
+        self.plan.protocol().max(self.terms.protocol())
     }
 
     /// Whether two are one and the same, so that nothing need be compared.
     pub fn is(&self, other: &ClusterAssignment) -> bool {
         Arc::ptr_eq(&self.plan, &other.plan)
             && Arc::ptr_eq(&self.judged, &other.judged)
+            && self.rolled_back.as_ref().map(Arc::as_ptr) == other.rolled_back.as_ref().map(Arc::as_ptr)
             && self.terms.grants == other.terms.grants
     }
 }

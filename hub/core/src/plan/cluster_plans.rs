@@ -97,6 +97,22 @@ impl ClusterPlans {
         cluster_plans
     }
 
+    /// What was rendered before, the same for all clusters.
+    pub(super) fn uniform(plan: Arc<RulePlan>) -> Self {
+        Self { variation: Variation::Alike(RenderedPlan::restored(plan).into()), ..Self::default() }
+    }
+
+    /// What was rendered before, cluster by cluster.
+    pub(super) fn per_cluster(plans: impl Iterator<Item = (ClusterName, Arc<RulePlan>)>) -> Self {
+        let mut rendered: BTreeMap<*const RulePlan, Arc<RenderedPlan>> = BTreeMap::new();
+        let by_cluster = plans.map(|(cluster, plan)| {
+            let rendered_plan =
+                rendered.entry(Arc::as_ptr(&plan)).or_insert_with(|| RenderedPlan::restored(plan).into());
+            (cluster, ClusterPlan { labels: Labels::default(), rendered_plan: rendered_plan.clone() })
+        });
+        Self { variation: Variation::Each(by_cluster.collect()), ..Self::default() }
+    }
+
     /// Whether the copies of a rule have to be rendered: they are not just what it selects.
     pub fn is_rendered(&self) -> bool {
         !matches!(self.variation, Variation::AsSelected)

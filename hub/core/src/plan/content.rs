@@ -31,8 +31,8 @@ const DENIED_METADATA: &[&str] = &[
 const OWN_SECRETS: &[&str] =
     &["runnel-hub-identity", "runnel-hub-authorities", "runnel-agent-identity", "runnel-agent-terms"];
 
-/// How the Secrets begin in which agents keep what copies held before a rollout.
-pub const PREVIOUS_SECRETS: &str = "runnel-agent-previous-";
+/// Prefix of the names of the Secrets in which a hub stores the states of completed rollouts.
+pub const ROLLBACK_SECRETS: &str = "runnel-hub-rollback-";
 
 /// With the value `false` on an object, no rule distributes it, whatever the rule selects.
 pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
@@ -52,7 +52,7 @@ pub enum UnsupportedSource {
 /// or it is Runnel's own.
 pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let copy = labels.contains_key(HUB_LABEL) && labels.get(MANAGED_BY_LABEL).is_some_and(|by| by == MANAGED_BY);
-    let own = OWN_SECRETS.contains(&name) || name.starts_with(PREVIOUS_SECRETS);
+    let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
     copy || own || kind.refuses_name(name)
 }
 
@@ -176,7 +176,7 @@ mod tests {
         assert!(is_never_a_source(configmap, "copy", &marks));
         assert!(is_never_a_source(configmap, "kube-root-ca.crt", &none));
         assert!(is_never_a_source(secret, "runnel-agent-identity", &none));
-        assert!(is_never_a_source(secret, "runnel-agent-previous-3", &none));
+        assert!(is_never_a_source(secret, "runnel-hub-rollback-3", &none));
         assert!(!is_never_a_source(secret, "runnel", &none));
         assert!(!is_never_a_source(configmap, "plain", &none));
     }

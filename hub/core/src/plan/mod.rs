@@ -11,6 +11,7 @@
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 mod cluster_assignment;
 mod cluster_plans;
+mod completed_state;
 mod content;
 mod cow_sorted_map;
 mod edits;
@@ -32,7 +33,8 @@ use runnel_proto::{PROTOCOL_MIN, RENAMES_SINCE};
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_plans::{ClusterPlans, Labels};
-pub use content::PREVIOUS_SECRETS;
+pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
+pub use content::ROLLBACK_SECRETS;
 pub use content::{UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use edits::Edits;

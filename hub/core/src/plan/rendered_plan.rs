@@ -88,6 +88,11 @@ impl RenderedPlan {
         Self { plan: plan.into(), outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet }
     }
 
+    /// What was sent before. It is not changed any more.
+    pub(super) fn restored(plan: Arc<RulePlan>) -> Self {
+        Self { plan, outcomes: CowSortedMap::default(), wanted: CowSortedMap::default(), meet: false }
+    }
+
     /// Whether two are the same, whatever comes next.
     pub(super) fn says_the_same(&self, other: &RenderedPlan) -> bool {
         self.plan.says_the_same(&other.plan) && self.wanted == other.wanted

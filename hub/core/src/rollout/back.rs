@@ -1,27 +1,26 @@
-//! Going back: who was reached by a change that went wrong gets back what it had before.
+//! Rollback: clusters get the state of the last completed rollout again.
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, Travel};
+use runnel_proto::model::ClusterName;
 
-use super::step::{Reached, at_least, look, was_reached};
+use super::step::{Reached, at_least, look};
 use super::{AdmittedClusters, Gate, Health, Observation, Phase, Progress, Rollout};
 use crate::now::Now;
 
-/// It begins. Until that is written, nobody hears of it, and nobody of the change any more. Who is at work on the change has
-/// its room already, and is the first who is told.
+/// It begins. Until that is written, no cluster gets the former state, and none the target any more. A cluster that is at work
+/// on the target has its room already, and is the first that is rolled back.
 pub(super) fn begin(progress: Progress, at_work: Vec<ClusterName>, now: Instant) -> (Progress, Gate) {
     let progress = Progress { phase: Phase::Reverting, reverted: 0, ..progress };
     let gate = gate_to(&progress, at_work.into_iter().map(|cluster| (cluster, now)).collect(), false);
     (progress, gate)
 }
 
-/// The next step. Who was reached is told in order, as many at a time as may be under way, also who was away. It ends when
-/// everybody who is connected has gone back, or has failed to; a newer target supersedes it at any time, and to try the same
-/// one again from the first wave on, a person sets `paused`.
+/// The next step. Every cluster that does not have the former state gets it in order, as many at a time as may be under way,
+/// also one that was away. It ends when every cluster that is connected has it, or has failed to take it. A newer target
+/// supersedes it at any time. To try the same target again from the first wave on, a person sets `paused`.
 ///
-/// Who was reached, and who is at work, is not in the status beyond the cursor and need not be: a leader that has read no more
-/// than the status hears it from the agents themselves, which say what they hold and what they were told.
+/// Where the former state is lost, nothing is sent any more: the rollout is stopped.
 pub(super) fn step(
     rollout: &Rollout,
     before: &Progress,
@@ -29,11 +28,20 @@ pub(super) fn step(
     seen: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
+    let nothing = |progress: &Progress, rests| {
+        let reach = AdmittedClusters::Only(BTreeMap::new());
+        Gate { revision: progress.revision.clone(), reach, rests, back_to: None }
+    };
     if rollout.paused && before.phase == Phase::Reverted {
         let again = Progress::begin(seen.target, rollout, Some(before), now.wall);
         let clusters = u64::try_from(seen.clusters.len()).unwrap_or(u64::MAX);
-        let gate = Gate { travel: again.travel(), ..gate_to(&again, BTreeMap::new(), false) };
+        let gate = nothing(&again, false);
         return (Progress { phase: Phase::Paused, clusters, ..again }, gate);
+    }
+    if !seen.has_former {
+        let stopped = Progress { phase: Phase::Stopped, ended_at: None, ..before.clone() };
+        let gate = nothing(&stopped, false);
+        return (stopped, gate);
     }
     let mut progress = before.clone();
     let under_way = gate.map(|gate| gate.under_way(seen.target, true)).unwrap_or_default();
@@ -43,22 +51,30 @@ pub(super) fn step(
         reached.let_in(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
     }
     let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
-    // A pause that was set before it has ended does not say that it is to be tried again.
+    // A pause that was set before it has ended does not ask for another try.
     if over && !rollout.paused && progress.phase == Phase::Reverting {
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
-    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let counted = || seen.clusters.iter().filter(|(turn, _)| was_reached(before, turn, seen));
-    let is_back = |(_, health): &&(_, Health)| *health == Health::Applied;
-    progress.reached = before.reached.max(number(counted().count()));
-    progress.reverted = at_least(number(counted().filter(is_back).count()), before.reverted, seen);
+    count(&mut progress, before, seen);
     let rests = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
     let gate = gate_to(&progress, reached.let_in, rests);
     (progress, gate)
 }
 
+/// Counts the clusters that were reached, and those of them that are rolled back. Of the clusters beyond the cursor those were
+/// reached that had another place in the order before, which only their number tells; a cluster that is new was not.
+fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let (within, beyond): (Vec<_>, Vec<_>) = seen.clusters.iter().partition(|(turn, _)| before.has_reached(turn));
+    let left_within = number(within.iter().filter(|(_, health)| *health != Health::Applied).count());
+    let is_left = |health| !matches!(health, Health::Applied | Health::Away);
+    let left_beyond = number(beyond.iter().filter(|(_, health)| is_left(*health)).count());
+    progress.reached = before.reached.max(number(within.len()));
+    let left = left_within + left_beyond.min(progress.reached - number(within.len()));
+    progress.reverted = at_least(progress.reached - left, before.reverted, seen);
+}
+
 fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, rests: bool) -> Gate {
-    let target = progress.revision.clone();
-    let travel = Travel::Revert { target: target.clone(), base: progress.base() };
-    Gate { revision: target, reach: AdmittedClusters::Only(these), rests, travel }
+    let (revision, back_to) = (progress.revision.clone(), progress.base.clone().unwrap_or_default());
+    Gate { revision, reach: AdmittedClusters::Only(these), rests, back_to: Some(back_to) }
 }

@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, Travel};
+use runnel_proto::model::ClusterName;
 
 /// Which clusters may have a target now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +22,16 @@ pub struct Gate {
     pub reach: AdmittedClusters,
     /// Whether time alone brings no next step: only what a cluster or a person does.
     pub rests: bool,
-    /// What those who may have it do with what they had before. Where they go back, it is they who are to.
-    pub travel: Travel,
+    /// Names the state of a completed rollout that those clusters get instead, where the target is rolled back.
+    pub back_to: Option<String>,
 }
 
 impl Gate {
+    /// Whether the target is rolled back.
+    pub fn reverts(&self) -> bool {
+        self.back_to.is_some()
+    }
+
     /// Whether a cluster may have this target.
     pub fn lets_in(&self, target: &str, cluster: &ClusterName) -> bool {
         self.revision == target
@@ -44,7 +49,7 @@ impl Gate {
     /// Who is under way to this target, or back from it, and since when.
     pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
-            AdmittedClusters::Only(these) if self.revision == target && self.travel.reverts() == back => these.clone(),
+            AdmittedClusters::Only(these) if self.revision == target && self.reverts() == back => these.clone(),
             _ => BTreeMap::new(),
         }
     }

@@ -16,9 +16,9 @@
 //!   edit shuts it by itself. A process that has not read the status has no gate, and so sends nothing.
 //! - A gate lets in nobody new beyond the cursor that it was made with; whoever uses it has written that cursor down before.
 //! - Who was let in stays so, and counts, where another label moves it behind the cursor. A new leader, which does not know
-//!   that, sends it nothing until its turn comes again; when the rollout goes back, it goes back with the others, by its own
-//!   word ([`Observation::sent`]). Who is newly chosen and stands behind the cursor waits for its turn. Where the rollout is
-//!   stopped or has gone back it keeps what it has, and if that is the target it goes back, too.
+//!   that, sends it nothing until its turn comes again; when the rollout is rolled back, it is rolled back with the others, as it
+//!   reports that it does not have the former state. Who is newly chosen and stands behind the cursor waits for its turn. Where the rollout is
+//!   stopped it keeps what it has, and where it is rolled back it gets the former state.
 //! - At no time have more than `maxConcurrency` clusters been let in without having settled, those included of which a new
 //!   leader hears that they are at work ([`Observation::at_work`]). A cluster that was passed over
 //!   because it was away comes in when there is room, and not all of them at once when a network comes back; also when the
@@ -31,14 +31,14 @@
 //!   failed after [`STUCK_LIMIT`]. Only while no cluster at all is connected does it wait for one.
 //! - Where the brake holds something, what a cluster has cannot be compared with the target. Such a cluster counts neither as
 //!   applied nor as failed, and has settled when it was at no work for [`QUIET_FOR`] after it was let in.
-//! - Where the rule wants it, too many failures turn the rollout back: everybody who was reached is told so, in order
-//!   and no more at a time than `maxConcurrency`; who was away when it is back. The agents have kept what was there before; the hub
-//!   has not. Nobody is sent the target from then on, also after a restart, until a newer one supersedes it or a person
-//!   tries it again. A rollout that was completed does not go back, whatever fails later: nothing is kept any more.
-//!   Nor does one of which anything was sent before `onFailure` was `Revert`, or after the last one that was completed without
-//!   it: what copies hold may be of a change that went wrong. Such a one stops.
+//! - With `onFailure: Revert`, too many failures roll the target back: every cluster gets the state of the last completed rollout
+//!   again, in order and no more at a time than `maxConcurrency`; a cluster that was away gets it when it is back. No cluster is
+//!   sent the target from then on, also after a restart, until a newer one supersedes it or a person tries it again.
+//! - Without that state a rollout stops instead: none was completed before, it does not fit into the hub's storage, or what is
+//!   stored cannot be read. A rollout that was completed is not rolled back, whatever fails later.
 //! - While only an event can bring the next step, nothing is computed ([`Gate::rests`]).
 mod api;
+mod archive;
 mod back;
 mod gate;
 mod order;
@@ -49,6 +49,7 @@ mod tests;
 
 use std::time::Duration;
 
+pub use archive::{Archive, Full, SLOT_BYTES, Slot};
 pub use gate::{AdmittedClusters, Gate};
 pub use order::RolloutPosition;
 pub use progress::Progress;
@@ -97,13 +98,13 @@ pub struct Rollout {
     pub max_failures: u64,
     /// Whether nothing further is sent.
     pub paused: bool,
-    /// Whether, with one more, those that were reached go back to what they had before.
+    /// Whether, with one more, clusters get the state of the last completed rollout again.
     pub reverts: bool,
 }
 
 impl Rollout {
-    /// The label that orders the clusters that are to get this target. Who goes back from it goes by the order in which it was
-    /// reached, whatever orders the next one.
+    /// The label that orders the clusters that are to get this target. A rollback goes by the order in which they were reached,
+    /// whatever orders the next one.
     pub fn order<'a>(&'a self, before: Option<&'a Progress>, target: &str) -> Option<&'a str> {
         let back = before.filter(|before| before.phase.goes_back() && before.revision == target);
         back.map_or(&self.order_by, |back| &back.order_by).as_deref()

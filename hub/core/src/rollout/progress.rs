@@ -1,6 +1,5 @@
 //! How far a rollout has come: what stands in the rule's status.
 use jiff::Timestamp;
-use runnel_proto::model::Travel;
 
 use super::{Phase, Rollout, RolloutPosition};
 
@@ -25,7 +24,7 @@ pub struct Progress {
     pub applied: u64,
     /// Those that were reached and fail now.
     pub failing: u64,
-    /// The most that failed at one time since it stopped or began to go back; before, those that fail now. It decides.
+    /// The most that failed at one time since it stopped or its rollback began; before, those that fail now. It decides.
     pub failed: u64,
     /// When it began.
     pub started_at: Timestamp,
@@ -41,13 +40,11 @@ pub struct Progress {
     pub unfinished_since: Option<Timestamp>,
     /// Those that have gone back, of those that were reached.
     pub reverted: u64,
-    /// Copies there of which nothing was kept, as where the change made them: they stay.
-    pub left: u64,
-    /// When the last one was completed: what agents keep is what copies hold since then.
-    pub last_completed: Option<Timestamp>,
-    /// Whether every cluster that has been sent anything since then has kept what it had before.
-    pub keeps: bool,
-    /// Where it went wrong first, and why, once it goes back.
+    /// The target of the last one before it that was completed: a rollback goes back to its state.
+    pub base: Option<String>,
+    /// Why a rollback is not possible, where the rule asks for one.
+    pub rollback_blocker: Option<String>,
+    /// Where it failed first, and why, once it is rolled back.
     pub failure: Option<String>,
 }
 
@@ -76,13 +73,8 @@ impl Progress {
             ended_at: None,
             superseded: unfinished.map_or(0, |before| before.superseded + u64::from(is_newer(before))),
             reverted: 0,
-            left: 0,
-            last_completed: before.and_then(|before| match before.is_completed() {
-                true => before.ended_at.or(before.last_completed),
-                false => before.last_completed,
-            }),
-            // What was sent without being kept for has spoiled what copies held when the last one was completed.
-            keeps: rollout.reverts && before.is_none_or(|before| before.keeps || before.is_completed()),
+            base: before.and_then(|before| before.completed_target().map(ToOwned::to_owned)),
+            rollback_blocker: None,
             failure: None,
             unfinished_since: unfinished.map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
@@ -93,14 +85,9 @@ impl Progress {
         self.phase == Phase::Completed || (self.ended_at.is_some() && !self.phase.goes_back())
     }
 
-    /// What clusters that are sent the target do with what they had before.
-    pub(super) fn travel(&self) -> Travel {
-        if self.keeps && !self.is_completed() { Travel::Keep(self.base()) } else { Travel::Plain }
-    }
-
-    /// Names what copies held when no rollout was under way.
-    pub fn base(&self) -> String {
-        self.last_completed.map(|at| at.as_second().to_string()).unwrap_or_default()
+    /// The target of the last rollout that was completed, this one included.
+    pub fn completed_target(&self) -> Option<&str> {
+        if self.is_completed() { Some(&self.revision) } else { self.base.as_deref() }
     }
 
     /// Whether a cluster has been reached.

@@ -3,12 +3,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use runnel_proto::model::{ClusterName, Travel};
+use runnel_proto::model::ClusterName;
 
 use super::{AWAY_LIMIT, AdmittedClusters, Gate, Phase, Progress, QUIET_FOR, Rollout, RolloutPosition, STUCK_LIMIT};
 use crate::now::Now;
 
-/// How a cluster is with the target; or, where it is to go back, with what it had before.
+/// How a cluster is with the target; or, where that is rolled back, with the former state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It has it, and nothing is wrong.
@@ -33,12 +33,11 @@ pub struct Observation<'a> {
     pub clusters: Vec<(RolloutPosition, Health)>,
     /// Whether the hub has just begun and some of them may still connect.
     pub settling: bool,
-    /// Those that say that they hold what may have gone wrong, or went back from it, wherever they stand in the order: their
-    /// labels may have changed since, or they were not chosen for a while.
-    pub sent: BTreeSet<ClusterName>,
-    /// Those that say that they are at work on it, or on their way back, as long as this process may not have heard of all
+    /// Those that report that they are at work on it, or on their way back, as long as this process may not have heard of all
     /// that another one let in.
     pub at_work: BTreeSet<ClusterName>,
+    /// Whether the state of the last completed rollout is there, so that a rollback can send it.
+    pub has_former: bool,
 }
 
 /// The clusters that were reached, by how they are.
@@ -50,8 +49,6 @@ pub(super) struct Reached {
     pub(super) in_flight: Vec<ClusterName>,
     /// Who has not been let in, in order.
     pub(super) waiting: Vec<ClusterName>,
-    /// Who was let in and came to no end in time, and whose turn is yet to come as its labels are now.
-    pub(super) moved_and_stuck: Vec<ClusterName>,
     pub(super) failed: u64,
 }
 
@@ -69,12 +66,10 @@ pub fn step(
     let same = |progress: &&Progress| progress.revision == seen.target && progress.order_by == rollout.order_by;
     let fresh = || Progress::begin(seen.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, rests, travel| Gate { revision: seen.target.to_owned(), reach, rests, travel };
-    // Who was told that nothing need be kept any more has kept nothing.
-    progress.keeps &= rollout.reverts;
+    let gate_to = |reach, rests| Gate { revision: seen.target.to_owned(), reach, rests, back_to: None };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
-        return (progress, gate_to(AdmittedClusters::All, true, Travel::Plain));
+        return (progress, gate_to(AdmittedClusters::All, true));
     }
     let under_way = gate.map(|gate| gate.under_way(seen.target, false)).unwrap_or_default();
     let mut reached = look(&progress, &under_way, seen, now.instant);
@@ -86,11 +81,10 @@ pub fn step(
     // Of a rollout that was completed only those are left who were away.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
-    // Once it was completed, nothing is kept of what was there before.
-    if stopped && progress.keeps && !rollout.paused && !completed {
+    // The state before a completed rollout is not kept.
+    if stopped && rollout.reverts && seen.has_former && !rollout.paused && !completed {
         count(&mut progress, &reached, seen);
-        let at_work = [reached.in_flight, reached.moved_and_stuck].concat();
-        return super::back::begin(progress, at_work, now.instant);
+        return super::back::begin(progress, reached.in_flight, now.instant);
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(seen.clusters.len());
@@ -117,8 +111,7 @@ pub fn step(
     let rests = is_over && reached.in_flight.is_empty() && !seen.settling;
     let has_everybody = progress.phase == Phase::Completed && !seen.settling && reached.has_everybody(seen);
     let reach = if has_everybody { AdmittedClusters::All } else { AdmittedClusters::Only(reached.let_in) };
-    let travel = progress.travel();
-    (progress, gate_to(reach, rests, travel))
+    (progress, gate_to(reach, rests))
 }
 
 /// Looks at who was reached.
@@ -130,7 +123,9 @@ pub(super) fn look(
 ) -> Reached {
     let mut reached = Reached::default();
     let counts = |turn: &RolloutPosition| {
-        progress.is_completed() || under_way.contains_key(&turn.cluster) || was_reached(progress, turn, seen)
+        // Whoever does not have the former state gets it, whatever its place in the order is now.
+        let all = progress.is_completed() || progress.phase.goes_back();
+        all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
     };
     for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
         let let_in = under_way.get(&turn.cluster).copied();
@@ -151,9 +146,6 @@ pub(super) fn look(
                     continue;
                 }
                 reached.failed += 1;
-                if !progress.has_reached(turn) {
-                    reached.moved_and_stuck.push(turn.cluster.clone());
-                }
             }
             // Another process let it in, and it has the room that it takes.
             (Health::Pending, None) if seen.at_work.contains(&turn.cluster) => {
@@ -176,12 +168,6 @@ pub(super) fn look(
         }
     }
     reached
-}
-
-/// Whether a cluster was reached, as far as its place in the order or its own word tells. Of a change that goes on, its own
-/// word says nothing: it may have held just that before.
-pub(super) fn was_reached(progress: &Progress, turn: &RolloutPosition, seen: &Observation<'_>) -> bool {
-    progress.has_reached(turn) || (progress.phase.goes_back() && seen.sent.contains(&turn.cluster))
 }
 
 impl Reached {
@@ -235,7 +221,6 @@ fn advance(
     if wave.is_empty() {
         progress.ended_at = Some(now.wall);
         (progress.superseded, progress.unfinished_since) = (0, None);
-        progress.keeps = false;
         return Phase::Completed;
     }
     (progress.wave, progress.wave_at, progress.applied_at) = (progress.wave + 1, Some(now.wall), None);

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, Travel};
+use runnel_proto::model::ClusterName;
 
 use super::*;
 use crate::now::Now;
@@ -18,10 +18,10 @@ struct World {
     progress: Option<Progress>,
     gate: Option<Gate>,
     settling: bool,
-    /// Those that say that they were sent the target, or told to go back from it.
-    sent: BTreeSet<ClusterName>,
-    /// Those that say that they are at work on it.
+    /// Those that report that they are at work on it.
     at_work: BTreeSet<ClusterName>,
+    /// Whether the state of the last completed rollout is kept.
+    has_former: bool,
     start: Instant,
     seconds: u64,
     /// By how much the wall clock was set back.
@@ -54,12 +54,26 @@ impl World {
             progress: None,
             gate: None,
             settling: false,
-            sent: BTreeSet::new(),
             at_work: BTreeSet::new(),
+            has_former: true,
             start: Instant::now(),
             seconds: 0,
             set_back: 0,
         }
+    }
+
+    /// The same, after a rollout of t0 that was completed.
+    fn after_t0(clusters: usize, rollout: Rollout) -> Self {
+        let mut world = Self::new(clusters, rollout);
+        let began = world.now().wall;
+        let t0 = Progress::begin("t0", &world.rollout, None, began);
+        world.progress = Some(Progress { phase: Phase::Completed, ended_at: Some(began), ..t0 });
+        world
+    }
+
+    /// Whether it is rolled back, and to what.
+    fn back_to(&self) -> Option<&str> {
+        self.gate.as_ref()?.back_to.as_deref()
     }
 
     fn now(&self) -> Now {
@@ -70,8 +84,8 @@ impl World {
 
     fn step(&mut self) -> Phase {
         let clusters = self.clusters.iter().map(|(turn, health)| (turn.clone(), *health)).collect();
-        let (sent, at_work) = (self.sent.clone(), self.at_work.clone());
-        let seen = Observation { target: &self.target, clusters, settling: self.settling, sent, at_work };
+        let (at_work, has_former) = (self.at_work.clone(), self.has_former);
+        let seen = Observation { target: &self.target, clusters, settling: self.settling, at_work, has_former };
         let (progress, gate) = step(&self.rollout, self.progress.as_ref(), self.gate.as_ref(), &seen, self.now());
         let phase = progress.phase;
         (self.progress, self.gate) = (Some(progress), Some(gate));
@@ -465,20 +479,21 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
     assert_eq!(world.let_in(), ["c1", "c2"]);
 }
 
-/// Six clusters, of which two have a target that went wrong and begin to go back.
+/// Six clusters, of which four were sent a target that failed and begin to be rolled back.
 fn going_back() -> World {
-    let mut world = World::new(6, Rollout { reverts: true, ..rollout() });
+    let mut world = World::after_t0(6, Rollout { reverts: true, ..rollout() });
     world.step();
-    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Keep(String::new()));
+    assert_eq!(world.back_to(), None);
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
     world.is("c3", Health::Failed);
     assert_eq!(world.step(), Phase::Reverting);
     assert_eq!(world.let_in(), ["c4"], "who is at work on it has its room, and no more are told at once");
-    assert!(world.gate.as_ref().unwrap().travel.reverts());
+    assert_eq!(world.back_to(), Some("t0"));
     assert_eq!((world.told().failed, world.told().reached), (1, 4));
-    // From here on it is seen how they go back.
-    world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
+    // From here on clusters are compared with the former state.
+    world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
+    world.all_are(&["c5", "c6"], Health::Applied);
     world
 }
 
@@ -486,16 +501,16 @@ fn going_back() -> World {
 fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     let mut world = going_back();
     assert_eq!(world.step(), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c1", "c4"]);
-    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Revert { target: "t1".to_owned(), base: String::new() });
+    assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"]);
+    assert_eq!(world.back_to(), Some("t0"));
     world.is("c1", Health::Applied);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c4"]);
+    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
     // Also by the next leader, who has read no more than the status.
     world.restart();
     world.is("c3", Health::Away);
     world.step();
-    assert_eq!(world.let_in(), ["c1", "c2", "c4"]);
+    assert_eq!(world.let_in(), ["c1", "c2", "c4", "c5", "c6"]);
     world.all_are(&["c2", "c4"], Health::Applied);
     assert_eq!(world.step(), Phase::Reverted);
     assert_eq!((world.told().reverted, world.told().failed), (3, 1));
@@ -510,7 +525,7 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     // Neither another order nor a larger budget sends it again.
     (world.rollout.order_by, world.rollout.max_failures) = (Some("tier".to_owned()), 9);
     assert_eq!(world.after(1000), Phase::Reverted);
-    assert!(world.gate.as_ref().unwrap().travel.reverts());
+    assert_eq!(world.back_to(), Some("t0"));
 }
 
 #[test]
@@ -521,16 +536,16 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     assert!(edited.let_in().is_empty());
     assert_eq!(edited.step(), Phase::Progressing);
     assert_eq!((edited.let_in(), edited.told().failed, edited.told().superseded), (vec!["c1", "c2"], 0, 0));
-    assert_eq!(edited.gate.as_ref().unwrap().travel, Travel::Keep(String::new()));
+    assert_eq!((edited.back_to(), edited.told().base.as_deref()), (None, Some("t0")));
 
     let mut again = going_back();
     again.step();
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
-    assert_eq!(again.let_in(), ["c1", "c4"]);
+    assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
     again.all_are(&["c1", "c4"], Health::Applied);
     assert_eq!(again.step(), Phase::Reverting, "nobody else is told while it is paused");
-    assert_eq!(again.let_in(), ["c1", "c4"]);
+    assert_eq!(again.let_in(), ["c1", "c4", "c5", "c6"]);
     again.rollout.paused = false;
     again.step();
     again.all_are(&["c2", "c3"], Health::Applied);
@@ -538,7 +553,7 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Paused);
     assert!(again.let_in().is_empty());
-    again.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
+    again.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Pending);
     again.rollout.paused = false;
     assert_eq!(again.step(), Phase::Progressing);
     assert_eq!((again.let_in(), again.told().wave), (vec!["c1", "c2"], 1));
@@ -551,7 +566,7 @@ fn what_was_completed_does_not_go_back() {
     world.step();
     world.is("c1", Health::Applied);
     assert_eq!(world.after(600), Phase::Completed);
-    assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Plain, "nothing is kept any more");
+    assert_eq!(world.back_to(), None);
     world.all_are(&["c2", "c3"], Health::Failed);
     assert_eq!(world.step(), Phase::Completed, "nobody is left");
     let mut world = World::new(4, Rollout { reverts: true, ..rollout() });
@@ -561,11 +576,10 @@ fn what_was_completed_does_not_go_back() {
     world.after(600);
     world.all_are(&["c2", "c3", "c4"], Health::Pending);
     world.step();
-    let ended = world.told().ended_at;
     world.is("c2", Health::Failed);
     for _ in 0..3 {
         assert_eq!(world.after(10), Phase::Stopped);
-        assert_eq!(world.gate.as_ref().unwrap().travel, Travel::Plain);
+        assert_eq!(world.back_to(), None);
         world.restart();
     }
     // It stays so while nobody is left who could come.
@@ -576,41 +590,55 @@ fn what_was_completed_does_not_go_back() {
     // What comes next goes back to that.
     world.edit("t2");
     world.step();
-    assert_eq!(world.told().last_completed, ended);
-    assert!(world.told().keeps);
+    assert_eq!(world.told().base.as_deref(), Some("t1"));
 }
 
 #[test]
-fn rollout_without_snapshot_stops_until_one_completes() {
-    let reverts = |world: &World| world.gate.as_ref().unwrap().travel != Travel::Plain;
-    let mut world = World::new(4, rollout());
+fn without_a_former_state_a_failed_rollout_stops() {
+    let mut world = World::after_t0(4, Rollout { reverts: true, ..rollout() });
+    world.has_former = false;
     world.step();
     world.is("c1", Health::Applied);
-    world.rollout.reverts = true;
     world.is("c2", Health::Failed);
     for _ in 0..3 {
-        assert_eq!(world.step(), Phase::Stopped, "nobody has kept anything");
+        assert_eq!((world.step(), world.back_to()), (Phase::Stopped, None));
+        world.restart();
     }
-    assert!(!reverts(&world));
-    // What copies hold is what went wrong: it is not kept as good.
+    // Once one is completed, there is a state again.
     world.edit("t2");
     world.step();
-    assert!(!reverts(&world) && !world.told().keeps);
     for wave in [["c1", "c2"], ["c3", "c4"]] {
         world.all_are(&wave, Health::Applied);
         world.step();
     }
     assert_eq!(world.told().phase, Phase::Completed);
+    world.has_former = true;
     world.edit("t3");
     world.step();
-    assert!(reverts(&world));
-    // Who is told on the way that nothing need be kept has kept nothing.
-    world.rollout.reverts = false;
-    world.step();
-    assert!(!reverts(&world));
-    world.rollout.reverts = true;
     world.is("c1", Health::Failed);
-    assert_eq!(world.step(), Phase::Stopped);
+    assert_eq!((world.step(), world.back_to()), (Phase::Reverting, Some("t2")));
+}
+
+#[test]
+fn rollback_whose_former_state_is_lost_stops() {
+    for is_over in [false, true] {
+        let mut world = going_back();
+        world.step();
+        if is_over {
+            world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
+            assert_eq!(world.step(), Phase::Reverted);
+        }
+        world.has_former = false;
+        for _ in 0..3 {
+            assert_eq!((world.step(), world.back_to()), (Phase::Stopped, None));
+            world.restart();
+            // A cluster that was rolled back does not have the target, and does not get it again.
+            world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
+            assert!(!world.told().is_completed() && world.let_in().is_empty());
+        }
+        world.edit("t2");
+        assert_eq!((world.step(), world.let_in()), (Phase::Progressing, vec!["c1", "c2"]));
+    }
 }
 
 #[test]
@@ -683,7 +711,7 @@ fn another_order_begins_anew() {
 
 /// Two clusters of tier 1, two of tier 2 and two of tier 4; those of tier 1 have the target, those of tier 2 are at work.
 fn in_the_second_wave() -> World {
-    let mut world = World::new(0, Rollout { order_by: Some("tier".to_owned()), reverts: true, ..rollout() });
+    let mut world = World::after_t0(0, Rollout { order_by: Some("tier".to_owned()), reverts: true, ..rollout() });
     for (tier, cluster) in [("1", "c1"), ("1", "c2"), ("2", "c3"), ("2", "c4"), ("4", "c5"), ("4", "c6")] {
         world.clusters.insert(turn(Some(tier), cluster), Health::Pending);
     }
@@ -714,15 +742,15 @@ fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
             world.restart();
         }
         world.all_are(&all, Health::Pending);
-        world.sent = ["c1", "c2", "c3", "c4"].map(ClusterName::from).into();
-        let mut told = BTreeSet::new();
+        world.all_are(&["c5", "c6"], Health::Applied);
+        let mut told = BTreeSet::from(["c5", "c6"].map(ToOwned::to_owned));
         while world.step() == Phase::Reverting {
             let now: Vec<_> = world.let_in().into_iter().map(ToOwned::to_owned).collect();
             assert!(now.iter().filter(|name| !told.contains(*name)).count() <= 2, "{now:?} after {told:?}");
             now.iter().for_each(|name| world.is(name, Health::Applied));
             told.extend(now);
         }
-        assert_eq!(Vec::from_iter(told), ["c1", "c2", "c3", "c4"], "restarts: {restarts}");
+        assert_eq!(Vec::from_iter(told), all, "restarts: {restarts}");
         assert_eq!((world.told().reverted, world.told().reached), (4, 4));
     }
 }
@@ -733,7 +761,8 @@ fn who_came_to_no_end_and_was_moved_behind_the_cursor_goes_back() {
     world.moves("c3", "3");
     world.is("c4", Health::Applied);
     assert_eq!(world.after(600), Phase::Reverting);
-    assert_eq!(world.let_in(), ["c3"], "it does not say that it was sent all of it");
+    world.step();
+    assert!(world.let_in().contains(&"c3"), "it does not have the former state");
 }
 
 #[test]
@@ -753,18 +782,18 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
 }
 
 #[test]
-fn rechosen_cluster_with_failed_content_rolls_back() {
+fn new_cluster_gets_the_former_state_during_a_rollback() {
     let mut world = going_back();
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
-    assert_eq!(world.step(), Phase::Reverted);
-    for cluster in ["c7", "c8"] {
+    assert_eq!((world.step(), world.told().reverted), (Phase::Reverted, 4));
+    for cluster in ["c7", "c8", "c9"] {
         world.clusters.insert(turn(None, cluster), Health::Pending);
     }
-    world.sent.insert("c7".into());
     world.step();
-    assert!(world.let_in().contains(&"c7") && !world.let_in().contains(&"c8"));
+    assert_eq!(world.let_in(), ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"]);
     world.is("c7", Health::Applied);
-    assert_eq!((world.step(), world.told().reverted), (Phase::Reverted, 5));
+    assert_eq!((world.step(), world.told().reverted, world.told().reached), (Phase::Reverted, 4, 4));
+    assert!(world.let_in().contains(&"c9"));
 }
 
 #[test]
@@ -773,13 +802,13 @@ fn leader_killed_between_waves_leaves_no_unknown_work() {
         let mut world = going_back();
         if !at_the_turn {
             assert_eq!(world.step(), Phase::Reverting);
-            assert_eq!(world.let_in(), ["c1", "c4"]);
+            assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"]);
         }
         world.restart();
         let at_work: &[&str] = if at_the_turn { &["c4"] } else { &["c1", "c4"] };
         world.at_work = at_work.iter().map(|name| ClusterName::from(*name)).collect();
         world.step();
-        assert_eq!(world.let_in(), ["c1", "c4"], "at the turn: {at_the_turn}");
+        assert_eq!(world.let_in(), ["c1", "c4", "c5", "c6"], "at the turn: {at_the_turn}");
     }
     // The same where it was not written yet that it turns, and where it goes on.
     let mut world = in_the_second_wave();

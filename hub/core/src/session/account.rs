@@ -83,10 +83,9 @@ impl Session {
     /// What the hub wants of a rule, as far as pairs are compared with it.
     fn share_of(&self, uid: &RuleUid) -> Option<&ClusterAssignment> {
         match self.rules.get(uid)?.directive.as_ref()? {
-            Directive::Wanted(assignment)
-            | Directive::Cordoned(assignment)
-            | Directive::AwaitingWave(assignment)
-            | Directive::RollingBack(assignment) => Some(assignment),
+            Directive::Wanted(assignment) | Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment) => {
+                Some(assignment)
+            }
             _ => None,
         }
     }

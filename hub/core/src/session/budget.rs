@@ -29,10 +29,7 @@ impl Session {
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|held| &held.directive) {
             Some(Some(
-                Directive::Wanted(assignment)
-                | Directive::Cordoned(assignment)
-                | Directive::AwaitingWave(assignment)
-                | Directive::RollingBack(assignment),
+                Directive::Wanted(assignment) | Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment),
             )) => {
                 sources.retain(|source| assignment.content(source).is_some() || assignment.is_unknown(source));
             }
@@ -52,7 +49,7 @@ impl Session {
         if let Some(held) = self.rules.get_mut(uid)
             && matches!(
                 (&held.directive, &held.items),
-                (Some(Directive::AwaitingWave(_) | Directive::RollingBack(_)), Items::Digest { .. } | Items::Uncertain)
+                (Some(Directive::AwaitingWave(_)), Items::Digest { .. } | Items::Uncertain)
             )
         {
             held.items = Items::Asked(BTreeMap::new());
@@ -65,14 +62,9 @@ impl Session {
         let Some(RuleStreamState { items, directive, .. }) = self.rules.get(uid) else { return };
         let assignment = match (items, directive) {
             (Items::ClusterAssignment { assignment, .. }, _) => assignment,
-            (
-                Items::Pairs(_),
-                Some(
-                    Directive::Cordoned(assignment)
-                    | Directive::AwaitingWave(assignment)
-                    | Directive::RollingBack(assignment),
-                ),
-            ) => assignment,
+            (Items::Pairs(_), Some(Directive::Cordoned(assignment) | Directive::AwaitingWave(assignment))) => {
+                assignment
+            }
             _ => return,
         };
         // To a cluster that gets nothing new only what it holds is sent again.
@@ -108,8 +100,7 @@ impl Session {
                     Some(
                         Directive::Wanted(assignment)
                         | Directive::Cordoned(assignment)
-                        | Directive::AwaitingWave(assignment)
-                        | Directive::RollingBack(assignment),
+                        | Directive::AwaitingWave(assignment),
                     ) => Some(assignment),
                     _ => None,
                 };

@@ -85,13 +85,12 @@ impl HelloStates {
 /// About how many bytes a state takes.
 pub fn state_bytes(state: &RuleState) -> usize {
     let rule = state.rule.kind.len() + state.rule.namespace.len() + state.rule.name.len();
-    let travel = state.travel.base().map_or(0, |base| 2 * base.len().max(64));
     let namespaces = state.given_up.iter().flat_map(|given_up| &given_up.namespaces).map(|name| name.len() + 24);
     let failures = state.failures.iter().map(|failure| {
         let copy = &failure.copy;
         200 + copy.resource.len() + copy.namespace.len() + copy.name.len() + failure.message.len()
     });
-    OVERHEAD + state.uid.as_str().len() + rule + travel + namespaces.sum::<usize>() + failures.sum::<usize>()
+    OVERHEAD + state.uid.as_str().len() + rule + namespaces.sum::<usize>() + failures.sum::<usize>()
 }
 
 #[cfg(test)]

@@ -7,8 +7,6 @@
 //! - Once every batch has been taken out and no claim is pending, the agent holds exactly what the claims want, plus
 //!   what the hub cannot compute now and what it does not know.
 //! - A source is removed only when a rule that the hub knows positively no longer wants it.
-//! - An agent that goes back, and is to go on, hears so only when it has been sent all that is wanted: what it was sent before
-//!   is what went wrong.
 //! - Upserts leave before tombstones: what is handed from one rule to another is never missing.
 //! - What was sent on the stream counts as held: the stream is ordered and reliable, and a broken one is followed by a
 //!   new session with a new account of what is held.
@@ -32,10 +30,10 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     AskedDigest, Batch, DeletionPolicy, Intent, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotEnd, SourceRef,
-    Terms, TermsDigest, Tombstone, Travel,
+    Terms, TermsDigest, Tombstone,
 };
 
-use runnel_proto::{KEEPS_SINCE, PROTOCOL_MAX};
+use runnel_proto::PROTOCOL_MAX;
 
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
@@ -67,8 +65,6 @@ struct Heading {
     overwrite: Option<AskedDigest>,
     /// What may go of what is in namespaces given up.
     let_go: Option<AskedDigest>,
-    /// What becomes of what copies held before.
-    travel: Option<Travel>,
     /// Whether the rule rests, where its terms are not said.
     suspend: Option<bool>,
 }
@@ -76,8 +72,7 @@ struct Heading {
 impl Heading {
     fn is_empty(&self) -> bool {
         let permits = self.overwrite.is_some() || self.let_go.is_some();
-        let words = permits || self.travel.is_some() || self.suspend.is_some();
-        self.terms.is_none() && !self.unclaimed && !words
+        self.terms.is_none() && !self.unclaimed && !permits && self.suspend.is_none()
     }
 }
 
@@ -141,9 +136,7 @@ impl Session {
     pub fn hello(&mut self, rules: Vec<RuleState>) {
         for state in rules.into_iter().filter(|state| !state.gone) {
             let mut held = RuleStreamState::claimed_by_agent(&state);
-            // Older agents do not say it.
-            let rests = Some(state.suspended).filter(|_| self.protocol.0 >= KEEPS_SINCE);
-            (held.rests, held.told_rests) = (rests, rests);
+            (held.rests, held.told_rests) = (Some(state.suspended), Some(state.suspended));
             self.rules.insert(state.uid.clone(), held);
         }
     }
@@ -243,7 +236,7 @@ impl Session {
 
     /// The end of the snapshot, once: when the agent has been sent everything that the hub can compute.
     pub fn take_snapshot_end(&mut self) -> Option<SnapshotEnd> {
-        let said = self.unsent.is_empty() && self.has_said_headings() && self.removals.is_empty();
+        let said = self.unsent.is_empty() && self.headings.is_empty() && self.removals.is_empty();
         let said = said && self.hold != SendRestriction::Everything && !self.has_left_out_pairs();
         if self.snapshot_ended.is_some() || !self.hello_done || !said || self.is_waiting() {
             return None;
@@ -306,7 +299,6 @@ impl Session {
             if let Some(held) = self.rules.get_mut(&uid) {
                 (held.items, held.told) = (Items::default(), None);
                 (held.rests, held.told_rests) = (None, None);
-                (held.travel, held.told_travel) = (Travel::Plain, Travel::Plain);
             }
             delta_of(deltas, &uid).removal = Some(policy);
         }
@@ -319,7 +311,6 @@ impl Session {
             | Directive::Cordoned(assignment)
             | Directive::Suspended(assignment)
             | Directive::AwaitingWave(assignment)
-            | Directive::RollingBack(assignment)
                 if assignment.protocol() > self.protocol.0 =>
             {
                 Directive::Unknown
@@ -349,10 +340,9 @@ impl Session {
                 self.rest(uid);
                 self.say_whether_it_rests(uid, assignment);
             }
-            Directive::RollingBack(assignment) => self.goes_back(uid, assignment),
             Directive::Unclaimed => self.unclaimed(uid),
         }
-        let awaits = matches!(directive, Directive::AwaitingWave(_) | Directive::RollingBack(_));
+        let awaits = matches!(directive, Directive::AwaitingWave(_));
         if !awaits && !matches!(directive, Directive::Wanted(_)) {
             self.wants.remove(uid);
         }
@@ -369,7 +359,6 @@ impl Session {
             return;
         }
         self.say_terms(uid, assignment);
-        self.say_travel(uid, assignment.travel.as_ref());
         if assignment.terms.suspend {
             // Nothing is created, corrected or removed, what was on its way included.
             self.take_back(uid);

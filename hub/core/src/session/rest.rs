@@ -22,7 +22,6 @@ impl Session {
             held.rests = held.told_rests;
             held.told_unclaimed = false;
             (held.permit, held.let_go) = (None, None);
-            held.travel.clone_from(&held.told_travel);
         }
         self.take_back(uid);
     }
@@ -71,7 +70,6 @@ impl Session {
         held.items = Items::Uncertain;
         held.terms = None;
         held.rests = held.told_rests;
-        held.travel.clone_from(&held.told_travel);
         self.ask.remove(uid);
         self.headings.remove(uid);
         self.unsent.drop_of(uid);
@@ -89,7 +87,6 @@ impl Session {
         }
         (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
         held.rests = held.told_rests;
-        held.travel.clone_from(&held.told_travel);
         let was_told = std::mem::replace(&mut held.told_unclaimed, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.

@@ -2,9 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{
-    AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest, Travel,
-};
+use runnel_proto::model::{AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest};
 
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, SourceContent};
@@ -32,10 +30,6 @@ pub(super) struct RuleStreamState {
     pub(super) lapsed: Option<AskedDigest>,
     /// What the agent said last that waits there.
     pub(super) waits: Option<AskedDigest>,
-    /// What the agent was told that becomes of what copies held before, or will be when what waits is sent.
-    pub(super) travel: Travel,
-    /// What it was told.
-    pub(super) told_travel: Travel,
     /// The last batch that named the rule.
     pub(super) named: u64,
     /// The order to remove the rule that the agent has not answered.
@@ -51,9 +45,8 @@ impl RuleStreamState {
     pub(super) fn claimed_by_agent(state: &RuleState) -> Self {
         let items = Items::Digest { digest: state.intents_digest, intents: u64::from(state.intents) };
         let waits = state.given_up.as_ref().map(|given_up| given_up.digest);
-        let (travel, told_travel) = (state.travel.clone(), state.travel.clone());
         let (terms, told) = (state.terms_digest, state.terms_digest);
-        Self { terms, told, items, waits, travel, told_travel, former: true, ..Self::default() }
+        Self { terms, told, items, waits, former: true, ..Self::default() }
     }
 
     /// Whether something must come in before the agent is up to date.
@@ -73,13 +66,7 @@ impl RuleStreamState {
         // An agent that was told that nobody knows the rule has heard nothing else since.
         let rests = matches!(
             self.directive,
-            Some(
-                Directive::Unknown
-                    | Directive::AwaitingWave(_)
-                    | Directive::RollingBack(_)
-                    | Directive::RemovalBlocked
-                    | Directive::Cordoned(_)
-            )
+            Some(Directive::Unknown | Directive::AwaitingWave(_) | Directive::RemovalBlocked | Directive::Cordoned(_))
         );
         self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
     }

@@ -86,7 +86,7 @@ impl Deliveries {
         let holds = assignment.as_ref().is_some_and(|assignment| {
             let same =
                 state.intents_digest == assignment.digest() && state.terms_digest == Some(assignment.terms.digest);
-            same && state.counts.is_settled() && !state.travel.reverts()
+            same && state.counts.is_settled()
         });
         match () {
             () if failed => way.state = State::Failed,
@@ -164,7 +164,7 @@ mod tests {
         let content = SourceContent::new(Revision([revision; 16]), Payload::encode(vec![]));
         plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(Arc::new(content))));
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
-        ClusterAssignment { cluster, plan, terms: rule.terms, judged, travel: None }
+        ClusterAssignment { cluster, plan, terms: rule.terms, judged, rolled_back: None }
     }
 
     fn state(assignment: &ClusterAssignment, applied: u32, failed: u32) -> RuleState {

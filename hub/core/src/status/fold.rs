@@ -25,7 +25,7 @@ pub struct View<'a> {
     pub rule: &'a Rule,
     /// What it selects.
     pub plan: &'a RulePlan,
-    /// What of that is sent.
+    /// What is sent: of that, or instead of it where that is rolled back.
     pub cluster_plans: &'a ClusterPlans,
     /// The clusters that it chooses, by what is granted there.
     pub target_clusters: &'a TargetClusters,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use runnel_proto::model::{
     Asked, ClusterName, Counts, Failure, GivenUp, LostWatch, NAMESPACES, Proof, ProofKey, RuleName, RuleState, RuleUid,
-    SetDigest, TermsDigest, Travel,
+    SetDigest, TermsDigest,
 };
 
 use super::SILENCE;
@@ -28,10 +28,6 @@ pub(super) struct RuleReport {
     pub(super) waiting_takeovers: u32,
     /// What is to go because its namespace is no longer a target.
     pub(super) given_up: Option<GivenUp>,
-    /// What it does with what its copies held before.
-    pub(super) travel: Travel,
-    /// How many of the copies that should have gone back had nothing to go back to.
-    pub(super) left: u32,
     /// What it shows of its copies.
     pub(super) proof: Option<Proof>,
     /// About how much all this takes.
@@ -286,8 +282,6 @@ impl ReportStore {
             intents: state.intents,
             counts: state.counts,
             failures: state.failures,
-            travel: state.travel,
-            left: state.left,
             proof: state.proof,
             bytes,
         };

@@ -2,7 +2,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{ClusterName, Reason as Trouble, Travel};
+use runnel_proto::model::{ClusterName, Reason as Trouble};
 
 use super::cluster_view::ClusterView;
 use super::fold::{ConditionValue, counted};
@@ -12,6 +12,8 @@ use super::rule_cluster_state::{
     proved, standing,
 };
 use super::{Now, ReportStore, View};
+use crate::index::Former;
+use crate::plan::{ClusterPlans, RollbackBlocker, TargetClusters};
 use crate::rollout::{Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, step};
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
 
@@ -27,6 +29,10 @@ pub struct Rolling<'a> {
     pub progress: Option<Progress>,
     /// A cluster that fails, and why.
     pub failing: Option<(ClusterName, String)>,
+    /// What the target sends, and where.
+    pub newest: (&'a ClusterPlans, &'a TargetClusters),
+    /// What is sent where the target is rolled back.
+    pub former: &'a Former,
 }
 
 impl View<'_> {
@@ -37,15 +43,10 @@ impl View<'_> {
         !self.rule.terms.suspend && self.rolling.as_ref().is_some_and(|rolling| !is_let_in(rolling))
     }
 
-    /// Whether a cluster goes back from what is rolled out, or has.
+    /// Whether a cluster is rolled back, or has been.
     pub(super) fn goes_back(&self, cluster: &ClusterName) -> bool {
         let gate = self.rolling.as_ref().and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
-        gate.is_some_and(|(gate, target)| gate.travel.reverts() && gate.lets_in(target, cluster))
-    }
-
-    /// Whether it says that it has been told so.
-    pub(super) fn has_gone_back(&self, account: &RuleReport) -> bool {
-        self.rolling.as_ref().is_some_and(|rolling| goes_back_from(account, rolling.target))
+        gate.is_some_and(|(gate, target)| gate.reverts() && gate.lets_in(target, cluster))
     }
 
     /// How far the rule's rollout has come.
@@ -63,33 +64,29 @@ impl View<'_> {
         if rests || !is_known {
             return None;
         }
+        let known =
+            self.progress().filter(|progress| progress.revision == self.rolling.as_ref().map_or("", |it| it.target));
+        let back = known.is_some_and(|progress| progress.phase.goes_back());
+        self.compare_with_former(back);
         let mut rolling = self.rolling.take()?;
         let known = rolling.progress.as_ref().filter(|progress| progress.revision == rolling.target);
-        let back = known.is_some_and(|progress| progress.phase.goes_back());
-        let target = rolling.target.to_owned();
-        let health = |turn: &RolloutPosition| match back {
-            true => health_back(self, &self.cluster(report_store, &turn.cluster), &target, now),
-            false => health(self, &self.cluster(report_store, &turn.cluster), now),
+        let base = match known {
+            Some(progress) if !progress.is_completed() => progress.base.as_deref(),
+            _ => rolling.progress.as_ref().and_then(Progress::completed_target),
         };
+        let has_former = rolling.former.is_of(base).is_ok();
+        let target = rolling.target.to_owned();
+        let health = |turn: &RolloutPosition| health(self, &self.cluster(report_store, &turn.cluster), now);
         let clusters: Vec<_> = turns.into_iter().map(|turn| (health(&turn), turn)).map(|(how, it)| (it, how)).collect();
         let settling =
             clusters.iter().any(|(turn, _)| is_awaited(self, &self.cluster(report_store, &turn.cluster), now.instant));
         // Whom another process let in is heard of as it connects.
         let is_new = settling || rolling.gate.is_none();
-        let base = rolling.progress.as_ref().map(|progress| Travel::Keep(progress.base()));
-        let keeps = |account: &RuleReport| base.as_ref() == Some(&account.travel);
-        let holds_it = |cluster: &ClusterView<'_>, account: &RuleReport| holds_the_plan(self, cluster, account);
-        let is_sent = |cluster: &ClusterView<'_>, account: &RuleReport| {
-            goes_back_from(account, &target) || (keeps(account) && holds_it(cluster, account))
+        let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
+            account.counts.under_way() > 0 && holds_the_plan(self, cluster, account)
         };
-        let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| match account.counts.under_way() {
-            0 => false,
-            _ if back => goes_back_from(account, &target) || keeps(account),
-            _ => !account.travel.reverts() && holds_it(cluster, account),
-        };
-        let sent = if back { those(self, report_store, &clusters, is_sent) } else { BTreeSet::new() };
         let at_work = if is_new { those(self, report_store, &clusters, is_at_work) } else { BTreeSet::new() };
-        let seen = Observation { target: rolling.target, clusters, settling, sent, at_work };
+        let seen = Observation { target: rolling.target, clusters, settling, at_work, has_former };
         let (mut progress, gate) =
             step(rolling.rollout, rolling.progress.as_ref(), rolling.gate.as_deref(), &seen, now);
         let counts = |turn: &RolloutPosition| progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster);
@@ -101,17 +98,32 @@ impl View<'_> {
         if progress.phase.goes_back() {
             let why = || rolling.failing.as_ref().map(|(cluster, why)| shortened(&format!("{cluster}: {why}")));
             progress.failure = progress.failure.or_else(why);
-            let accounts =
-                seen.clusters.iter().filter_map(|(turn, _)| report_store.account(&turn.cluster, &self.rule.uid));
-            let gone_back = accounts.filter(|account| goes_back_from(account, &target));
-            let left = gone_back.map(|account| u64::from(account.left)).sum();
-            // Who is still to connect said it to another process.
-            progress.left = if seen.settling { progress.left.max(left) } else { left };
         }
+        let blocker = rolling.former.is_of(progress.completed_target()).err();
+        progress.rollback_blocker = blocker.filter(|_| rolling.rollout.reverts).map(|blocker| blocker.message());
         rolling.progress = Some(progress);
         rolling.gate = Some(Cow::Owned(gate.clone()));
         self.rolling = Some(rolling);
+        self.compare_with_former(gate.reverts());
         Some(gate)
+    }
+
+    /// Compares clusters with what is sent where the target is rolled back, or with the target.
+    pub(super) fn compare_with_former(&mut self, back: bool) {
+        let Some(rolling) = &self.rolling else { return };
+        let (former, newest) = (rolling.former, rolling.newest);
+        let plans = || former.plans(self.rule, newest.1, &self.plan.scope);
+        (self.cluster_plans, self.target_clusters) = match back.then(plans).flatten() {
+            Some(former) => (&former.cluster_plans, &former.target_clusters),
+            None => newest,
+        };
+    }
+
+    /// The target is completed, and this became of keeping what it sends.
+    pub fn note_kept(&mut self, kept: Result<(), &RollbackBlocker>) {
+        if let Some(progress) = self.rolling.as_mut().and_then(|rolling| rolling.progress.as_mut()) {
+            progress.rollback_blocker = kept.err().map(RollbackBlocker::message);
+        }
     }
 }
 
@@ -120,12 +132,12 @@ fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
     is_awaited(view, cluster, now.instant) || !cluster.is_connected(now.instant)
 }
 
-/// How a cluster is with what the rule wants now.
+/// How a cluster is with what the rule sends now, or would send where it is rolled back.
 fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Away;
     }
-    if is_too_old(view, cluster, now.instant) {
+    if is_too_old(cluster, now.instant) {
         return Health::Failed;
     }
     let account = cluster.account.filter(|account| holds_the_plan(view, cluster, account));
@@ -135,8 +147,6 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     };
     let counts = account.counts;
     match () {
-        // What it holds is what was there before, whatever it was sent.
-        () if account.travel.reverts() => Health::Pending,
         () if counts.under_way() > 0 || is_given_up(view, account) => Health::Pending,
         () if !cluster.sent.render_errors.is_empty() => Health::Failed,
         () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
@@ -144,27 +154,6 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         () if proved(view, cluster, account) == Proved::No => Health::Failed,
         () if is_comparable(view, cluster) => Health::Applied,
         () => Health::Quiet,
-    }
-}
-
-/// Whether a cluster was told to go back from a target.
-fn goes_back_from(account: &RuleReport, target: &str) -> bool {
-    matches!(&account.travel, Travel::Revert { target: from, .. } if from == target)
-}
-
-/// How a cluster is that is to go back from a target.
-fn health_back(view: &View<'_>, cluster: &ClusterView<'_>, target: &str, now: Now) -> Health {
-    if is_silent(view, cluster, now) || view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed()
-    {
-        return Health::Away;
-    }
-    // Who holds nothing of the rule has nothing to put back.
-    let Some(account) = cluster.account else { return Health::Applied };
-    match () {
-        () if !goes_back_from(account, target) || account.counts.under_way() > 0 => Health::Pending,
-        () if failed_copies(view, account) > 0 && has_failed(account) => Health::Failed,
-        () if account.counts.failed > 0 => Health::Pending,
-        () => Health::Applied,
     }
 }
 
@@ -196,13 +185,11 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
     let example = rolling.failing.as_ref().map(|(cluster, why)| format!("; in {cluster}: {why}")).unwrap_or_default();
-    let stays = match rolling.rollout.reverts {
-        true if progress.is_completed() => ". It had been completed, so that no cluster goes back",
-        true => {
-            ". It began when spec.rollout.onFailure was not Revert, or others have since the last one that was completed, so \
-                 that no cluster goes back"
-        }
-        false => "",
+    let stays = match &progress.rollback_blocker {
+        _ if !rolling.rollout.reverts => String::new(),
+        _ if progress.is_completed() => ". It had been completed, so it is not rolled back".to_owned(),
+        Some(blocker) => format!(". It is not rolled back: {blocker}"),
+        None => String::new(),
     };
     let message = format!(
         "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}{stays}. Nothing further is \
@@ -214,7 +201,7 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(ConditionStatus::True, Reason::TooManyFailures, message))
 }
 
-/// Clusters that a change reached go back, or have.
+/// The rollout is being rolled back, or has been.
 pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
     let (_, progress) = progress_of(view)?;
     let is_over = progress.phase == Phase::Reverted;
@@ -239,22 +226,15 @@ fn said_of_going_back(view: &View<'_>) -> Option<String> {
     let example = progress.failure.as_ref().map(|why| format!("; in {why}")).unwrap_or_default();
     let (reverted, reached) = (progress.reverted, clusters(progress.reached));
     let how = match progress.phase {
-        Phase::Reverting => format!("Of {reached} that it reached, {reverted} went back to the former contents so far"),
-        _ if reverted == progress.reached => format!("{reached} that it reached went back to the former contents"),
+        Phase::Reverting => format!("Of {reached} that it reached, {reverted} are rolled back so far"),
+        _ if reverted == progress.reached => format!("Of {reached} that it reached, all are rolled back"),
         _ => format!(
-            "Of {reached} that it reached, {reverted} went back to the former contents; the others could not, or are not \
-             connected and will when they are"
+            "Of {reached} that it reached, {reverted} are rolled back; the others could not, or are not connected and will be \
+             when they are"
         ),
     };
-    let left = match progress.left {
-        0 => String::new(),
-        left => {
-            let copies = counted(i64::try_from(left).unwrap_or(i64::MAX), "copy", "copies");
-            format!(", and {copies} of which nothing was kept, as the change made them, stay as they are")
-        }
-    };
     Some(format!(
-        "the rollout went wrong in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. {how}{left}. An \
+        "the rollout went wrong in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. {how}. An \
          edit of the source or the rule begins a new rollout; to try this one again once the failures are cured set paused \
          to true and to false again",
         progress.wave,

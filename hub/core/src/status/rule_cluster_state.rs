@@ -1,7 +1,6 @@
 //! How one rule stands in one cluster.
 use std::time::Instant;
 
-use runnel_proto::KEEPS_SINCE;
 use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey};
 
 use super::cluster_view::ClusterView;
@@ -75,8 +74,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     let Some(account) = cluster.account else {
         return match () {
             () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
-            () if view.goes_back(cluster.name) => ClusterState::Waiting,
-            () if is_too_old(view, cluster, now) => ClusterState::Failed,
+            () if is_too_old(cluster, now) => ClusterState::Failed,
             () if cluster.is_unconfirmed() => ClusterState::Waiting,
             () if view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) => ClusterState::Waiting,
             () => ClusterState::Progressing,
@@ -88,11 +86,10 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         // Copies that cannot be removed: what is left of them says why.
         () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
         () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
-        () if view.goes_back(cluster.name) => match view.has_gone_back(account) && counts.is_settled() {
-            true => ClusterState::Waiting,
-            false => ClusterState::Progressing,
-        },
-        () if is_too_old(view, cluster, now) => ClusterState::Failed,
+        () if view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled() => {
+            ClusterState::Waiting
+        }
+        () if is_too_old(cluster, now) => ClusterState::Failed,
         () if !cluster.sent.render_errors.is_empty() => ClusterState::Failed,
         () if is_behind(view, cluster, account) => ClusterState::Waiting,
         () if is_unconfirmed(view, cluster, account) => ClusterState::Waiting,
@@ -135,7 +132,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
         ClusterState::Failed if cluster.is_beyond(view) => (Reason::RuleLimit, beyond(cluster)),
-        ClusterState::Failed if counts.failed == 0 && is_too_old(view, cluster, now) => {
+        ClusterState::Failed if counts.failed == 0 && is_too_old(cluster, now) => {
             let message = "the agent is too old for what this rule says, or is granted; upgrade it";
             (model::Reason::Unsupported.into(), message.to_owned())
         }
@@ -155,9 +152,10 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
         ClusterState::Waiting if view.awaits(name) => {
             (Reason::RollingOut, "its turn in the rollout has not come: it keeps what it has".to_owned())
         }
-        ClusterState::Waiting if view.goes_back(name) => {
-            (Reason::Reverted, "it has gone back to what it had before the rollout".to_owned())
-        }
+        ClusterState::Waiting if view.goes_back(name) => (
+            Reason::Reverted,
+            "its copies are as the last completed rollout sent them: the newest one failed".to_owned(),
+        ),
         ClusterState::Waiting
             if account.map_or(cluster.is_unconfirmed(), |account| is_unconfirmed(view, cluster, account)) =>
         {
@@ -258,10 +256,9 @@ fn failed() -> (Reason, String) {
 }
 
 /// Whether the agent could not keep to the rule's terms, so that they are not said to it.
-pub(super) fn is_too_old(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> bool {
+pub(super) fn is_too_old(cluster: &ClusterView<'_>, now: Instant) -> bool {
     let terms = cluster.terms.map_or(0, |terms| terms.protocol());
-    let keeps = view.rule.rollout.as_ref().is_some_and(|rollout| rollout.reverts);
-    let needed = terms.max(cluster.sent.protocol()).max(if keeps { KEEPS_SINCE } else { 0 });
+    let needed = terms.max(cluster.sent.protocol());
     cluster.session(now).is_some_and(|session| session.protocol < needed)
 }
 
@@ -281,7 +278,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
     let Some(terms) = cluster.terms else { return false };
     let same = account.intents_digest == digest_on(cluster.sent, terms);
     let counts = account.counts;
-    let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !account.travel.reverts();
+    let applied = counts.applied.saturating_add(counts.waiting) == counts.copies && !view.goes_back(cluster.name);
     let applied = applied && cluster.lost_watch(view).is_none();
     is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }
@@ -305,8 +302,8 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
     fn from(entry: &'a RuleEntry) -> Self {
         Self {
             plan: &entry.plan,
-            cluster_plans: &entry.cluster_plans,
-            target_clusters: &entry.target_clusters,
+            cluster_plans: entry.sent().0,
+            target_clusters: entry.sent().1,
             held: entry.brake.is_holding(),
         }
     }
@@ -346,7 +343,7 @@ impl<'a> Sent<'a> {
         let same = account.terms_digest == Some(terms.digest) && account.intents_digest == digest_on(plan, terms);
         let counts = account.counts;
         let all = counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
-        if !is_known || self.held || !same || !all || account.travel.reverts() {
+        if !is_known || self.held || !same || !all {
             return Proved::Untold;
         }
         match proof_on(plan, terms, key) {

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
     ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason, Revision, RuleState,
-    SourceRef, Travel,
+    SourceRef,
 };
 use serde_json::json;
 
@@ -35,7 +35,6 @@ struct World {
     given_up: Option<runnel_proto::model::GivenUp>,
     held_given_up: Option<crate::index::BlockedAgentWork>,
     rolling: Option<rollouts::Under>,
-    travel: Travel,
     proof: Option<Proof>,
 }
 
@@ -93,7 +92,6 @@ impl World {
             given_up: None,
             held_given_up: None,
             rolling: None,
-            travel: Travel::Plain,
             proof: None,
         }
     }
@@ -110,7 +108,7 @@ impl World {
     }
 
     fn view<'a>(&'a self, previous: &'a RuleStatus) -> View<'a> {
-        View {
+        let mut view = View {
             rule: &self.rule,
             plan: &self.plan,
             cluster_plans: &self.cluster_plans,
@@ -121,11 +119,13 @@ impl World {
             takeovers: self.held_takeovers.clone(),
             given_up_in: self.given_up.iter().flat_map(|given_up| given_up.namespaces.clone()).collect(),
             given_up: self.held_given_up.clone(),
-            rolling: self.rolling.as_ref().map(rollouts::Under::rolling),
+            rolling: self.rolling.as_ref().map(|under| under.rolling((&self.cluster_plans, &self.target_clusters))),
             previous,
             hub_started: self.started,
             overdue: self.overdue,
-        }
+        };
+        view.compare_with_former(self.rolling.as_ref().is_some_and(rollouts::Under::reverts));
+        view
     }
 
     fn report(&mut self, cluster: &str, counts: Counts, failures: Vec<Failure>) {
@@ -144,7 +144,6 @@ impl World {
             counts,
             takeovers: self.takeovers,
             given_up: self.given_up.clone(),
-            travel: self.travel.clone(),
             proof: self.proof,
             ..RuleState::new("r".into())
         }

@@ -95,8 +95,8 @@ impl Scene {
             Directive::Cordoned(_) => {
                 (ClusterEligibility::Asked, "it is cordoned: it keeps what it has and gets nothing new")
             }
-            Directive::RollingBack(_) => {
-                (ClusterEligibility::Asked, "its rollout goes back: this is what a new change would do")
+            Directive::AwaitingWave(_) if entry.reverts() => {
+                (ClusterEligibility::Asked, "its rollout is rolled back: this is what a new change would do")
             }
             Directive::Wanted(_) | Directive::AwaitingWave(_) if self.behind.contains(name) => {
                 (ClusterEligibility::Asked, BEHIND)
@@ -109,7 +109,7 @@ impl Scene {
     fn directive(&self, name: &ClusterName) -> Directive {
         let entry = self.index.rule(&self.uid);
         match self.index.directive(&self.uid, name) {
-            Directive::AwaitingWave(assignment) | Directive::RollingBack(assignment)
+            Directive::AwaitingWave(assignment)
                 if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
             {
                 Directive::Cordoned(assignment)
@@ -146,12 +146,10 @@ impl Scene {
     pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
         // Before its turn a cluster gets nothing of the change, not for a trial either.
-        let rehearse = asking.rehearse && !matches!(directive, Directive::AwaitingWave(_) | Directive::RollingBack(_));
+        let rehearse = asking.rehearse && !matches!(directive, Directive::AwaitingWave(_));
         let nothing = || Suppose { rehearse, key: asking.key, ..Suppose::nothing(0, self.uid.clone()) };
         let (asked, left_out) = match directive {
-            Directive::Wanted(assignment)
-            | Directive::AwaitingWave(assignment)
-            | Directive::RollingBack(assignment) => {
+            Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) => {
                 let terms = Terms::clone(&assignment.terms);
                 let mut room = if rehearse { PAYLOADS } else { 0 };
                 let intents = assignment.intents().take(SUPPOSED_LIMIT);

@@ -2,7 +2,7 @@
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy, Travel,
+    Content, FieldsKey, Foreseen, Payload, Revision, SUPPOSED_LIMIT, SourceRef, Suppose, Supposed, SupposedCopy,
 };
 use serde_json::{Value, json};
 
@@ -203,7 +203,7 @@ fn who_is_behind_in_a_rollout_under_way_is_named() {
     };
     let let_in = |index: &mut Index, reach: AdmittedClusters| {
         let revision = index.rule(&"all".into()).unwrap().target().to_owned();
-        index.let_in(&"all".into(), Gate { revision, reach, rests: false, travel: Travel::Plain });
+        index.let_in(&"all".into(), Gate { revision, reach, rests: false, back_to: None });
     };
     let_in(&mut index, AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())])));
     assert_eq!((behind(&index, &waves), behind(&index, &json!({}))), (vec![false, true], vec![false, true]));

@@ -29,11 +29,7 @@ impl Texts {
         wire::RuleName { kind: self.next(), namespace: self.next(), name: self.next() }
     }
 
-    fn travel(&mut self, way: i32) -> wire::Travel {
-        wire::Travel { way, target: self.next(), base: self.next() }
-    }
-
-    fn state(&mut self, way: i32) -> wire::RuleState {
+    fn state(&mut self) -> wire::RuleState {
         let failure = |all: &mut Self| wire::Failure {
             reason: 1,
             resource: all.next(),
@@ -49,7 +45,6 @@ impl Texts {
             given_up: 1,
             given_up_digest: vec![1; 16].into(),
             given_up_namespaces: vec![self.next(), self.next()],
-            travel: Some(self.travel(way)),
             ..wire::RuleState::default()
         }
     }
@@ -65,8 +60,8 @@ impl Texts {
                 cluster_uid: self.next(),
                 ..wire::Hello::default()
             }),
-            Frame::HeldRules(wire::HeldRules { rules: (0..9).map(|way| self.state(way)).collect(), last: true }),
-            Frame::Report(wire::Report { rules: (0..9).map(|way| self.state(way)).collect() }),
+            Frame::HeldRules(wire::HeldRules { rules: (0..9).map(|_| self.state()).collect(), last: true }),
+            Frame::Report(wire::Report { rules: (0..9).map(|_| self.state()).collect() }),
             Frame::Detail(wire::Detail {
                 rule_uid: self.next(),
                 intents: vec![wire::HeldIntent { source: Some(self.source()), revision: vec![1; 16].into() }],
@@ -144,7 +139,6 @@ impl Texts {
                 ..wire::Intent::default()
             }],
             tombstones: vec![wire::Tombstone { source: Some(self.source()), deletion_policy: 1 }],
-            travel: Some(self.travel(3)),
             ..wire::RuleDelta::default()
         }
     }
@@ -187,7 +181,7 @@ proptest! {
         prop_assert!(is_filtered(&format!("{refused:?}")), "{:?}", refused);
         for delta in read.rules {
             let sources: Vec<_> = delta.upserts.iter().map(|intent| intent.source.clone()).collect();
-            let shown = format!("{:?} {:?} {sources:?} {:?} {:?}", delta.uid, delta.terms, delta.tombstones, delta.travel);
+            let shown = format!("{:?} {:?} {sources:?} {:?}", delta.uid, delta.terms, delta.tombstones);
             prop_assert!(is_filtered(&shown), "{}", shown);
             prop_assert!(sources.iter().all(has_names_only));
         }
@@ -213,22 +207,16 @@ proptest! {
 
 #[test]
 fn items_with_bad_names_are_refused_and_the_rest_is_read() {
-    let state = |uid: &str, way| {
-        let travel = Some(wire::Travel { way, ..wire::Travel::default() });
-        wire::RuleState {
-            rule_uid: uid.into(),
-            intents_digest: vec![0; 16].into(),
-            travel,
-            ..wire::RuleState::default()
-        }
+    let state = |uid: &str| wire::RuleState {
+        rule_uid: uid.into(),
+        intents_digest: vec![0; 16].into(),
+        ..wire::RuleState::default()
     };
     let long = "x".repeat(NAME_LIMIT + 1);
-    let rules = vec![state("a", 1), state("\u{1b}[2K", 1), state(&long, 1), state("", 1), state("b", 99)];
+    let rules = vec![state("a"), state("\u{1b}[2K"), state(&long), state(""), state("b")];
     let frame = wire::agent_frame::Frame::Report(wire::Report { rules });
     let (AgentFrame::Report(read), refused) = agent_frame(wire::AgentFrame { frame: Some(frame) }).unwrap() else {
         panic!("not a report")
     };
     assert_eq!((read.len(), refused), (2, 3));
-    // A way of later times differs from all that this hub can want, so that it says what it wants.
-    assert_eq!((&read[0].travel, &read[1].travel), (&Travel::Plain, &Travel::Keep(String::new())));
 }

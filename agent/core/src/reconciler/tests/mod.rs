@@ -1,5 +1,4 @@
 mod adoption;
-mod back;
 mod contention;
 mod found;
 mod given_up;

@@ -34,10 +34,6 @@ impl Orders {
             if delta.removal.is_some() {
                 self.rules.remove(&delta.uid);
             }
-            // Whoever goes back says so.
-            if delta.travel.is_some() {
-                self.removed.retain(|(_, key)| key.rule != delta.uid);
-            }
         }
     }
 

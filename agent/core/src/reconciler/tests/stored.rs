@@ -79,43 +79,6 @@ fn crash_in_a_purge_creates_no_removed_copy() {
 }
 
 #[test]
-fn crash_in_a_removal_creates_no_copy_from_what_a_rollback_kept() {
-    for whole_rule in [false, true] {
-        for request in 0.. {
-            let mut world = World::new(&["team", "a"]);
-            world.connect();
-            world.batch(vec![RuleDelta { upserts: vec![intent("s0", 1)], ..with_terms("r", terms("r", &["a"])) }]);
-            world.settle_now();
-            let travel = Some(Travel::Keep("1".into()));
-            world.batch(vec![RuleDelta { upserts: vec![intent("s0", 2)], travel, ..delta() }]);
-            world.settle_now();
-            let travel = Some(Travel::Revert { target: "t".into(), base: "1".into() });
-            world.batch(vec![RuleDelta { travel, ..delta() }]);
-            world.settle_now();
-            assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
-            match whole_rule {
-                true => {
-                    world.batch(vec![RuleDelta { removal: Some(DeletionPolicy::Delete), ..delta() }]);
-                }
-                false => remove(&mut world, &["s0"]),
-            }
-            world.give_out();
-            let requests = world.under_way.len();
-            assert!(requests > 0);
-            if request == requests {
-                break;
-            }
-            world.under_way.rotate_left(request);
-            crash_after_one(&mut world);
-            let is_deleted = !world.objects.contains_key(&copy("a", "s0"));
-            world.restart();
-            world.settle();
-            assert_eq!(!world.objects.contains_key(&copy("a", "s0")), is_deleted, "request {request}");
-        }
-    }
-}
-
-#[test]
 fn copy_in_a_terminating_namespace_brings_no_removed_copy_back() {
     let mut world = applied();
     world.set_namespace("b", Some(Namespace { terminating: true, ..Namespace::default() }));

@@ -8,16 +8,14 @@ use runnel_proto::model::*;
 
 use super::orders::Orders;
 use crate::copy::CopyError;
-use crate::copy::IntentKey;
 use crate::decide::ExpectedObject;
 pub use crate::desired::Namespace;
 use crate::desired::{Home, StoredRule};
 use crate::foresee::{Found, answer, foresee};
-use crate::job::{ContentSource, DesiredObject, Done, Job, Work, Wrote};
 use crate::job::{CopyKnowledge, Item, Supposition};
+use crate::job::{DesiredObject, Done, Job, Work, Wrote};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
-use crate::previous::{Kept, Previous, ToKeep};
 use crate::queue::Key;
 use crate::reconciler::{Event, Reconciler, Setup};
 use crate::records::Observed;
@@ -68,8 +66,6 @@ pub struct World {
     pub lets_go: bool,
     /// Nothing lets the agent overwrite or delete what it did not create.
     pub spares: bool,
-    /// What the agent keeps of copies as they were before a rollout.
-    pub kept: BTreeMap<IntentKey, Kept>,
     /// What is to be stored is stored at once.
     pub saves: bool,
     orders: Orders,
@@ -149,7 +145,6 @@ pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Reconciler {
             cluster_uid: "member".into(),
         },
         stored,
-        previous: vec![],
         hub_cluster_uid: Some("hub".into()),
         policy: Arc::new(policy.clone()),
         seed: 1,
@@ -176,7 +171,6 @@ impl World {
             forbidden: BTreeSet::new(),
             lets_go: true,
             spares: false,
-            kept: BTreeMap::new(),
             saves: true,
             orders: Orders::default(),
             version: 100,
@@ -282,7 +276,6 @@ impl World {
         self.under_way.clear();
         self.untold.clear();
         self.core = core(self.stored.clone(), &self.policy);
-        self.core.previous = Previous::of(self.kept.clone().into_iter().collect());
         self.list();
     }
 
@@ -380,7 +373,7 @@ impl World {
                 let denied = self.policy.denies_namespace(name, "runnel-system").or(self.policy.denies_creation(name));
                 assert_eq!(denied, None, "{name} is created");
             }
-            (Key::Kept(_) | Key::Question(_), _) => {}
+            (Key::Question(_), _) => {}
             (Key::Copy(copy), work) => {
                 assert!(self.policy.area(copy).is_some(), "{copy} is worked on out of sight");
                 if let Work::Create(body) | Work::Change(_, body) | Work::Adopt(_, body) | Work::Overwrite(_, body) =
@@ -418,10 +411,9 @@ impl World {
     /// Carries out the oldest job, but its answer is lost.
     pub fn lose_one(&mut self) {
         let Some(job) = self.under_way.pop_front() else { return };
-        // What was kept was answered before.
-        let Done { key, kept, .. } = self.carry_out(job);
+        let Done { key, .. } = self.carry_out(job);
         let copy_error = Some(CopyError::new(Reason::Unavailable, "no answer"));
-        self.hear(Event::Done(Box::new(Done { copy_error, kept, ..Done::new(key) })));
+        self.hear(Event::Done(Box::new(Done { copy_error, ..Done::new(key) })));
     }
 
     /// Lets everything happen that is due at this time.
@@ -574,15 +566,6 @@ impl World {
                 self.set_namespace(name, Some(Namespace::default()));
                 return done;
             }
-            Key::Kept(_) => {
-                if let Work::Forget(keys) = job.work {
-                    for (key, _) in keys {
-                        self.kept.remove(&key);
-                        done.forgot.push(key);
-                    }
-                }
-                return done;
-            }
             Key::Copy(copy) => copy.clone(),
             Key::Question(_) => return self.look_for(job),
         };
@@ -591,7 +574,7 @@ impl World {
             return done;
         }
         match job.work {
-            Work::CreateNamespace | Work::Forget(_) | Work::Foresee(_) => {}
+            Work::CreateNamespace | Work::Foresee(_) => {}
             Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {
@@ -674,14 +657,6 @@ impl World {
         done: &mut Done,
         adopted: bool,
     ) {
-        if let ContentSource::Kept(_) = &body.content {
-            let kept = self.kept.get(&body.intent).and_then(|kept| kept.revision);
-            assert_eq!(kept, Some(body.revision), "that is not what was kept");
-        }
-        if !self.keep(body, done) {
-            return;
-        }
-        self.is_kept(copy, body);
         if target.is_none() {
             self.orders.created(copy, &body.intent);
         }
@@ -733,40 +708,6 @@ impl World {
         done.observed = Some(Observed::Live(live));
         done.passed.extend(target.map(|target| target.version.clone()));
         done.wrote = Some(if target.is_some() { Wrote::Changed } else { Wrote::Created });
-    }
-
-    /// What is kept before a copy is written. Returns whether that could be done.
-    fn keep(&mut self, body: &DesiredObject, done: &mut Done) -> bool {
-        let Some(ToKeep { of, base }) = &body.keep else { return true };
-        let revision = match of {
-            None => None,
-            Some(copy) => {
-                let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
-                let revision = live.and_then(|live| Some(live.sealed.as_ref()?.revision));
-                if revision.is_none_or(|revision| revision == body.revision) {
-                    done.copy_error = Some(CopyError::new(Reason::Unavailable, "it has just changed"));
-                    return false;
-                }
-                revision
-            }
-        };
-        let kept = Kept { revision, place: 0, base: base.clone() };
-        let there = self.kept.entry(body.intent.clone()).or_insert_with(|| kept.clone());
-        if there.base != *base {
-            *there = kept;
-        }
-        done.kept = Some((body.intent.clone(), there.clone()));
-        true
-    }
-
-    /// The law of keeping: no intact copy is changed while its rule keeps what copies held, and nothing is kept of it.
-    fn is_kept(&self, copy: &SourceRef, body: &DesiredObject) {
-        let live = self.objects.get(copy).map(|object| &object.live).filter(|live| live.is_whole());
-        let sealed = live.and_then(|live| live.sealed.as_ref());
-        let changes =
-            sealed.is_some_and(|sealed| sealed.source == body.intent.source && sealed.revision != body.revision);
-        let keeps = self.core.desired.travel(&body.intent.rule) != Travel::Plain;
-        assert!(!changes || !keeps || self.kept.contains_key(&body.intent), "{copy} is changed, and nothing was kept");
     }
 
     pub fn holds(&self, copy: &SourceRef, rule: &str, name: &str, revision: u8) -> bool {

@@ -18,7 +18,7 @@ pub(in crate::index) struct Unrendered {
 }
 
 impl Unrendered {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::index) fn is_empty(&self) -> bool {
         self.sources.is_empty() && self.clusters.is_empty() && !self.again
     }
 

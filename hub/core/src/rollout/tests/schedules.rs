@@ -31,8 +31,10 @@ enum Happens {
     },
     Wait(u64),
     Budget(u64),
-    /// Whether what goes wrong is to go back.
+    /// Whether what fails is to be rolled back.
     Reverts(bool),
+    /// What is kept for a rollback is lost.
+    Loses,
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
@@ -52,6 +54,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         3 => (1u64..100).prop_map(Happens::Wait),
         1 => (0u64..4).prop_map(Happens::Budget),
         1 => any::<bool>().prop_map(Happens::Reverts),
+        1 => Just(Happens::Loses),
     ]
 }
 
@@ -62,8 +65,6 @@ struct Cluster {
     tier: usize,
     /// The newest target that was sent to it, and how it did.
     sent: Option<(String, Option<bool>)>,
-    /// The target from which it was told to go back, and how that did.
-    back: Option<(String, Option<bool>)>,
     there: bool,
 }
 
@@ -81,8 +82,8 @@ struct Simulated {
     uptime: u64,
     /// What was completed.
     completed: BTreeSet<String>,
-    /// Since then something was sent of which nobody kept what was there before.
-    unkept: bool,
+    /// The target whose state is kept.
+    kept: Option<String>,
 }
 
 impl Simulated {
@@ -90,7 +91,7 @@ impl Simulated {
         let there =
             |number| Cluster { connected: true, tier: number / 4, there: number % 5 != 4, ..Cluster::default() };
         let (hub, clusters) = (World::new(0, rollout), (0..CLUSTERS).map(there).collect());
-        let mut simulated = Self { hub, clusters, edits: 0, uptime: 1000, completed: BTreeSet::new(), unkept: false };
+        let mut simulated = Self { hub, clusters, edits: 0, uptime: 1000, completed: BTreeSet::new(), kept: None };
         simulated.look();
         simulated
     }
@@ -102,43 +103,35 @@ impl Simulated {
     /// What the hub sees.
     fn look(&mut self) {
         let target = self.hub.target.clone();
-        let progress = self.hub.progress.as_ref().filter(|progress| progress.revision == target);
+        let known = self.hub.progress.as_ref();
+        let progress = known.filter(|progress| progress.revision == target);
+        let base = match progress {
+            Some(progress) if !progress.is_completed() => progress.base.clone(),
+            _ => known.and_then(|progress| progress.completed_target().map(ToOwned::to_owned)),
+        };
+        self.hub.has_former = base.is_some() && base == self.kept;
         let goes_back = progress.is_some_and(|progress| progress.phase.goes_back());
+        // With what clusters are compared.
+        let wanted = if goes_back && self.hub.has_former { base.unwrap() } else { target };
         let all = self.clusters.iter().enumerate().filter(|(_, cluster)| cluster.there);
         self.hub.clusters = all
             .map(|(number, cluster)| {
                 let health = match &cluster.sent {
                     _ if !cluster.connected => Health::Away,
-                    _ if goes_back => match &cluster.back {
-                        Some((from, Some(true))) if *from == target => Health::Applied,
-                        Some((from, Some(false))) if *from == target => Health::Failed,
-                        _ => Health::Pending,
-                    },
-                    _ if cluster.back.is_some() => Health::Pending,
-                    Some((sent, Some(true))) if *sent == target => Health::Applied,
-                    Some((sent, Some(false))) if *sent == target => Health::Failed,
+                    Some((sent, Some(true))) if *sent == wanted => Health::Applied,
+                    Some((sent, Some(false))) if *sent == wanted => Health::Failed,
                     _ => Health::Pending,
                 };
                 (self.turn(number), health)
             })
             .collect();
         self.hub.settling = self.uptime < 45 && self.clusters.iter().any(|one| one.there && !one.connected);
-        let is_back = |cluster: &Cluster| cluster.back.as_ref().is_some_and(|(from, _)| *from == target);
-        let was_sent = |cluster: &Cluster| cluster.back.is_none() && cluster.sent_to(&target);
-        let says = |cluster: &Cluster| cluster.there && cluster.connected;
-        let those = |is_so: &dyn Fn(&Cluster) -> bool| -> BTreeSet<ClusterName> {
-            let all = self.clusters.iter().enumerate().filter(|(_, cluster)| says(cluster) && is_so(cluster));
-            all.map(|(number, _)| format!("c{number}").into()).collect()
-        };
-        let sent = those(&|cluster| goes_back && (is_back(cluster) || was_sent(cluster)));
-        let is_at_work = |cluster: &Cluster| match (&cluster.back, &cluster.sent) {
-            (Some((from, None)), _) => goes_back && *from == target,
-            (None, Some((sent, None))) => *sent == target,
-            _ => false,
-        };
         let is_new = self.hub.gate.is_none() || self.hub.settling;
-        let at_work = those(&|cluster| is_new && is_at_work(cluster));
-        (self.hub.sent, self.hub.at_work) = (sent, at_work);
+        let is_at_work = |cluster: &Cluster| {
+            is_new && cluster.there && cluster.connected && cluster.sent == Some((wanted.clone(), None))
+        };
+        let at_work = self.clusters.iter().enumerate().filter(|(_, cluster)| is_at_work(cluster));
+        self.hub.at_work = at_work.map(|(number, _)| format!("c{number}").into()).collect();
     }
 
     /// Takes a step and checks what follows from it.
@@ -163,9 +156,9 @@ impl Simulated {
         }
         if told.is_completed() {
             self.completed.insert(told.revision.clone());
-            self.unkept = false;
-        } else if !phase.goes_back() && self.hub.gate.as_ref().unwrap().travel == Travel::Plain {
-            self.unkept |= !self.hub.let_in().is_empty();
+            if self.hub.rollout.reverts && before.as_ref().is_none_or(|before| !before.is_completed()) {
+                self.kept = Some(told.revision.clone());
+            }
         }
         if phase.goes_back() {
             return self.went_back(&told, &were_in);
@@ -231,26 +224,23 @@ impl Simulated {
             let number: usize = name[1..].parse().unwrap();
             let cluster = &mut self.clusters[number];
             let has_it = cluster.sent_to(&told.revision);
-            if cluster.connected && (!has_it || cluster.back.is_some()) {
-                (cluster.sent, cluster.back) = (Some((told.revision.clone(), None)), None);
+            if cluster.connected && !has_it {
+                cluster.sent = Some((told.revision.clone(), None));
             }
         }
         Ok(())
     }
 
-    /// Checks a step of going back: nobody has the target any more who was not told so before, and who hears of it is to go
-    /// back, of those that were reached and no more at a time than may be under way.
+    /// Checks a step of a rollback: no cluster gets the target any more, and those that are let in get the state of the last
+    /// completed rollout, no more at a time than may be under way.
     fn went_back(&mut self, told: &Progress, were_in: &BTreeSet<String>) -> Result<(), TestCaseError> {
         let gate = self.hub.gate.clone().unwrap();
-        let is_back = matches!(&gate.travel, Travel::Revert { target, .. } if *target == told.revision);
-        prop_assert!(is_back && gate.reach != AdmittedClusters::All, "not the way back");
-        prop_assert!(!self.completed.contains(&told.revision), "it was completed, and goes back");
-        prop_assert!(!self.unkept, "there is nothing that did well to go back to");
+        let base = told.base.clone().unwrap();
+        prop_assert!(gate.back_to.as_ref() == Some(&base) && gate.reach != AdmittedClusters::All, "not the way back");
+        prop_assert!(!self.completed.contains(&told.revision), "it was completed, and is rolled back");
+        prop_assert!(self.completed.contains(&base) && self.kept.as_ref() == Some(&base), "{base} is not kept");
         let let_in: Vec<String> = self.hub.let_in().into_iter().map(ToOwned::to_owned).collect();
         let turn_of = |name: &str| self.hub.clusters.keys().find(|turn| turn.cluster.as_str() == name).unwrap().clone();
-        let was_sent = |name: &str| self.hub.sent.contains(&ClusterName::from(name)) || were_in.contains(name);
-        let is_reached = |name: &String| told.has_reached(&turn_of(name)) || was_sent(name);
-        prop_assert!(let_in.iter().all(is_reached), "beyond the cursor");
         let AdmittedClusters::Only(these) = &gate.reach else { return Ok(()) };
         let in_flight = these.iter().filter(|(name, at)| match self.hub.clusters.get(&turn_of(name.as_str())) {
             Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
@@ -264,9 +254,8 @@ impl Simulated {
         prop_assert!(!pending.clone().any(is_new) || in_flight <= room, "{in_flight} go back, {room} may");
         for name in let_in {
             let cluster = &mut self.clusters[name[1..].parse::<usize>().unwrap()];
-            let is_told = cluster.back.as_ref().is_some_and(|(from, _)| *from == told.revision);
-            if cluster.connected && !is_told {
-                cluster.back = Some((told.revision.clone(), None));
+            if cluster.connected && !cluster.sent_to(&base) {
+                cluster.sent = Some((base.clone(), None));
             }
         }
         Ok(())
@@ -276,11 +265,7 @@ impl Simulated {
         match event {
             Happens::Applies(number) | Happens::Fails(number) | Happens::Recovers(number) => {
                 let applies = !matches!(event, Happens::Fails(_));
-                if let Some((_, how)) = &mut self.clusters[*number].back {
-                    if how.is_none() || matches!(event, Happens::Recovers(_)) {
-                        *how = Some(applies);
-                    }
-                } else if let Some((_, how)) = &mut self.clusters[*number].sent
+                if let Some((_, how)) = &mut self.clusters[*number].sent
                     && (how.is_none() || matches!(event, Happens::Recovers(_)))
                 {
                     *how = Some(applies);
@@ -317,6 +302,7 @@ impl Simulated {
             }
             Happens::Budget(budget) => self.hub.rollout.max_failures = *budget,
             Happens::Reverts(reverts) => self.hub.rollout.reverts = *reverts,
+            Happens::Loses => self.kept = None,
         }
         self.step(true)
     }
@@ -332,14 +318,12 @@ impl Simulated {
             self.uptime += 5;
             for (number, cluster) in self.clusters.iter_mut().enumerate() {
                 // Some never answer.
-                if let Some((_, how @ None)) = &mut cluster.back {
-                    *how = (number != 7).then_some(number % 6 != 0);
-                } else if let Some((_, how @ None)) = &mut cluster.sent {
+                if let Some((_, how @ None)) = &mut cluster.sent {
                     *how = (number != 7).then_some(number % 3 != 0);
                 }
             }
             self.step(true)?;
-            // Who came back last goes back, too, after it has ended.
+            // A cluster that came back last is rolled back, too, after it has ended.
             let rests = self.hub.gate.as_ref().unwrap().rests;
             match self.hub.told().phase {
                 Phase::Reverted if !rests => {}
@@ -381,11 +365,10 @@ proptest! {
             prop_assert!(told.failed > simulated.hub.rollout.max_failures);
         }
         if phase == Phase::Reverted {
-            let target = simulated.hub.target.clone();
+            let base = simulated.hub.told().base.clone().unwrap();
             for (number, cluster) in simulated.clusters.iter().enumerate() {
-                let is_asked = cluster.there && cluster.connected && cluster.sent_to(&target);
-                let is_back = cluster.back.as_ref().is_some_and(|(from, how)| *from == target && (how.is_some() || number == 7));
-                prop_assert!(!is_asked || is_back, "c{number} still has it");
+                let is_back = cluster.sent.as_ref().is_some_and(|(sent, how)| *sent == base && (how.is_some() || number == 7));
+                prop_assert!(!cluster.there || !cluster.connected || is_back, "c{number} is not rolled back");
             }
         }
     }

@@ -1,9 +1,12 @@
 //! A rollout as a person finds it, in each of its phases: what `kubectl runnel status` prints of it, as a terminal of 80 and of
 //! 160 columns shows it.
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::pages::page;
 use super::*;
+use crate::index::{Former, StoredState};
+use crate::plan::{CompletedState, RollbackBlocker};
 use crate::rollout::{AdmittedClusters, Gate, Phase, Portion, Progress, Rollout, RolloutPosition};
 
 /// A rollout that is under way.
@@ -12,16 +15,23 @@ pub(super) struct Under {
     progress: Progress,
     gate: Gate,
     failing: Option<(ClusterName, String)>,
+    former: Former,
 }
 
 impl Under {
-    pub(super) fn rolling(&self) -> Rolling<'_> {
+    pub(super) fn reverts(&self) -> bool {
+        self.gate.reverts()
+    }
+
+    pub(super) fn rolling<'a>(&'a self, newest: (&'a ClusterPlans, &'a TargetClusters)) -> Rolling<'a> {
         Rolling {
             rollout: &self.rollout,
             target: &self.progress.revision,
             gate: Some(Cow::Borrowed(&self.gate)),
             progress: Some(self.progress.clone()),
             failing: self.failing.clone(),
+            newest,
+            former: &self.former,
         }
     }
 }
@@ -58,10 +68,44 @@ fn world(phase: Phase) -> World {
         ..Progress::begin("target", &rollout, None, at(3300))
     };
     let reach = AdmittedClusters::Only(BTreeMap::from([("canary-1".into(), world.now().instant)]));
-    let gate = Gate { revision: "target".to_owned(), reach, rests: false, travel: Travel::Plain };
-    world.rolling = Some(Under { rollout, progress, gate, failing: None });
+    let gate = Gate { revision: "target".to_owned(), reach, rests: false, back_to: None };
+    world.rolling = Some(Under { rollout, progress, gate, failing: None, former: former(None) });
     world
 }
+
+/// What is kept: nothing, or the state of t0.
+fn former(state: Option<CompletedState>) -> Former {
+    let state = state.map(Arc::new).ok_or(RollbackBlocker::NoneCompleted);
+    let revision = if state.is_ok() { "t0".to_owned() } else { String::new() };
+    Former::new(StoredState { revision, state })
+}
+
+/// A rollout that is rolled back: the former state had the source in another revision.
+fn rolled_back(phase: Phase) -> World {
+    let mut world = world(phase);
+    let mut plan = world.plan.clone();
+    let content = SourceContent::new(Revision([9; 16]), Payload::encode(b"{}".to_vec()));
+    plan.set(&SourceRef::new("configmaps", "a", "s"), Some(&SourceState::Read(content.into())));
+    let (plans, clusters) = (ClusterPlans::default(), &world.target_clusters);
+    let state = CompletedState::of(&world.rule, &Arc::new(plan), &plans, clusters, "t0").ok();
+    let under = world.rolling.as_mut().unwrap();
+    under.former = former(state);
+    (under.rollout.reverts, under.progress.base) = (true, Some("t0".to_owned()));
+    if phase.goes_back() {
+        under.gate.back_to = Some("t0".to_owned());
+    }
+    world
+}
+
+/// The agent of a cluster holds the former state.
+fn holds_former(world: &mut World, cluster: &str, counts: Counts) {
+    let source = SourceRef::new("configmaps", "a", "s");
+    let intents_digest = [(&source, &Revision([9; 16]))].into_iter().collect();
+    let state = RuleState { intents_digest, ..world.state(cluster, counts) };
+    world.report_store.report(&cluster.into(), 1, state);
+}
+
+const ALL_APPLIED: Counts = Counts { copies: 2, applied: 2, failed: 0, waiting: 0, removing: 0, drifted: 0 };
 
 fn progress(world: &mut World) -> &mut Progress {
     &mut world.rolling.as_mut().unwrap().progress
@@ -100,22 +144,24 @@ fn snapshots_of_a_rollout_in_each_phase() {
     stopped.rolling.as_mut().unwrap().failing = Some(failing);
     insta::assert_snapshot!("stopped_by_a_failure", page(&mut stopped));
 
-    let mut reverting = world(Phase::Reverting);
-    reverting.rolling.as_mut().unwrap().rollout.reverts = true;
-    reverting.rolling.as_mut().unwrap().gate.travel =
-        Travel::Revert { target: "target".to_owned(), base: String::new() };
+    let mut reverting = rolled_back(Phase::Reverting);
+    ["eu-1", "eu-2"].iter().for_each(|cluster| holds_former(&mut reverting, cluster, ALL_APPLIED));
     let told = progress(&mut reverting);
     (told.applied, told.failing, told.failed, told.failure) =
         (0, 1, 1, Some(format!("canary-1: configmaps/default/s: {why}")));
     insta::assert_snapshot!("going_back", page(&mut reverting));
 
     let reverted = &mut reverting;
-    reverted.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
-    reverted.applied("canary-1");
+    holds_former(reverted, "canary-1", ALL_APPLIED);
     let told = progress(reverted);
-    (told.phase, told.reverted, told.left, told.failing) = (Phase::Reverted, 1, 2, 0);
+    (told.phase, told.reverted, told.failing) = (Phase::Reverted, 1, 0);
     told.ended_at = Some(at(3500));
     insta::assert_snapshot!("gone_back", page(reverted));
+
+    let mut blocked = stopped;
+    let under = blocked.rolling.as_mut().unwrap();
+    (under.rollout.reverts, under.progress.rollback_blocker) = (true, Some(RollbackBlocker::TooLarge.message()));
+    insta::assert_snapshot!("stopped_as_its_state_does_not_fit", page(&mut blocked));
 
     let mut completed = world(Phase::Completed);
     completed.rolling.as_mut().unwrap().gate.reach = AdmittedClusters::All;
@@ -141,61 +187,57 @@ fn let_in(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
 }
 
 #[test]
-fn cluster_with_failed_content_rolls_back_out_of_order() {
-    let mut world = world(Phase::Reverting);
-    world.travel = Travel::Revert { target: "target".to_owned(), base: String::new() };
-    world.applied("canary-1");
+fn cluster_without_the_former_state_rolls_back_out_of_order() {
+    let mut world = rolled_back(Phase::Reverting);
     // It was reached when its label was another.
-    world.travel = Travel::Keep(String::new());
-    world.applied("eu-1");
+    holds_former(&mut world, "eu-2", ALL_APPLIED);
     for just_begun in [false, true] {
         let (let_in, gate) = let_in(&world, just_begun);
-        assert!(let_in == ["canary-1", "eu-1"] && gate.travel.reverts(), "{let_in:?}");
+        assert!(let_in == ["canary-1", "eu-1", "eu-2"] && gate.back_to.as_deref() == Some("t0"), "{let_in:?}");
     }
-    // What it kept is of other times, or it holds something else.
-    world.travel = Travel::Keep("1".to_owned());
-    world.applied("eu-1");
-    assert_eq!(let_in(&world, false).0, ["canary-1"]);
-    let other = RuleState { terms_digest: None, ..world.state("eu-1", Counts::default()) };
-    world.report_store.report(&"eu-1".into(), 1, RuleState { travel: Travel::Keep(String::new()), ..other });
-    assert_eq!(let_in(&world, false).0, ["canary-1"]);
+    for cluster in ["canary-1", "eu-1"] {
+        holds_former(&mut world, cluster, ALL_APPLIED);
+    }
+    let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+    let mut view = world.view(&world.status);
+    view.take_step(turns, &world.report_store, world.now()).unwrap();
+    let told = view.progress().unwrap();
+    assert_eq!((told.phase, told.reverted, told.rollback_blocker.as_ref()), (Phase::Reverted, 1, None));
+}
+
+#[test]
+fn rollback_to_a_damaged_state_stops_and_says_so() {
+    let mut world = rolled_back(Phase::Reverted);
+    let damaged = StoredState { revision: String::new(), state: Err(RollbackBlocker::Damaged) };
+    world.rolling.as_mut().unwrap().former = Former::new(damaged);
+    let (let_in, gate) = let_in(&world, false);
+    assert!(let_in.is_empty() && !gate.reverts(), "{let_in:?}");
+    let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+    let mut view = world.view(&world.status);
+    view.take_step(turns, &world.report_store, world.now()).unwrap();
+    let told = view.progress().unwrap();
+    let blocker = told.rollback_blocker.as_ref().unwrap();
+    assert!(told.phase == Phase::Stopped && blocker.contains("damaged"), "{blocker}");
 }
 
 #[test]
 fn new_leader_learns_from_agents_who_is_at_work() {
     for phase in [Phase::Progressing, Phase::Reverting] {
-        let mut world = world(phase);
+        let mut world = rolled_back(phase);
         let under = world.rolling.as_mut().unwrap();
         (under.rollout.max_concurrency, under.progress.cursor) = (Portion::Count(1), Some(turn("2", "eu-1")));
-        world.travel = Travel::Keep(String::new());
-        world.report("canary-1", Counts { copies: 2, failed: 2, ..Counts::default() }, vec![]);
-        world.report("eu-1", Counts { copies: 2, applied: 1, ..Counts::default() }, vec![]);
-        assert_eq!(let_in(&world, true).0, ["eu-1"], "{phase:?}");
+        let (failed, busy) = (
+            Counts { copies: 2, failed: 2, ..Counts::default() },
+            Counts { copies: 2, applied: 1, ..Counts::default() },
+        );
+        if phase.goes_back() {
+            holds_former(&mut world, "eu-1", busy);
+            holds_former(&mut world, "eu-2", ALL_APPLIED);
+        } else {
+            world.report("eu-1", busy, vec![]);
+        }
+        world.report("canary-1", failed, vec![]);
+        let expected: &[&str] = if phase.goes_back() { &["eu-1", "eu-2"] } else { &["eu-1"] };
+        assert_eq!(let_in(&world, true).0, expected, "{phase:?}");
     }
-}
-
-#[test]
-fn copies_left_sum_over_clusters_of_this_rollback() {
-    let mut world = world(Phase::Reverting);
-    let back = |target: &str| Travel::Revert { target: target.to_owned(), base: String::new() };
-    for (cluster, travel, left) in
-        [("canary-1", back("target"), 2), ("eu-1", back("target"), 3), ("eu-2", back("another"), 7)]
-    {
-        let counts = Counts { copies: 2, applied: 2, ..Counts::default() };
-        let state = RuleState { travel, left, ..world.state(cluster, counts) };
-        world.report_store.report(&cluster.into(), 1, state);
-    }
-    let left = |world: &World, turns: Vec<RolloutPosition>| {
-        let mut view = world.view(&world.status);
-        view.take_step(turns, &world.report_store, world.now()).unwrap();
-        view.progress().unwrap().left
-    };
-    let all = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
-    assert_eq!(left(&world, all.clone()), 5);
-    // A leader that has just begun says no less than the one before while one is still to connect.
-    progress(&mut world).left = 9;
-    assert_eq!(left(&world, all.clone()), 5);
-    world.target_clusters.clusters.insert("eu-3".into(), world.rule.terms.clone());
-    world.seconds = 10;
-    assert_eq!(left(&world, [all, vec![turn("2", "eu-3")]].concat()), 9);
 }
