@@ -60,7 +60,7 @@ impl Member {
 
     async fn create_namespace(&self, name: &str) -> Result<(), CopyError> {
         let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        let bytes = serde_json::to_vec(&body).unwrap_or_default();
+        let bytes = serde_json::to_vec(&body).expect("a JSON value serializes");
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let request = Request::new("/api/v1/namespaces").create(&params, bytes);
         match self.text(request).await {
@@ -92,8 +92,7 @@ impl Member {
         self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body))).await
     }
 
-    async fn json_patch(&self, kind: &Kind, copy: &SourceRef, patch: Value) -> Call<DynamicObject> {
-        let patch: json_patch::Patch = serde_json::from_value(patch).map_err(|_| CallError::Unanswered)?;
+    async fn json_patch(&self, kind: &Kind, copy: &SourceRef, patch: json_patch::Patch) -> Call<DynamicObject> {
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Json::<()>(patch))).await
     }
@@ -392,7 +391,7 @@ impl ApplyRun<'_> {
         self.patch(target, body::retain(&object, rule, proof.as_deref()), Wrote::Retained).await
     }
 
-    async fn patch(&mut self, target: ExpectedObject, patch: Value, wrote: Wrote) -> Result<(), CopyError> {
+    async fn patch(&mut self, target: ExpectedObject, patch: json_patch::Patch, wrote: Wrote) -> Result<(), CopyError> {
         match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);

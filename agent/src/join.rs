@@ -77,7 +77,7 @@ pub enum NotJoined {
 /// mistyped.
 ///
 /// # Errors
-/// [`Refused`], when trying again cannot help.
+/// [`JoinRefused`], when trying again cannot help.
 pub async fn join(
     store: &Store,
     file: Option<&Path>,

@@ -223,7 +223,7 @@ impl Link {
             Ok(Err(status)) => return Err(early(&status)),
             Err(_) => return Err(Ended::Failed("the hub accepted the stream but said nothing".to_owned())),
         };
-        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
+        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(|error| Ended::Failed(error.to_string()))?;
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         if let HubFrame::Revoked(reason) = &frame {
             return Err(Ended::Revoked(format!("it has revoked cluster {} ({reason})", self.identity.cluster)));
@@ -311,7 +311,7 @@ impl Link {
 
     /// Hands a frame to the core; this waits while the core has no room, and so holds the hub back.
     async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
-        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(Ended::Failed)?;
+        self.fence.admit(&frame.epoch, frame.term, Instant::now()).map_err(|error| Ended::Failed(error.to_string()))?;
         let (words, leader) = (frame.history_token.clone(), (frame.epoch.clone(), frame.term));
         let (frame, refused) = hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();

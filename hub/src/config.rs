@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use runnel_proto::model::{is_label, is_subdomain};
 use runnel_transport::identity::is_address;
 use runnel_transport::ops::LogFormat;
-
-use runnel_hub_core::names::is_subdomain;
 
 /// Streams ConfigMaps and Secrets from this cluster to member clusters.
 #[derive(Parser)]
@@ -184,31 +183,23 @@ fn socket(text: &str) -> Result<SocketAddr, String> {
 
 fn address(text: &str) -> Result<String, String> {
     let text = bracketed(text);
-    match is_address(&text) {
-        true => Ok(text),
-        false => Err("write host:port, such as hub.example.com:8443".to_owned()),
-    }
-}
-
-/// A name as namespaces have it: lower case letters, digits and dashes.
-fn is_namespace(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+    if is_address(&text) { Ok(text) } else { Err("write host:port, such as hub.example.com:8443".to_owned()) }
 }
 
 fn namespace(text: &str) -> Result<String, String> {
-    match is_namespace(text) {
-        true => Ok(text.to_owned()),
-        false => Err("write the names of namespaces, such as team-a,team-b; globs are not possible here".to_owned()),
+    if is_label(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("write the names of namespaces, such as team-a,team-b; globs are not possible here".to_owned())
     }
 }
 
 /// The name stands before a random part in the Lease.
 fn name(text: &str) -> Result<String, String> {
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
-    match (1..=253).contains(&text.len()) && text.chars().all(allowed) {
-        true => Ok(text.to_owned()),
-        false => Err("write the name of the pod, such as runnel-hub-0".to_owned()),
+    if is_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("write the name of the pod, such as runnel-hub-0".to_owned())
     }
 }
 
@@ -225,9 +216,10 @@ fn bytes(text: &str) -> Result<Bytes, String> {
 }
 
 fn account(text: &str) -> Result<String, String> {
-    match is_subdomain(text) {
-        true => Ok(text.to_owned()),
-        false => Err("write the name of a ServiceAccount, such as runnel-hub-plan".to_owned()),
+    if is_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("write the name of a ServiceAccount, such as runnel-hub-plan".to_owned())
     }
 }
 

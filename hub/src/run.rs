@@ -55,7 +55,7 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     let signals = Signals::install().context("cannot catch signals")?;
     let shutdown = CancellationToken::new();
     let times = (options.lease_duration, options.renew_deadline, options.retry_period);
-    let timing = Timing::new(times.0, times.1, times.2).map_err(anyhow::Error::msg)?;
+    let timing = Timing::new(times.0, times.1, times.2)?;
     let listener = ops::bind(options.listen, "--listen").await?;
     let replicas = match options.replica_listen {
         Some(address) => Some(ops::bind(address, "--replica-listen").await?),

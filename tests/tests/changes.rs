@@ -150,9 +150,10 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
     for (entries, chosen) in steps {
         hub.change(&rule, json!({"spec": {"sources": entries}})).await?;
         for (number, source) in sources.iter().enumerate() {
-            match chosen.contains(&number) {
-                true => scene.arrives(source, &rule, &[home]).await?,
-                false => scene.vanishes(source, &[home]).await?,
+            if chosen.contains(&number) {
+                scene.arrives(source, &rule, &[home]).await?
+            } else {
+                scene.vanishes(source, &[home]).await?
             }
         }
         hub.all_applied(&rule, 2 * chosen.len()).await?;
@@ -182,9 +183,10 @@ async fn a_rule_whose_choice_of_clusters_is_edited_is_followed() -> Result<()> {
     for (clusters, chosen) in steps {
         scene.hub.json_patch(&rule, json!([{"op": "add", "path": "/spec/clusters", "value": clusters}])).await?;
         for (member, chosen) in scene.members.iter().zip(chosen) {
-            match chosen {
-                true => _ = member.has_copy(&source, home, &rule).await?,
-                false => member.lacks(&Id::of(&source)?).await?,
+            if chosen {
+                _ = member.has_copy(&source, home, &rule).await?
+            } else {
+                member.lacks(&Id::of(&source)?).await?
             }
         }
         match chosen.iter().filter(|chosen| **chosen).count() {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+#[path = "house/control_flow.rs"]
+mod control_flow;
 #[path = "house/imports.rs"]
 mod imports;
 #[path = "house/manual.rs"]

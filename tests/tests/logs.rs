@@ -12,10 +12,10 @@ const CALLS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
 fn files(folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        match path.is_dir() {
-            true => files(&path, all)?,
-            false if path.extension().is_some_and(|extension| extension == "rs") => all.push(path),
-            false => {}
+        if path.is_dir() {
+            files(&path, all)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all.push(path);
         }
     }
     Ok(())
@@ -76,9 +76,10 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
             for (at, _) in text.match_indices(&format!("tracing::{call}")) {
                 let rest = &text[at + "tracing::".len() + call.len()..];
                 for key in fields(rest).iter().map(|field| key(field)) {
-                    match LOG_KEYS.iter().any(|(known, _)| *known == key) && key != "message" {
-                        true => _ = seen.insert(key),
-                        false => strange.push(format!("{}: {key}", path.strip_prefix(root)?.display())),
+                    if LOG_KEYS.iter().any(|(known, _)| *known == key) && key != "message" {
+                        _ = seen.insert(key)
+                    } else {
+                        strange.push(format!("{}: {key}", path.strip_prefix(root)?.display()))
                     }
                 }
             }

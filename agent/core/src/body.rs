@@ -1,6 +1,8 @@
 //! What is written: the body of an apply, and the patches that an apply cannot express. Pure.
 use std::collections::BTreeSet;
 
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
 use kube::core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL,
@@ -92,7 +94,7 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
 
 /// The JSON patch that removes from an applied object what an apply leaves: surplus keys and fields of others, and
 /// the note that it was once retained. `None` if there is nothing of that.
-pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Option<Value> {
+pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: &BTreeSet<FieldPath>) -> Option<Patch> {
     let wanted = canonical(content).fields;
     let is_left =
         |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
@@ -105,9 +107,9 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
             (Some(present), wanted) if kind.exact_maps.contains(field) && (wanted.is_some() || leaves(field)) => {
                 let is_wanted = |key: &str| wanted.is_some_and(|wanted| wanted.get(key).is_some());
                 let keys = present.keys().filter(|key| !is_wanted(key) && !is_left(field, key));
-                removals.extend(keys.map(|key| remove(&["", field, key])));
+                removals.extend(keys.map(|key| remove(&[field, key])));
             }
-            (_, None) => removals.push(remove(&["", field])),
+            (_, None) => removals.push(remove(&[field])),
             (_, Some(_)) => {}
         }
     }
@@ -116,7 +118,7 @@ pub fn surplus(kind: &Kind, object: &DynamicObject, content: &Content, ignored: 
         [(RETAINED_ANNOTATION, true), (RETAINED_PROOF_ANNOTATION, true), (IGNORED_ANNOTATION, ignored.is_empty())];
     for (annotation, _) in stale.into_iter().filter(|(_, is_stale)| *is_stale) {
         if annotations.is_some_and(|annotations| annotations.contains_key(annotation)) {
-            removals.push(remove(&["", "metadata", "annotations", annotation]));
+            removals.push(remove(&["metadata", "annotations", annotation]));
         }
     }
     (!removals.is_empty()).then(|| guarded(object, removals))
@@ -128,7 +130,7 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The JSON patch that makes way for an apply that was refused because of what it would leave: the exact maps become what
 /// is applied, and so many annotations of others go, the largest first, that ours have room. It takes nothing of which
 /// the apply itself could not take hold. `None` if nothing is in its way.
-pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTreeSet<FieldPath>) -> Option<Value> {
+pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTreeSet<FieldPath>) -> Option<Patch> {
     let is_left =
         |field: &str, key: &str| ignored.iter().any(|path| path.map.field() == Some(field) && path.key == key);
     let mut changes = vec![];
@@ -141,8 +143,8 @@ pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTr
         match present {
             Some(present) if *present == wanted => {}
             None if wanted.is_empty() => {}
-            Some(_) if wanted.is_empty() => changes.push(remove(&["", field])),
-            _ => changes.push(json!({"op": "add", "path": pointer(&["", field]), "value": wanted})),
+            Some(_) if wanted.is_empty() => changes.push(remove(&[field])),
+            _ => changes.push(add(&[field], Value::Object(wanted))),
         }
     }
     let empty = Map::new();
@@ -155,64 +157,69 @@ pub fn make_way(kind: &Kind, object: &DynamicObject, body: &Value, ignored: &BTr
     for (size, key) in theirs {
         match room.checked_sub(size) {
             Some(left) => room = left,
-            None => changes.push(remove(&["", "metadata", "annotations", key])),
+            None => changes.push(remove(&["metadata", "annotations", key])),
         }
     }
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
 /// The JSON patch that takes the label of the newest version off a copy; `None` if it has none.
-pub fn demote(object: &DynamicObject) -> Option<Value> {
+pub fn demote(object: &DynamicObject) -> Option<Patch> {
     let labelled = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
-    labelled.then(|| guarded(object, vec![remove(&["", "metadata", "labels", NEWEST_LABEL])]))
+    labelled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
 /// The JSON patch that takes our marks and our managed fields off a copy. On one that Runnel created it notes which rule
 /// left it, with the `proof` that it was created; an adopted object is left as anybody else's.
-pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Value {
+pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Patch {
     let metadata = &object.metadata;
     let mut changes = vec![];
     for label in [MANAGED_BY_LABEL, HUB_LABEL, NEWEST_LABEL] {
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label)) {
-            changes.push(remove(&["", "metadata", "labels", label]));
+            changes.push(remove(&["metadata", "labels", label]));
         }
     }
     for annotation in [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION, IGNORED_ANNOTATION, VERSION_ANNOTATION] {
         if metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(annotation)) {
-            changes.push(remove(&["", "metadata", "annotations", annotation]));
+            changes.push(remove(&["metadata", "annotations", annotation]));
         }
     }
     if metadata.annotations.is_none() && proof.is_some() {
-        changes.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
+        changes.push(add(&["metadata", "annotations"], json!({})));
     }
     let notes =
         proof.map(|proof| [(RETAINED_ANNOTATION, rule.to_string()), (RETAINED_PROOF_ANNOTATION, proof.to_owned())]);
     for (note, value) in notes.into_iter().flatten() {
-        changes.push(json!({"op": "add", "path": pointer(&["", "metadata", "annotations", note]), "value": value}));
+        changes.push(add(&["metadata", "annotations", note], json!(value)));
     }
     let ours = metadata.managed_fields.iter().flatten().position(managed_fields::is_our_apply);
     if let Some(position) = ours {
-        changes.push(remove(&["", "metadata", "managedFields", &position.to_string()]));
+        changes.push(remove(&["metadata", "managedFields", &position.to_string()]));
     }
     guarded(object, changes)
 }
 
 /// The changes, behind tests that fail where the object is another one by now, or has changed.
-fn guarded(object: &DynamicObject, changes: Vec<Value>) -> Value {
+fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
+    let metadata = &object.metadata;
     let mut all = vec![
-        json!({"op": "test", "path": "/metadata/uid", "value": object.metadata.uid}),
-        json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.metadata.resource_version}),
+        test(&["metadata", "uid"], json!(metadata.uid)),
+        test(&["metadata", "resourceVersion"], json!(metadata.resource_version)),
     ];
     all.extend(changes);
-    Value::Array(all)
+    Patch(all)
 }
 
-fn remove(path: &[&str]) -> Value {
-    json!({"op": "remove", "path": pointer(path)})
+fn add(path: &[&str], value: Value) -> PatchOperation {
+    PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
 }
 
-fn pointer(path: &[&str]) -> String {
-    path.iter().map(|part| part.replace('~', "~0").replace('/', "~1")).collect::<Vec<_>>().join("/")
+fn remove(path: &[&str]) -> PatchOperation {
+    PatchOperation::Remove(RemoveOperation { path: PointerBuf::from_tokens(path.iter().copied()) })
+}
+
+fn test(path: &[&str], value: Value) -> PatchOperation {
+    PatchOperation::Test(TestOperation { path: PointerBuf::from_tokens(path.iter().copied()), value })
 }
 
 #[cfg(test)]

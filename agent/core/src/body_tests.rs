@@ -59,9 +59,8 @@ fn copy() -> SourceRef {
     SourceRef::new("configmaps", "a", "settings")
 }
 
-fn patched(object: &DynamicObject, patch: Value) -> DynamicObject {
+fn patched(object: &DynamicObject, patch: Patch) -> DynamicObject {
     let mut value = serde_json::to_value(object).unwrap();
-    let patch: json_patch::Patch = serde_json::from_value(patch).unwrap();
     json_patch::patch(&mut value, &patch).unwrap();
     serde_json::from_value(value).unwrap()
 }
@@ -335,10 +334,10 @@ fn way_is_made_for_what_is_applied_and_for_nothing_more() {
     let made = |change: fn(&mut Value), ignored: &BTreeSet<FieldPath>| {
         let object = object(change);
         let patch = make_way(kind(), &object, &body, ignored).unwrap();
-        let tests = patch.as_array().unwrap().iter().filter(|change| change["op"] == "test").count();
+        let tests = patch.iter().filter(|change| matches!(change, PatchOperation::Test(_))).count();
         assert_eq!(tests, 2, "{patch}");
         let mut value = serde_json::to_value(&object).unwrap();
-        json_patch::patch(&mut value, &serde_json::from_value::<json_patch::Patch>(patch).unwrap()).unwrap();
+        json_patch::patch(&mut value, &patch).unwrap();
         value
     };
     let moved: fn(&mut Value) = |value| {

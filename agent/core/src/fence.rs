@@ -12,6 +12,30 @@ const MEMORY: Duration = Duration::from_secs(60);
 /// The longest epoch that is taken: a uid is shorter.
 const EPOCH_LIMIT: usize = 128;
 
+/// Why a stream has to be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FenceError {
+    /// Two frames of one stream have different terms or epochs.
+    #[error("the hub's term changed from {from} to {to} within the stream")]
+    Changed {
+        /// The term of the stream.
+        from: u64,
+        /// The term of the frame.
+        to: u64,
+    },
+    /// The epoch is longer than any uid.
+    #[error("the hub's epoch is longer than {EPOCH_LIMIT} bytes")]
+    Epoch,
+    /// A newer leader of the same epoch is known.
+    #[error("a replica of the hub that leads no more (term {term}, known is {highest})")]
+    Deposed {
+        /// The term of the frame.
+        term: u64,
+        /// The highest term that is known.
+        highest: u64,
+    },
+}
+
 /// What is known of the hub's leaders.
 #[derive(Default)]
 pub struct Fence {
@@ -29,22 +53,23 @@ impl Fence {
     /// A frame says this. Whether it may be obeyed.
     ///
     /// # Errors
-    /// A sentence that says why the stream has to be closed.
-    pub fn admit(&mut self, epoch: &str, term: u64, now: Instant) -> Result<(), String> {
+    /// [`FenceError`], when the stream has to be closed.
+    pub fn admit(&mut self, epoch: &str, term: u64, now: Instant) -> Result<(), FenceError> {
         if let Some((own_epoch, own_term)) = &self.stream {
-            return match own_epoch == epoch && *own_term == term {
-                true => Ok(()),
-                false => Err(format!("the hub's term changed from {own_term} to {term} within the stream")),
+            return if own_epoch == epoch && *own_term == term {
+                Ok(())
+            } else {
+                Err(FenceError::Changed { from: *own_term, to: term })
             };
         }
         if epoch.len() > EPOCH_LIMIT {
-            return Err(format!("the hub's epoch is longer than {EPOCH_LIMIT} bytes"));
+            return Err(FenceError::Epoch);
         }
         self.highest.retain(|_, (_, received)| now.saturating_duration_since(*received) < MEMORY);
         if let Some((highest, _)) = self.highest.get(epoch)
             && term < *highest
         {
-            return Err(format!("a replica of the hub that leads no more (term {term}, known is {highest})"));
+            return Err(FenceError::Deposed { term, highest: *highest });
         }
         self.before = self.highest.insert(epoch.to_owned(), (term, now));
         self.disowned = false;
@@ -84,7 +109,7 @@ mod tests {
         let (mut fence, start) = (Fence::default(), Instant::now());
         assert_eq!(fence.admit("e1", 5, start), Ok(()));
         fence.closed(start + second(3600));
-        assert!(fence.admit("e1", 4, start + second(3630)).unwrap_err().contains("term 4, known is 5"));
+        assert!(fence.admit("e1", 4, start + second(3630)).unwrap_err().to_string().contains("term 4, known is 5"));
         assert_eq!(fence.admit("e1", 6, start + second(3630)), Ok(()));
         fence.closed(start + second(3640));
         // Terms compare only inside an epoch, and a stray epoch makes none forgotten.

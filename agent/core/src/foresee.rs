@@ -2,7 +2,7 @@
 //! by nobody. Pure.
 //!
 //! What the agent knows answers most of it. Whether something that is not its own stands where a copy should, it finds out
-//! only when it writes there; so for the answer it is read ([`Known::Open`]), and [`foresee`] decides with what was seen.
+//! only when it writes there; so for the answer it is read ([`Open`](crate::job::CopyKnowledge::Open)), and [`foresee`] decides with what was seen.
 //!
 //! Of a Secret that is not the agent's own nobody is told whether it equals what would be written: whoever plans chooses what
 //! that is, and could try what he guesses, one plan after the other, without a trace. So the answer is the same for both

@@ -7,7 +7,7 @@ use kube::core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL, NEWEST_LABEL, Payload,
     RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision, RuleUid, SEAL_ANNOTATION,
-    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_mark,
+    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_label, is_mark, is_subdomain,
 };
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use crate::copy::IntentKey;
 use crate::copy::NewPayload;
 use crate::ignore;
 use crate::managed_fields::{FIELD_MANAGER, apply_entry};
-use crate::policy::{Facts, names};
+use crate::policy::Facts;
 use crate::seal::{self, Identity, Seal, Sealer};
 
 pub use crate::seal::Sealed;
@@ -177,8 +177,8 @@ fn unproved(metadata: &ObjectMeta, rule: &RuleUid, source: &SourceRef, hub: &str
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let uid = rule.as_str();
     let is_uid = (1..=UID_LIMIT).contains(&uid.len()) && uid.bytes().all(plain);
-    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
-    let fits = labeled && is_uid && named && names::is_namespace(&source.namespace);
+    let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
+    let fits = labeled && is_uid && named && is_label(&source.namespace);
     fits.then(|| Box::new(IntentKey { rule: rule.clone(), source: source.clone() }))
 }
 

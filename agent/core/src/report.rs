@@ -78,9 +78,10 @@ impl Report {
             }
         }
         if *outcome == CopyStatus::GivenUp {
-            match add {
-                true => entry.given_up.insert(copy.clone()),
-                false => entry.given_up.remove(copy),
+            if add {
+                entry.given_up.insert(copy.clone())
+            } else {
+                entry.given_up.remove(copy)
             };
         }
         entry.dirty = true;

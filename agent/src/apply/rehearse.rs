@@ -151,8 +151,9 @@ impl Member {
 }
 
 fn refused(error: &CallError) -> CopyError {
-    match error.is_race() {
-        true => CopyError::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again"),
-        false => copy_error(error),
+    if error.is_race() {
+        CopyError::new(Reason::Conflict, "somebody changed what stands here meanwhile: ask again")
+    } else {
+        copy_error(error)
     }
 }

@@ -62,10 +62,7 @@ impl Link {
             Ended::Refused(_) | Ended::Revoked(_) => true,
             _ => false,
         };
-        match helps {
-            true => self.joined_anew(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)),
-            false => ended,
-        }
+        if helps { self.joined_anew(ended).await.unwrap_or(Ended::Planned(Duration::ZERO)) } else { ended }
     }
 
     /// When the next certificate is asked for.

@@ -1,4 +1,4 @@
-//! The hub's part of the election: the Lease carries who has led (the [`Line`]) and how a person's tools reach its holder.
+//! The hub's part of the election: the Lease carries who has led (the leadership chain) and how a person's tools reach its holder.
 //! Who leads and when is decided by [`runnel_proto::lease`]. Pure.
 use std::time::Instant;
 

@@ -165,7 +165,7 @@ pub struct Join {
     /// Let rules create namespaces in the member.
     #[arg(long)]
     pub create_namespaces: bool,
-    /// The agent's proxy to the hub, such as http://proxy.example.com:3128.
+    /// The agent's proxy to the hub, such as `http://proxy.example.com:3128`.
     #[arg(long, value_name = "URL")]
     pub https_proxy: Option<String>,
     /// Values of the chart runnel-agent.

@@ -1,7 +1,7 @@
 //! The parts of the hub's chart that the plugin needs, found by their labels: their names follow from that of the release.
+use runnel_proto::model::is_subdomain;
 use serde_json::Value;
 
-use super::limit::is_name;
 use super::observed_json::text;
 
 /// What every part of the hub's chart carries, as it stands in a query.
@@ -53,7 +53,7 @@ impl Part {
     /// A sentence, where there are several and none has the usual name.
     pub fn name(self, found: &[Value]) -> Result<String, String> {
         let names = found.iter().map(|object| text(object, "/metadata/name"));
-        let names: Vec<&str> = names.filter(|name| is_name(name)).collect();
+        let names: Vec<&str> = names.filter(|name| is_subdomain(name)).collect();
         match names.as_slice() {
             [one] => Ok((*one).to_owned()),
             [] => Ok(self.usual().to_owned()),

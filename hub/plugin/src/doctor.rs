@@ -30,10 +30,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Doctor) ->
         Some(text) => say(&text)?,
         None => say(&checks::lines(&found, colours()))?,
     }
-    match found.iter().any(|check| check.level == Level::Fail) {
-        true => Err(ended(FAILED, "")),
-        false => Ok(()),
-    }
+    if found.iter().any(|check| check.level == Level::Fail) { Err(ended(FAILED, "")) } else { Ok(()) }
 }
 
 async fn helm() -> Check {
@@ -92,7 +89,10 @@ async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
 }
 
 async fn definitions(hub: &Cluster) -> Vec<Check> {
-    let own: Vec<Value> = runnel_api::definitions().iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
+    let own: Vec<Value> = runnel_api::definitions()
+        .iter()
+        .map(|one| serde_json::to_value(one).expect("definitions have only texts as keys of maps"))
+        .collect();
     let mut there = Vec::new();
     for wanted in &own {
         let name = text(wanted, "/metadata/name");

@@ -1,15 +1,16 @@
 //! `kubectl runnel explain`: where one copy comes from, or why it is not there.
 use jiff::Timestamp;
+use runnel_proto::model::is_subdomain;
 
 use super::args::Explain;
 use super::progress::colours;
-use super::{CommandContext, ask, explained, for_machines, limit, say, usage};
+use super::{CommandContext, ask, explained, for_machines, say, usage};
 
 /// Explains a copy.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyhow::Result<()> {
     let question = explained::question(&options.copy).map_err(usage)?;
     let namespace = options.hub_namespace.as_str();
-    if !limit::is_name(namespace) {
+    if !is_subdomain(namespace) {
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
     let hub = session.hub().await?;

@@ -2,10 +2,10 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
 use serde_json::{Value, json};
 
-use super::limit;
 use super::table::{Tone, age};
 use super::wrap::wrapped;
 
@@ -23,7 +23,7 @@ pub fn question(given: &str) -> Result<CopyQuestion, String> {
         || format!("`{given}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login");
     let parts: Vec<&str> = given.split('/').collect();
     let [cluster, namespace, kind, name] = parts.as_slice() else { return Err(wrong()) };
-    if ![cluster, namespace, name].iter().all(|part| limit::is_name(part)) {
+    if ![cluster, namespace, name].iter().all(|part| is_subdomain(part)) {
         return Err(wrong());
     }
     let resource = match kind.to_lowercase().as_str() {
@@ -46,21 +46,26 @@ fn named(question: &CopyQuestion) -> String {
 /// What is there, in one line, and how it is meant.
 fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     let has = |state: &str| answer.rules.iter().any(|rule| rule.state == state);
-    match () {
-        () if has("Applied") => ("a copy, as it should be", Tone::Good),
-        () if has("Drifted") => ("a copy that somebody changed", Tone::Odd),
-        () if has("Failed") => ("not as it should be", Tone::Bad),
-        () if has("Removing") || has("GivenUp") => ("a copy that is to go", Tone::Odd),
-        () if has("UnderWay") => ("on its way", Tone::Odd),
-        () if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
-            ("a copy as the last completed rollout sent it: the newest one failed", Tone::Odd)
-        }
-        () if has("Waiting") => ("waits for its namespace", Tone::Odd),
-        () if answer.stands.as_ref().is_some_and(|stands| stands.ours) => {
-            ("a copy that no rule wants that you may get", Tone::Odd)
-        }
-        () if !answer.answered && has("NotSaid") => ("wanted; only its agent knows how it is", Tone::Odd),
-        () => ("no copy", Tone::Odd),
+    if has("Applied") {
+        ("a copy, as it should be", Tone::Good)
+    } else if has("Drifted") {
+        ("a copy that somebody changed", Tone::Odd)
+    } else if has("Failed") {
+        ("not as it should be", Tone::Bad)
+    } else if has("Removing") || has("GivenUp") {
+        ("a copy that is to go", Tone::Odd)
+    } else if has("UnderWay") {
+        ("on its way", Tone::Odd)
+    } else if has("Reverted") && answer.stands.as_ref().is_some_and(|stands| stands.ours) {
+        ("a copy as the last completed rollout sent it: the newest one failed", Tone::Odd)
+    } else if has("Waiting") {
+        ("waits for its namespace", Tone::Odd)
+    } else if answer.stands.as_ref().is_some_and(|stands| stands.ours) {
+        ("a copy that no rule wants that you may get", Tone::Odd)
+    } else if !answer.answered && has("NotSaid") {
+        ("wanted; only its agent knows how it is", Tone::Odd)
+    } else {
+        ("no copy", Tone::Odd)
     }
 }
 

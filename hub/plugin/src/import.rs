@@ -14,6 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, TryStreamExt, stream};
+use runnel_proto::model::is_subdomain;
 use serde_json::{Map, Value};
 
 use self::annotations::{Copier, Id, Marked, Objects, Read};
@@ -23,7 +24,7 @@ use self::report::ReportContext;
 use self::rules::{Aim, Bodies};
 use super::access::Cluster;
 use super::observed_json::{list, text};
-use super::{CommandContext, args, ended, join, limit, look, say, usage};
+use super::{CommandContext, args, ended, join, look, say, usage};
 
 /// What can be copied, and what else some copiers copy.
 const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
@@ -39,7 +40,7 @@ const AT_A_TIME: usize = 8;
 pub(super) async fn run(session: &CommandContext<'_>, options: &args::Import) -> anyhow::Result<()> {
     let label = by_label(session, options)?;
     for name in options.clusters.iter().map(String::as_str).chain(session.namespace) {
-        if !limit::is_name(name) {
+        if !is_subdomain(name) {
             return Err(usage(format!("`{name}` is no name")));
         }
     }
@@ -240,7 +241,7 @@ async fn copiers(read: &Cluster) -> BTreeMap<Copier, Vec<(String, String, Option
             };
             let release = strings(deployment, "/metadata/annotations").remove("meta.helm.sh/release-name");
             // Whoever may write a Deployment wrote it; it becomes a part of a command.
-            let release = release.filter(|release| limit::is_name(release));
+            let release = release.filter(|release| is_subdomain(release));
             let of = |path| text(deployment, path).to_owned();
             found.entry(copier).or_default().push((of("/metadata/namespace"), of("/metadata/name"), release));
         }

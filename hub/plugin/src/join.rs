@@ -97,18 +97,17 @@ impl Joining<'_> {
                 self.member.place
             );
         }
-        let join = match connected {
+        let join = if connected {
             // Its agent is at work: only the chart is brought up to date.
-            true => None,
-            false => {
-                progress.say(&format!("making a join string for {name} on the hub"));
-                let made = token::create(self.hub.client(), self.namespace, request).await;
-                let made = made.map_err(|error| self.no_token(&error))?;
-                let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
-                self.hand_over(&made).await?;
-                self.forget_certificate().await?;
-                Some(read)
-            }
+            None
+        } else {
+            progress.say(&format!("making a join string for {name} on the hub"));
+            let made = token::create(self.hub.client(), self.namespace, request).await;
+            let made = made.map_err(|error| self.no_token(&error))?;
+            let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
+            self.hand_over(&made).await?;
+            self.forget_certificate().await?;
+            Some(read)
         };
         let existed = look::workload(self.member, AGENT, self.namespace).await?;
         progress.say("installing the agent");

@@ -41,6 +41,7 @@ use std::path::Path;
 use clap::CommandFactory;
 use clap_complete::shells::{Bash, Fish, Zsh};
 use include_dir::Dir;
+use runnel_proto::model::is_subdomain;
 use serde_json::Value;
 
 use access::Cluster;
@@ -91,7 +92,7 @@ impl CommandContext<'_> {
     /// Where hub and agents live.
     fn system(&self) -> anyhow::Result<&str> {
         let namespace = self.namespace.unwrap_or(args::SYSTEM);
-        if limit::is_name(namespace) {
+        if is_subdomain(namespace) {
             Ok(namespace)
         } else {
             Err(usage(format!("--namespace `{namespace}` is no name")))

@@ -1,6 +1,8 @@
 //! Durations and names on the command line.
 use std::time::Duration;
 
+use runnel_proto::model::is_subdomain;
+
 /// Understands a duration such as `5m`.
 ///
 /// # Errors
@@ -17,12 +19,6 @@ pub fn words(duration: Duration) -> String {
         return format!("{:.1} s", duration.as_secs_f64());
     }
     super::table::span(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
-}
-
-/// Whether this can be the name of an object; what cannot is never put into a path.
-pub fn is_name(name: &str) -> bool {
-    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    !name.is_empty() && name.len() <= 253 && name.chars().all(good) && name != "." && name != ".."
 }
 
 /// A rule as it is named on the command line.
@@ -46,7 +42,7 @@ pub enum RuleRef {
 pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, String> {
     let wrong = || format!("`{given}` names no rule: write NAME, NAMESPACE/NAME or cdrule/NAME");
     let (before, name) = given.split_once('/').unwrap_or(("drule", given));
-    if !is_name(name) || !is_name(namespace) {
+    if !is_subdomain(name) || !is_subdomain(namespace) {
         return Err(wrong());
     }
     match before {
@@ -54,7 +50,7 @@ pub fn rule(given: &str, namespace: &str) -> Result<RuleRef, String> {
             Ok(RuleRef::Namespaced { namespace: namespace.to_owned(), name: name.to_owned() })
         }
         "cdrule" | "clusterdistributionrule" | "clusterdistributionrules" => Ok(RuleRef::Cluster(name.to_owned())),
-        other if is_name(other) => Ok(RuleRef::Namespaced { namespace: other.to_owned(), name: name.to_owned() }),
+        other if is_subdomain(other) => Ok(RuleRef::Namespaced { namespace: other.to_owned(), name: name.to_owned() }),
         _ => Err(wrong()),
     }
 }
@@ -75,7 +71,7 @@ mod tests {
         assert_eq!(rule("m/a", "n"), Ok(named("m", "a")));
         assert_eq!(rule("drule/a", "n"), Ok(named("n", "a")));
         assert_eq!(rule("cdrule/a", "n"), Ok(RuleRef::Cluster("a".into())));
-        for wrong in ["", "a/b/c", "../a", "A", "a/..", "a?b"] {
+        for wrong in ["", "a/b/c", "../a", "A", "a/..", "a?b", "a-", ".a", "a-/b"] {
             assert!(rule(wrong, "n").is_err(), "{wrong}");
         }
     }

@@ -5,6 +5,7 @@
 use std::io::Read;
 
 use anyhow::Context;
+use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{PlanQuestion, RuleQuestion};
 use serde_json::{Value, json};
 
@@ -13,7 +14,7 @@ use super::args::{DryRun, Output, Plan};
 use super::observed_json::{text, tidy};
 use super::planned::{self, Planned};
 use super::progress::colours;
-use super::{CommandContext, ask, ended, for_machines, limit, look, say, status, usage};
+use super::{CommandContext, ask, ended, for_machines, look, say, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
@@ -24,7 +25,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
     for (flag, name) in [("--namespace", &namespace), ("--hub-namespace", &options.hub_namespace)] {
-        if !limit::is_name(name) {
+        if !is_subdomain(name) {
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
     }
@@ -89,7 +90,7 @@ fn documents(file: &str) -> anyhow::Result<Vec<Value>> {
 async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     let (namespace, name) = (text(&rule, "/metadata/namespace"), text(&rule, "/metadata/name"));
     for given in [name, namespace].into_iter().filter(|given| !given.is_empty()) {
-        if !limit::is_name(given) {
+        if !is_subdomain(given) {
             return Err(usage(format!("`{given}` is no name")));
         }
     }

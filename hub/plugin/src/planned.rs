@@ -221,9 +221,10 @@ pub fn rules(documents: Vec<Value>, file: &str, namespace: &str) -> Result<Vec<V
         }
         rules.push(rule);
     }
-    match rules.is_empty() {
-        true => Err(format!("{file} holds no DistributionRule or ClusterDistributionRule")),
-        false => Ok(rules),
+    if rules.is_empty() {
+        Err(format!("{file} holds no DistributionRule or ClusterDistributionRule"))
+    } else {
+        Ok(rules)
     }
 }
 

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
 
 use super::access::Cluster;
@@ -25,7 +26,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Release) -> anyh
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace);
     for (flag, name) in [("--namespace", namespace), ("--hub-namespace", options.hub_namespace.as_str())] {
-        if !limit::is_name(name) {
+        if !is_subdomain(name) {
             return Err(usage(format!("{flag} `{name}` is no name")));
         }
     }
@@ -190,10 +191,7 @@ fn seen(rule: &Value, digests: &str) -> Heeded {
     let released =
         if held.iter().any(|(_, path)| names(path, "previous")) { Some("what had not changed") } else { released };
     // What is held as it was named is still to be heeded.
-    match held.iter().all(|(_, path)| is_named(path)) {
-        true => Heeded::No(released),
-        false => Heeded::Other(released),
-    }
+    if held.iter().all(|(_, path)| is_named(path)) { Heeded::No(released) } else { Heeded::Other(released) }
 }
 
 /// What goes, line by line.
@@ -207,9 +205,10 @@ fn table(held: &PendingApproval) -> String {
         said +=
             &format!("  and {beyond} more that were held before the hub restarted, of which no agent has spoken yet\n");
     }
-    match held.items.is_empty() {
-        true => "The hub restarted, and the agents have not said yet what is left of what it held.\n".to_owned(),
-        false => format!("What is held and would go:\n{said}"),
+    if held.items.is_empty() {
+        "The hub restarted, and the agents have not said yet what is left of what it held.\n".to_owned()
+    } else {
+        format!("What is held and would go:\n{said}")
     }
 }
 

@@ -1,5 +1,6 @@
 //! `kubectl runnel status` and `members`.
 use jiff::Timestamp;
+use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
 
 use super::access::Cluster;
@@ -14,7 +15,7 @@ use super::{CommandContext, ask, detail, ended, for_machines, note, observed_jso
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let namespace = session.namespace.unwrap_or(&hub.default_namespace).to_owned();
-    if !limit::is_name(&namespace) {
+    if !is_subdomain(&namespace) {
         return Err(usage(format!("--namespace `{namespace}` is no name")));
     }
     let now = Timestamp::now();
@@ -59,7 +60,7 @@ fn width() -> usize {
 
 fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
     let namespace = options.hub_namespace.as_str();
-    if !limit::is_name(namespace) {
+    if !is_subdomain(namespace) {
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
     Ok(namespace)
@@ -109,7 +110,7 @@ pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::
 pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let found: Vec<Value> = match &options.cluster {
-        Some(name) if !limit::is_name(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),
+        Some(name) if !is_subdomain(name) => return Err(usage(format!("`{name}` is no name of a cluster"))),
         Some(name) => match hub.get("read the member", &look::member_path(name)).await? {
             Some(member) => vec![observed_json::tidy(member)],
             None => return Err(ended(super::FAILED, format!("there is no member {name}: `kubectl runnel members`"))),

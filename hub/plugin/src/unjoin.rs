@@ -2,6 +2,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
 
 use super::access::Cluster;
@@ -19,7 +20,7 @@ const BETWEEN: Duration = Duration::from_millis(250);
 pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) -> anyhow::Result<()> {
     let timeout = limit::duration("--timeout", &options.timeout).map_err(usage)?;
     let name = &options.cluster;
-    if !limit::is_name(name) {
+    if !is_subdomain(name) {
         return Err(usage(format!("`{name}` is no name of a cluster")));
     }
     let namespace = session.system()?;
@@ -43,12 +44,13 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
         );
         return Err(ended(FAILED, text));
     }
-    let left_behind = match options.force && !connected.holds() {
-        true => Some(left_behind(&hub, name, &object).await),
-        false => match leave(&hub, name, timeout, options.force).await? {
+    let left_behind = if options.force && !connected.holds() {
+        Some(left_behind(&hub, name, &object).await)
+    } else {
+        match leave(&hub, name, timeout, options.force).await? {
             Some(message) => Some(format!("{message}\n")),
             None => Some(left_behind(&hub, name, &object).await),
-        },
+        }
     };
     remove(&hub, name, timeout).await?;
     say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are worth nothing.\n"))?;

@@ -55,9 +55,10 @@ async fn of_clusters(session: &CommandContext<'_>) -> anyhow::Result<(Value, BTr
 fn in_words(seen: &Value) -> String {
     let mut said = format!("Client: {}\n", text(seen, "/client"));
     if let Some(hub) = seen.get("hub") {
-        said += &match hub.is_null() {
-            true => "Hub:    not installed\n".to_owned(),
-            false => format!("Hub:    {} ({})\n", text(hub, "/version"), text(hub, "/image")),
+        said += &if hub.is_null() {
+            "Hub:    not installed\n".to_owned()
+        } else {
+            format!("Hub:    {} ({})\n", text(hub, "/version"), text(hub, "/image"))
         };
     }
     let agents = seen.get("agents").and_then(Value::as_object);

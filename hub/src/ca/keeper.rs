@@ -73,7 +73,7 @@ impl Authorities {
     }
 }
 
-/// What a [`Keeper`] needs of the hub.
+/// What a [`CaRotator`] needs of the hub.
 pub struct Parts {
     /// For the Secrets.
     pub client: Client,

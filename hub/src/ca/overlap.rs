@@ -114,7 +114,7 @@ impl Entry {
 }
 
 impl TrustedAuthorities {
-    /// Reads what [`Known::write`] has written; nothing, if any of it is something else.
+    /// Reads what [`Self::write`] has written; nothing, if any of it is something else.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let written: Written = serde_json::from_slice(bytes).ok()?;
         let entries = written.authorities.iter().map(Entry::read).collect::<Option<Vec<_>>>()?;
@@ -124,7 +124,7 @@ impl TrustedAuthorities {
     /// For the Secret. It holds keys, but never an authority's.
     pub fn write(&self) -> Vec<u8> {
         let authorities = self.0.iter().map(Entry::write).collect();
-        serde_json::to_vec(&Written { authorities }).unwrap_or_default()
+        serde_json::to_vec(&Written { authorities }).expect("lists of texts and numbers serialize")
     }
 
     /// The authorities, the one that signs now first.

@@ -111,7 +111,7 @@ pub struct Redeemed {
 /// The join that this token opens.
 ///
 /// # Errors
-/// [`Refusal`], the same for a cluster that is not there and a token that is wrong; [`Refusal::WrongSecret`] is to be
+/// [`JoinRefusal`], the same for a cluster that is not there and a token that is wrong; [`JoinRefusal::WrongSecret`] is to be
 /// counted.
 pub fn check_token<'a>(
     member: Option<&'a MemberCluster>,
@@ -148,7 +148,7 @@ pub fn check_token<'a>(
 /// new join string also shuts out whoever held the old ones.
 ///
 /// # Errors
-/// [`Refusal::Spent`], when another key was faster.
+/// [`JoinRefusal::Spent`], when another key was faster.
 pub fn redeem(
     member: &MemberCluster,
     cluster: &str,
@@ -189,7 +189,7 @@ pub fn renewed(keys: &[KeyRecord], caller: &Fingerprint, new: KeyRecord, now: Ti
 /// Whether the holder of this verified certificate is the cluster that it says, now, and may have a session.
 ///
 /// # Errors
-/// [`Refusal`], which says why not.
+/// [`JoinRefusal`], which says why not.
 pub fn admit(
     member: Option<&MemberCluster>,
     hub_id: &str,
@@ -207,7 +207,7 @@ pub fn admit(
 /// expired no longer ago than `limit`.
 ///
 /// # Errors
-/// [`Refusal`], which says why not.
+/// [`JoinRefusal`], which says why not.
 pub fn admit_renewal<'a>(
     member: Option<&'a MemberCluster>,
     hub_id: &str,

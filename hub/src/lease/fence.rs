@@ -83,9 +83,10 @@ impl ConnectionGuard {
     /// An error when the connection is over. The task is woken when it is.
     fn go_on(&self, context: &Context<'_>) -> io::Result<()> {
         self.0.task.register(context.waker());
-        match self.0.over.load(Ordering::Acquire) {
-            true => Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session is not allowed any more")),
-            false => Ok(()),
+        if self.0.over.load(Ordering::Acquire) {
+            Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session is not allowed any more"))
+        } else {
+            Ok(())
         }
     }
 }
@@ -227,9 +228,10 @@ pub fn fenced(
 
 impl Fenced {
     fn check(&self) -> io::Result<()> {
-        match self.hub_state.holds(&self.lead) {
-            true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::BrokenPipe, "this replica does not lead any more")),
+        if self.hub_state.holds(&self.lead) {
+            Ok(())
+        } else {
+            Err(io::Error::new(io::ErrorKind::BrokenPipe, "this replica does not lead any more"))
         }
     }
 }

@@ -97,9 +97,10 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
     let said = |state: &'static str, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
         let labels = index.cluster(cluster).map(|known| known.labels.clone()).unwrap_or_default();
-        return match entry.rule.chooses(cluster, &labels) {
-            true => said("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves"),
-            false => said("ClusterNotChosen", "spec.clusters does not choose this cluster"),
+        return if entry.rule.chooses(cluster, &labels) {
+            said("ClusterNotGranted", "no DistributionGrant lets the rule send to this cluster, or it leaves")
+        } else {
+            said("ClusterNotChosen", "spec.clusters does not choose this cluster")
         };
     };
     if entry.rule.deleting {
@@ -128,21 +129,21 @@ fn obstacle(index: &Index, entry: &RuleEntry, cluster: &ClusterName, source: &So
             );
         }
     }
-    match () {
-        () if terms.suspend => said("Suspended", "spec.suspend is true: nothing is created, corrected or removed"),
-        () if entry.target_clusters.cordoned.contains(cluster) => {
-            said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
-        }
-        () if entry.awaits(cluster) => {
-            said("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
-        }
-        () if entry.rollback().is_some() => said(
+    if terms.suspend {
+        said("Suspended", "spec.suspend is true: nothing is created, corrected or removed")
+    } else if entry.target_clusters.cordoned.contains(cluster) {
+        said("Cordoned", "the cluster is cordoned: it keeps what it has and gets nothing new")
+    } else if entry.awaits(cluster) {
+        said("RollingOut", "its turn in the rollout of the newest has not come: it keeps what it has")
+    } else if entry.rollback().is_some() {
+        said(
             REVERTED,
             "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
              kubectl runnel status RULE says what failed. An edit of the source or the rule begins a new rollout; to try \
              this one again once the failures are cured set spec.rollout.paused to true and to false again",
-        ),
-        () => None,
+        )
+    } else {
+        None
     }
 }
 

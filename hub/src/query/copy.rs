@@ -59,14 +59,20 @@ impl Questions {
         answer = answer.filter(|_| may_look(&wishes));
         let hidden = wishes.iter().map(|wish| &wish.uid).filter(|uid| !visible.contains(uid)).collect::<BTreeSet<_>>();
         let hidden = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
-        let words = match () {
-            () if !known.accepted => "is not accepted",
-            () if !connected => "is not connected: this is what the hub knows",
-            () if !can_answer => "has an agent that is too old to be asked: upgrade it",
-            () if asks && !answered => "is connected, and its agent did not answer in time",
-            () if known.leaving => "leaves",
-            () if known.cordoned => "is connected, and cordoned",
-            () => "is connected",
+        let words = if !known.accepted {
+            "is not accepted"
+        } else if !connected {
+            "is not connected: this is what the hub knows"
+        } else if !can_answer {
+            "has an agent that is too old to be asked: upgrade it"
+        } else if asks && !answered {
+            "is connected, and its agent did not answer in time"
+        } else if known.leaving {
+            "leaves"
+        } else if known.cordoned {
+            "is connected, and cordoned"
+        } else {
+            "is connected"
         };
         let stands = answer.as_ref().and_then(|answer| answer.stands.as_ref());
         Ok(Response::new(wire::CopyExplained {

@@ -87,9 +87,10 @@ impl Questions {
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
         let _turn = turn.map_err(|_| Status::resource_exhausted("the hub plans for others just now: try again"))?;
         self.can_answer()?;
-        let rule = match asked.object.is_empty() {
-            true => self.saved(&user, asked.rule.unwrap_or_default(), asked.rehearse).await?,
-            false => self.unsaved(&user, &asked.object).await?,
+        let rule = if asked.object.is_empty() {
+            self.saved(&user, asked.rule.unwrap_or_default(), asked.rehearse).await?
+        } else {
+            self.unsaved(&user, &asked.object).await?
         };
         self.may_read_sources(&user, &rule).await?;
         let around = self.hub_state.index.read().around(&rule);

@@ -240,9 +240,12 @@ impl Runnel for Server {
         if let Err(status) = &renewed {
             self.peers.refuse(Call::Renew(identity.certificate.not_after), &caller, status, Instant::now());
         }
-        renewed.map(Response::new).map_err(|status| match status.metadata().contains_key(REASON_METADATA) {
-            true => self.refused_or_forgotten(&identity, history_token.as_ref(), status),
-            false => status,
+        renewed.map(Response::new).map_err(|status| {
+            if status.metadata().contains_key(REASON_METADATA) {
+                self.refused_or_forgotten(&identity, history_token.as_ref(), status)
+            } else {
+                status
+            }
         })
     }
 

@@ -130,10 +130,12 @@ impl Streams {
         streams.push((self.number, caller.clone(), displaced.clone()));
         loop {
             let of_key = streams.iter().filter(|(_, key, _)| key == caller).count();
-            let oldest = match () {
-                () if of_key > STREAMS_OF_A_KEY => streams.iter().position(|(_, key, _)| key == caller),
-                () if streams.len() > STREAMS_OF_A_MEMBER => Some(0),
-                () => None,
+            let oldest = if of_key > STREAMS_OF_A_KEY {
+                streams.iter().position(|(_, key, _)| key == caller)
+            } else if streams.len() > STREAMS_OF_A_MEMBER {
+                Some(0)
+            } else {
+                None
             };
             let Some(oldest) = oldest else { return ((self.number, displaced), ended) };
             streams.remove(oldest).2.cancel();

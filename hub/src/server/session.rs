@@ -309,9 +309,10 @@ impl Running {
         self.hub_state.change(|index| {
             let mut effect = Effect::default();
             for (uid, sources) in orphaned_intents {
-                effect.merge(match sources.is_empty() {
-                    true => index.orphaned_cluster(&uid, cluster),
-                    false => index.orphaned_intents(&uid, cluster, sources),
+                effect.merge(if sources.is_empty() {
+                    index.orphaned_cluster(&uid, cluster)
+                } else {
+                    index.orphaned_intents(&uid, cluster, sources)
                 });
             }
             effect

@@ -80,9 +80,10 @@ impl RuleObject {
 
     /// The newest version that is known, whose status is `status`: a write expects to find this one.
     pub fn newest_version(&self) -> Option<String> {
-        match self.written_version > self.version() {
-            true => Some(self.written_version.to_string()),
-            false => self.resource_version.clone(),
+        if self.written_version > self.version() {
+            Some(self.written_version.to_string())
+        } else {
+            self.resource_version.clone()
         }
     }
 

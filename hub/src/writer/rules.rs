@@ -3,6 +3,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, PatchOperation, TestOperation};
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use runnel_proto::model::{ClusterName, NAMESPACES_LIMIT, RuleUid};
@@ -179,12 +181,7 @@ impl Writer {
             return Ok(false);
         };
         // The version makes it a conflict when somebody has written since, such as a replica that took the lead.
-        let patch: json_patch::Patch = serde_json::from_value(json!([
-            {"op": "test", "path": "/metadata/uid", "value": uid.as_str()},
-            {"op": "add", "path": "/metadata/resourceVersion", "value": object.newest_version()},
-            {"op": "add", "path": "/status", "value": status},
-        ]))
-        .unwrap_or_default();
+        let patch = status_patch(uid, object.newest_version(), &status);
         let api = self.api_of(object);
         let params = PatchParams::default();
         let patch: Patch<()> = Patch::Json(patch);
@@ -229,5 +226,34 @@ impl Writer {
                 tracing::debug!(rule = %object.name, "too many Events at once: one is dropped");
             }
         }
+    }
+}
+
+/// The JSON patch of a status. It fails where the name belongs to another rule by now.
+fn status_patch(uid: &RuleUid, version: Option<String>, status: &RuleStatus) -> json_patch::Patch {
+    let path = |tokens: &[&str]| PointerBuf::from_tokens(tokens.iter().copied());
+    let status = serde_json::to_value(status).expect("a status has only texts as keys of maps");
+    json_patch::Patch(vec![
+        PatchOperation::Test(TestOperation { path: path(&["metadata", "uid"]), value: json!(uid.as_str()) }),
+        PatchOperation::Add(AddOperation { path: path(&["metadata", "resourceVersion"]), value: json!(version) }),
+        PatchOperation::Add(AddOperation { path: path(&["status"]), value: status }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_patch_tests_the_uid_and_sets_version_and_status() {
+        let status = RuleStatus { observed_generation: Some(3), ..RuleStatus::default() };
+        let patch = status_patch(&RuleUid::from("u"), Some("7".to_owned()), &status);
+        let expected = json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u"},
+            {"op": "add", "path": "/metadata/resourceVersion", "value": "7"},
+            {"op": "add", "path": "/status", "value": status},
+        ]);
+        assert_eq!(serde_json::to_value(&patch).unwrap(), expected);
+        assert_eq!(expected[2]["value"]["observedGeneration"], 3);
     }
 }

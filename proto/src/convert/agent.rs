@@ -116,9 +116,10 @@ fn asked_digest(bytes: &[u8]) -> Option<AskedDigest> {
 /// A failure names a copy, or nothing where it is of the rule itself.
 fn failure(wire: wire::Failure) -> Result<Failure, Unreadable> {
     let wire::Failure { resource, namespace, name, .. } = wire;
-    let copy = match resource.is_empty() && namespace.is_empty() && name.is_empty() {
-        true => no_source(),
-        false => source(Some(wire::Source { resource, namespace, name, ..wire::Source::default() }))?,
+    let copy = if resource.is_empty() && namespace.is_empty() && name.is_empty() {
+        no_source()
+    } else {
+        source(Some(wire::Source { resource, namespace, name, ..wire::Source::default() }))?
     };
     Ok(Failure { reason: reason(wire.reason), copy, message: message(&wire.message) })
 }

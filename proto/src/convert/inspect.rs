@@ -43,9 +43,10 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
 }
 
 fn stands(wire: wire::StandingObject) -> Result<StandingObject, Unreadable> {
-    let sealed = match wire.rule_uid.is_empty() {
-        true => None,
-        false => Some((rule_uid(wire.rule_uid)?, source(wire.source)?, revision(&wire.revision)?)),
+    let sealed = if wire.rule_uid.is_empty() {
+        None
+    } else {
+        Some((rule_uid(wire.rule_uid)?, source(wire.source)?, revision(&wire.revision)?))
     };
     Ok(StandingObject {
         ours: wire.ours,

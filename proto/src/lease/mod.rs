@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
-pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing};
+pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing, TimingError};
 
 /// The annotation that says where other replicas reach the holder of a Lease.
 pub const ADDRESS: &str = "runnel.dev/replica-address";
@@ -300,11 +300,15 @@ impl Candidate {
             Seen::There(..) | Seen::Nothing => now,
         };
         match lease {
-            _ if now < free_at || !eligible => match now < look_at {
-                true if now < free_at => Step::Wait(free_at.min(look_at)),
-                true => Step::Wait(look_at),
-                false => Step::Look,
-            },
+            _ if now < free_at || !eligible => {
+                if now >= look_at {
+                    Step::Look
+                } else if now < free_at {
+                    Step::Wait(free_at.min(look_at))
+                } else {
+                    Step::Wait(look_at)
+                }
+            }
             None => Step::Create(self.taken(None, wall)),
             Some(lease) if self.next_term(lease) > i32::MAX as u64 => Step::Remove(uid(lease)),
             Some(lease) => Step::Replace(self.taken(Some(lease), wall)),

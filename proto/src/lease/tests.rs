@@ -49,7 +49,7 @@ fn replaced(step: Step) -> Lease {
 fn times_that_do_not_fit_are_refused_by_the_flag() {
     let second = Duration::from_secs;
     assert!(Timing::new(second(15), second(10), second(2)).is_ok());
-    let wrong = |lease, renew, retry| Timing::new(lease, renew, retry).unwrap_err();
+    let wrong = |lease, renew, retry| Timing::new(lease, renew, retry).unwrap_err().to_string();
     assert!(wrong(second(61), second(10), second(2)).contains("--lease-duration"));
     assert!(wrong(second(10), second(10), second(2)).contains("--renew-deadline"));
     assert!(wrong(second(15), second(10), second(10)).contains("--retry-period"));

@@ -6,6 +6,30 @@ pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
 /// Shorter ones cannot be written down: the Lease counts whole seconds.
 pub const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
+/// Why the times of the election do not fit together: the flag, and what to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TimingError {
+    /// The lease is shorter than [`SHORTEST_LEASE`] or longer than [`LONGEST_LEASE`].
+    #[error("--lease-duration is {0:?}: give 1s to 60s")]
+    Lease(Duration),
+    /// The holder would lead for longer than the others wait.
+    #[error("--renew-deadline ({renew:?}) must be shorter than --lease-duration ({lease:?})")]
+    Renew {
+        /// The renew deadline.
+        renew: Duration,
+        /// The lease duration.
+        lease: Duration,
+    },
+    /// The holder would not try a renewal before its deadline.
+    #[error("--retry-period ({retry:?}) must be shorter than --renew-deadline ({renew:?}), and not 0")]
+    Retry {
+        /// The retry period.
+        retry: Duration,
+        /// The renew deadline.
+        renew: Duration,
+    },
+}
+
 /// The times of the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
@@ -21,18 +45,16 @@ impl Timing {
     /// Checks that the times fit together.
     ///
     /// # Errors
-    /// A sentence that names the flag and the cure.
-    pub fn new(lease: Duration, renew: Duration, retry: Duration) -> Result<Self, String> {
+    /// [`TimingError`], which names the flag.
+    pub fn new(lease: Duration, renew: Duration, retry: Duration) -> Result<Self, TimingError> {
         if lease < SHORTEST_LEASE || lease > LONGEST_LEASE {
-            return Err(format!("--lease-duration is {lease:?}: give 1s to 60s"));
+            return Err(TimingError::Lease(lease));
         }
         if renew >= lease {
-            return Err(format!("--renew-deadline ({renew:?}) must be shorter than --lease-duration ({lease:?})"));
+            return Err(TimingError::Renew { renew, lease });
         }
         if retry.is_zero() || retry >= renew {
-            return Err(format!(
-                "--retry-period ({retry:?}) must be shorter than --renew-deadline ({renew:?}), and not 0"
-            ));
+            return Err(TimingError::Retry { retry, renew });
         }
         Ok(Self { lease, renew, retry })
     }

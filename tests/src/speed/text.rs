@@ -63,11 +63,12 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for path in entries {
         let is_text = path.extension().is_some_and(|end| TEXTS.iter().any(|text| end == *text));
-        match path.is_dir() {
-            true if path.ends_with("files") => {}
-            true => all.extend(files(&path)?),
-            false if is_text => all.push(path),
-            false => {}
+        if path.is_dir() {
+            if !path.ends_with("files") {
+                all.extend(files(&path)?);
+            }
+        } else if is_text {
+            all.push(path);
         }
     }
     Ok(all)

@@ -87,9 +87,10 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     for entry in from.read_dir().with_context(|| from.display().to_string())? {
         let entry = entry?;
         let target = to.join(entry.file_name());
-        match entry.file_type()?.is_dir() {
-            true => copy(&entry.path(), &target)?,
-            false => fs::copy(entry.path(), target).map(|_| ())?,
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?
+        } else {
+            fs::copy(entry.path(), target).map(|_| ())?
         }
     }
     Ok(())

@@ -114,5 +114,5 @@ fn is_taken(name: &str, container: &Value) -> Result<()> {
     let Command::Run(run) = Cli::try_parse_from(std::iter::once(name.to_owned()).chain(given))?.command else {
         bail!("it does not run");
     };
-    Timing::new(run.lease_duration, run.renew_deadline, run.retry_period).map(drop).map_err(anyhow::Error::msg)
+    Timing::new(run.lease_duration, run.renew_deadline, run.retry_period).map(drop).map_err(anyhow::Error::from)
 }

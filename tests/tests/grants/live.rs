@@ -176,9 +176,8 @@ async fn copies_are_where_wanted_and_granted_for_any_grants() -> Result<()> {
         };
         eventually("the copies that are granted, and no others", SOON, async || compare().await.map(Some)).await?;
         steadily("and they stay", std::time::Duration::from_secs(2), compare).await?;
-        let told = |number: usize, rule: &Rule| match rule.cluster_scoped {
-            true => Id::cluster_rule(&name(number)),
-            false => Id::rule(rule.home.name, &name(number)),
+        let told = |number: usize, rule: &Rule| {
+            if rule.cluster_scoped { Id::cluster_rule(&name(number)) } else { Id::rule(rule.home.name, &name(number)) }
         };
         for (number, rule) in rules().iter().enumerate() {
             let wide = rule.cluster_scoped || phase == 0;

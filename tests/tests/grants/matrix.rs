@@ -102,12 +102,11 @@ fn granted(grants: &[Grant]) -> BTreeMap<String, RuleGrant> {
 fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
     let mut object = rule.manifest("r");
     object["metadata"]["uid"] = json!("r");
-    let read = |object: Value| match rule.cluster_scoped {
-        true => {
+    let read = |object: Value| {
+        if rule.cluster_scoped {
             let object: ClusterDistributionRule = serde_json::from_value(object).expect("a rule");
             runnel_hub_core::plan::Rule::cluster_scoped(&object, "runnel-system")
-        }
-        false => {
+        } else {
             let object: DistributionRule = serde_json::from_value(object).expect("a rule");
             runnel_hub_core::plan::Rule::namespaced(&object, "runnel-system")
         }
@@ -171,9 +170,10 @@ impl Member {
         for _ in 0..2 {
             self.take_in(index);
             for (_, sources) in self.session.take_orphaned_intents() {
-                let effect = match sources.is_empty() {
-                    true => index.orphaned_cluster(&uid, &name),
-                    false => index.orphaned_intents(&uid, &name, sources),
+                let effect = if sources.is_empty() {
+                    index.orphaned_cluster(&uid, &name)
+                } else {
+                    index.orphaned_intents(&uid, &name, sources)
                 };
                 judge(index, effect);
             }

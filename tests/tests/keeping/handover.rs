@@ -80,9 +80,10 @@ async fn a_rule_that_is_edited_renamed_or_made_anew_leaves_no_gap() -> Result<()
         json!({"suspend": false, "deletionPolicy": "Delete"}),
     ] {
         hub.change(&first, json!({"spec": edit})).await?;
-        match edit["suspend"] == true {
-            true => _ = hub.says_ready(&first, "False", "Suspended").await?,
-            false => _ = hub.all_applied(&first, 1).await?,
+        if edit["suspend"] == true {
+            _ = hub.says_ready(&first, "False", "Suspended").await?
+        } else {
+            _ = hub.all_applied(&first, 1).await?
         }
         member.has_copy(&source, target, &first).await?;
     }

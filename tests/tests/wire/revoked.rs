@@ -48,9 +48,10 @@ async fn first_batch(line: &mut Line) -> Result<()> {
 }
 
 async fn revoke(stage: &Stage, cluster: &str, deletes: bool) -> Result<()> {
-    match deletes {
-        true => stage.members().delete(cluster, &DeleteParams::default()).await.map(drop)?,
-        false => stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await.map(drop)?,
+    if deletes {
+        stage.members().delete(cluster, &DeleteParams::default()).await.map(drop)?
+    } else {
+        stage.patch_member(cluster, json!({"spec": {"accepted": false}})).await.map(drop)?
     }
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! Orders: which copies are to go, and how.
-use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
+use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef, is_subdomain};
 
 use super::Desired;
 use crate::copy::IntentKey;
-use crate::policy::names;
 
 /// How a copy is to go, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +31,7 @@ impl Desired {
     /// Orders a copy to go, unless its namespace is gone or going anyway, or the agent looks at no such copies. While
     /// another rule wants the copy and can have it, the order waits until it is taken over.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
-        if !self.namespace_stays(copy) || self.policy.area(copy).is_none() || !names::is_object(&copy.name) {
+        if !self.namespace_stays(copy) || self.policy.area(copy).is_none() || !is_subdomain(&copy.name) {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {

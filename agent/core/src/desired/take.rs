@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     Batch, ContentError, DeletionPolicy, Intent, Kind, Payload, Reason, Refusal, Revision, RuleDelta, RuleName,
-    RuleUid, SourceRef, Terms, TermsDigest,
+    RuleUid, SourceRef, Terms, TermsDigest, is_label, is_subdomain,
 };
 
 use super::places::is_broad;
@@ -12,7 +12,7 @@ use super::{Desired, Gone, IntentState, Rule};
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
 use crate::copy::NewPayload;
-use crate::policy::{Facts, names};
+use crate::policy::Facts;
 use crate::records::Records;
 
 /// More names than this taken out of a list at once are not a deliberate act any more.
@@ -302,8 +302,8 @@ fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
 
 /// Whether the names of an intent are such that Kubernetes takes.
 pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
-    let named = names::is_object(&source.name) && names::is_object(source.copy_name());
-    if !named || !names::is_namespace(&source.namespace) {
+    let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
+    if !named || !is_label(&source.namespace) {
         return Err(CopyError::new(Reason::Invalid, "the name is not one that Kubernetes takes"));
     }
     Ok(())

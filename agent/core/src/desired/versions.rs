@@ -95,9 +95,10 @@ impl Desired {
     /// The order for a copy of an intent that is no longer wanted. Where another version of the source is, that is an edit.
     pub(super) fn order_for(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
         let mut rule = self.rules.get(&key.rule).into_iter().filter(|rule| rule.versions().is_some() && !rule.leaving);
-        match rule.any(|rule| rule.beside(key).next().is_some()) {
-            true => self.version_order(key, copy, policy),
-            false => Ordered::by_word(policy),
+        if rule.any(|rule| rule.beside(key).next().is_some()) {
+            self.version_order(key, copy, policy)
+        } else {
+            Ordered::by_word(policy)
         }
     }
 

@@ -3,7 +3,6 @@
 //! What is denied is not written and is reported as `Denied`, with the field of the policy that says so. A copy from
 //! before stays as it is and is no longer corrected; only an order of the hub to remove it is still carried out,
 //! because that is no content that comes in.
-pub mod names;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -12,7 +11,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef, is_closed_namespace, matches_any,
+    Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef, is_closed_namespace, is_label,
+    matches_any,
 };
 use serde_json::Value;
 
@@ -244,7 +244,7 @@ impl Policy {
 
     /// Why copies may not be in a namespace. `home` is the agent's own.
     pub fn denies_namespace(&self, name: &str, home: &str) -> Option<CopyError> {
-        if !names::is_namespace(name) {
+        if !is_label(name) {
             return Some(denied("this is not a name that a namespace can have"));
         }
         if name == home {

@@ -1,8 +1,8 @@
 //! Reads a policy. Whatever it does not know it refuses, and says which field and what to write instead.
-use runnel_proto::model::{KINDS, Pattern};
+use runnel_proto::model::{KINDS, Pattern, is_label};
 use serde_json::{Map, Value};
 
-use super::{Adopt, Names, OnRevoke, Patterns, Policy, names};
+use super::{Adopt, Names, OnRevoke, Patterns, Policy};
 
 /// Why a text is no policy: the field, and the cure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -161,7 +161,7 @@ fn flag(path: &str, value: &Value) -> Parsed<bool> {
 
 fn is_namespace_pattern(text: &str) -> bool {
     if !text.contains('*') {
-        return names::is_namespace(text);
+        return is_label(text);
     }
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-*".contains(&byte);
     text.len() <= 63 && text.bytes().all(plain)

@@ -27,12 +27,16 @@ impl Reconciler {
 
     fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
         let name = &*copy.namespace;
-        match () {
-            () if self.desired.closed(name).is_some() => NamespaceState::Closed,
-            () if self.desired.is_terminating(name) => NamespaceState::Terminating,
-            () if self.desired.has_namespace(name) => NamespaceState::Ready,
-            () if !self.namespaces_complete => NamespaceState::Unknown,
-            () => NamespaceState::Missing,
+        if self.desired.closed(name).is_some() {
+            NamespaceState::Closed
+        } else if self.desired.is_terminating(name) {
+            NamespaceState::Terminating
+        } else if self.desired.has_namespace(name) {
+            NamespaceState::Ready
+        } else if !self.namespaces_complete {
+            NamespaceState::Unknown
+        } else {
+            NamespaceState::Missing
         }
     }
 }

@@ -64,9 +64,10 @@ impl Reconciler {
                 order.held = suspended;
                 let (source, observed) = (key.source.clone(), self.records.observed(&copy).clone());
                 let want = Want::Gone(key, rule, order);
-                let known = match asked.rehearse {
-                    true => open(want, observed, [0; 32], true, None),
-                    false => CopyKnowledge::Said(foresee(&want, &observed, false)?),
+                let known = if asked.rehearse {
+                    open(want, observed, [0; 32], true, None)
+                } else {
+                    CopyKnowledge::Said(foresee(&want, &observed, false)?)
                 };
                 Some((source, known, after))
             }

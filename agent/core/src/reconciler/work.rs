@@ -180,10 +180,12 @@ impl Reconciler {
         let limits = Limits { policy: self.policy.clone(), home: self.home.clone() };
         let (intent, rule) = (wanted.intent.clone(), wanted.rule.clone());
         let ignored = wanted.policies.ignored.clone();
-        let recreate = match wanted.policies.recreate {
-            false => Recreate::No,
-            true if self.next_delete(now).is_some() => Recreate::Later(self.policy.deletes_per_hour),
-            true => Recreate::Yes,
+        let recreate = if !wanted.policies.recreate {
+            Recreate::No
+        } else if self.next_delete(now).is_some() {
+            Recreate::Later(self.policy.deletes_per_hour)
+        } else {
+            Recreate::Yes
         };
         let asks = wanted.policies.takeover == Takeover::Asked;
         // What is the newest already keeps its number, though its label was lost.

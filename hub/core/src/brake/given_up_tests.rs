@@ -251,9 +251,10 @@ impl World {
                 let first = dice.roll(NAMESPACES);
                 let member = self.members.get_mut(&name).unwrap();
                 for namespace in (first..first + number).map(|namespace| namespace % NAMESPACES) {
-                    match labels {
-                        true => member.labelled.insert(namespace),
-                        false => member.labelled.remove(&namespace),
+                    if labels {
+                        member.labelled.insert(namespace)
+                    } else {
+                        member.labelled.remove(&namespace)
                     };
                 }
                 self.report(&name);
@@ -262,12 +263,11 @@ impl World {
             4 => self.granted = (0..NAMESPACES - dice.roll(4)).collect(),
             5 => {
                 let number = dice.roll(SOURCES);
-                match self.sources.remove(&number) {
-                    true => self.brake.remove(Item::Source(source(number)), Cause::Indirect),
-                    false => {
-                        self.sources.insert(number);
-                        self.brake.keep(&Item::Source(source(number)));
-                    }
+                if self.sources.remove(&number) {
+                    self.brake.remove(Item::Source(source(number)), Cause::Indirect)
+                } else {
+                    self.sources.insert(number);
+                    self.brake.keep(&Item::Source(source(number)));
                 }
                 self.judge();
             }

@@ -322,9 +322,10 @@ impl World {
                 let orphaned_intents: BTreeSet<_> =
                     surplus.iter().filter(|(_, s)| assignment.is_unjudged(s)).map(|(_, s)| s.clone()).collect();
                 self.overwrite(uid, cluster, permit);
-                match orphaned_intents.is_empty() {
-                    true => Effect::default(),
-                    false => self.index.orphaned_intents(uid, cluster, orphaned_intents),
+                if orphaned_intents.is_empty() {
+                    Effect::default()
+                } else {
+                    self.index.orphaned_intents(uid, cluster, orphaned_intents)
                 }
             }
             Directive::Unwanted(_) => {
@@ -512,10 +513,7 @@ fn edit(world: &mut World, dice: &mut Dice) {
             let first = world.objects;
             world.objects += number;
             let objects = world.foreign.entry((uid, cluster)).or_default();
-            match make {
-                true => objects.extend(first..first + number),
-                false => (0..number).for_each(|_| _ = objects.pop_first()),
-            }
+            if make { objects.extend(first..first + number) } else { (0..number).for_each(|_| _ = objects.pop_first()) }
         }
         11 | 14 => world.connect(cluster_name(dice.roll(CLUSTERS))),
         17 => {

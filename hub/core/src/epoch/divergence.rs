@@ -61,9 +61,10 @@ pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergen
         let by = history_token.by();
         let told_at = i64::try_from(history_token.told_at).ok().and_then(|second| Timestamp::from_second(second).ok());
         let told_at = told_at.unwrap_or(Timestamp::MAX);
-        return Some(match history_token.told_at > facts.since + SKEW {
-            true => Divergence::Doubled { by, told_at },
-            false => Divergence::Restored { by, told_at },
+        return Some(if history_token.told_at > facts.since + SKEW {
+            Divergence::Doubled { by, told_at }
+        } else {
+            Divergence::Restored { by, told_at }
         });
     }
     let other_member = history_token.to.member != facts.to.member;
@@ -133,9 +134,10 @@ impl Divergence {
                  taken the place of the other, let it: `{confirm}`"
             ),
             Divergence::Rejoined { other_member, .. } => {
-                let was = match other_member {
-                    true => "under another MemberCluster",
-                    false => "as another cluster (kube-system has another uid now)",
+                let was = if *other_member {
+                    "under another MemberCluster"
+                } else {
+                    "as another cluster (kube-system has another uid now)"
                 };
                 format!(
                     "the cluster got what it holds {was}, and some of it is not wanted now, or by other terms. Nothing is \

@@ -113,17 +113,19 @@ impl Index {
 
     /// A namespace is being deleted, or no longer is there.
     pub fn set_dying(&mut self, namespace: &str, dying: bool) {
-        match dying {
-            true => self.dying.insert(namespace.to_owned()),
-            false => self.dying.remove(namespace),
+        if dying {
+            self.dying.insert(namespace.to_owned())
+        } else {
+            self.dying.remove(namespace)
         };
     }
 
     /// The definition of a kind of rules is being deleted, or no longer is there: nobody has deleted its rules one by one.
     pub fn set_definition(&mut self, name: &str, dying: Option<bool>) -> Effect {
-        match dying.unwrap_or(true) {
-            true => self.dying_definitions.insert(name.to_owned()),
-            false => self.dying_definitions.remove(name),
+        if dying.unwrap_or(true) {
+            self.dying_definitions.insert(name.to_owned())
+        } else {
+            self.dying_definitions.remove(name)
         };
         Effect::default()
     }
@@ -152,14 +154,12 @@ impl Index {
             entry.brake = brake;
         }
         effect.rules.insert(uid.clone());
-        match now.removes_the_same(&before) {
+        if !now.removes_the_same(&before) {
+            self.touch(uid, &mut effect);
+        } else if changed {
             // What one cluster is permitted is of no interest to the others.
-            true if changed => {
-                self.renew(uid);
-                effect.clusters = now.permits_otherwise(&before);
-            }
-            false => self.touch(uid, &mut effect),
-            true => {}
+            self.renew(uid);
+            effect.clusters = now.permits_otherwise(&before);
         }
         if now.differs_elsewhere(&before) {
             // Whoever is no longer chosen hears of it, too.
@@ -177,12 +177,11 @@ impl Index {
     pub fn brake_of(&self, uid: &RuleUid, holdings: Holdings<'_>) -> (Option<Memory>, Option<BlockedRemovals>) {
         let Some(entry) = self.rules.get(uid) else { return (None, None) };
         // A status is looked at far more often than something is held, and only then has a cluster to be asked.
-        let memory = match entry.brake.is_holding() {
-            true => {
-                let now = (entry.brake.judged().clone(), entry.brake.leaving());
-                self.with_circumstances(uid, &now, holdings, |known| entry.brake.memory(known)).flatten()
-            }
-            false => entry.brake.released(),
+        let memory = if entry.brake.is_holding() {
+            let now = (entry.brake.judged().clone(), entry.brake.leaving());
+            self.with_circumstances(uid, &now, holdings, |known| entry.brake.memory(known)).flatten()
+        } else {
+            entry.brake.released()
         };
         let held = memory.clone().filter(|memory| !memory.released).map(|memory| {
             let mut said = BlockedRemovals { memory, ..BlockedRemovals::default() };

@@ -42,13 +42,17 @@ impl RuleEntry {
         if assignment.is_unknown(intent) || (sent && assignment.plan.wants(intent)) {
             return None;
         }
-        Some(match () {
-            () if !self.plan.wants(&source) => Item::Source(source),
-            () if !sent => Item::Kind(cluster.clone(), intent.resource.clone()),
+        Some(if !self.plan.wants(&source) {
+            Item::Source(source)
+        } else if !sent {
+            Item::Kind(cluster.clone(), intent.resource.clone())
+        } else if self.is_version(intent) {
             // An edit: the agent keeps what it was as an older version.
-            () if self.is_version(intent) => return None,
-            () if self.cluster_plans.differs_by_cluster() => Item::Copy(cluster.clone(), intent.clone()),
-            () => Item::Name(intent.clone()),
+            return None;
+        } else if self.cluster_plans.differs_by_cluster() {
+            Item::Copy(cluster.clone(), intent.clone())
+        } else {
+            Item::Name(intent.clone())
         })
     }
 }
@@ -66,23 +70,25 @@ pub(super) fn note_changes(
         DeletionPolicy::Delete => {}
     }
     entry.keep_wanted();
-    match entry.rule.deleting {
-        true => entry.brake.remove(Item::Rule, Cause::Deleted),
-        false => entry.brake.keep(&Item::Rule),
+    if entry.rule.deleting {
+        entry.brake.remove(Item::Rule, Cause::Deleted)
+    } else {
+        entry.brake.keep(&Item::Rule)
     }
     let Some(former) = former else { return entry.brake.is_open() };
     for source in former.plan.wanted().filter(|source| !entry.plan.wants(source)) {
-        let cause = match () {
-            () if entry.plan.refused.contains_key(source) => Cause::Deleted,
-            () if entry.rule.has_dropped_source(&former.rule, source) => Cause::Named,
-            () => Cause::Indirect,
+        let cause = if entry.plan.refused.contains_key(source) {
+            Cause::Deleted
+        } else if entry.rule.has_dropped_source(&former.rule, source) {
+            Cause::Named
+        } else {
+            Cause::Indirect
         };
         entry.brake.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
-    note_goes(&former.target_clusters, entry, takes_part, |cluster| match now.has_dropped_cluster(before, cluster) {
-        true => Cause::Named,
-        false => Cause::Indirect,
+    note_goes(&former.target_clusters, entry, takes_part, |cluster| {
+        if now.has_dropped_cluster(before, cluster) { Cause::Named } else { Cause::Indirect }
     });
     if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
         let both: Vec<_> = former

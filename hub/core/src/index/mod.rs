@@ -274,23 +274,28 @@ impl Index {
             return Directive::Unknown;
         }
         if let Some(assignment) = entry.assignment(cluster) {
-            return match () {
-                () if entry.target_clusters.unknown => Directive::Unknown,
-                () if entry.awaits(cluster) => Directive::AwaitingWave(assignment),
-                () if entry.target_clusters.cordoned.contains(cluster) => Directive::Cordoned(assignment),
+            return if entry.target_clusters.unknown {
+                Directive::Unknown
+            } else if entry.awaits(cluster) {
+                Directive::AwaitingWave(assignment)
+            } else if entry.target_clusters.cordoned.contains(cluster) {
+                Directive::Cordoned(assignment)
+            } else if entry.is_shut_to(cluster) {
                 // That a rule rests is said to all, and nothing else of it.
-                () if entry.is_shut_to(cluster) => Directive::AwaitingWave(assignment),
-                () => Directive::Wanted(assignment),
+                Directive::AwaitingWave(assignment)
+            } else {
+                Directive::Wanted(assignment)
             };
         }
         let leaving = self.clusters.get(cluster).is_some_and(|cluster| cluster.leaving);
-        match () {
-            () if leaving => Directive::Unwanted(policy),
-            () if entry.rule.terms.suspend => {
-                Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
-            }
-            () if judged.passes(&Item::Cluster(cluster.clone())) => Directive::Unwanted(policy),
-            () => Directive::RemovalBlocked,
+        if leaving {
+            Directive::Unwanted(policy)
+        } else if entry.rule.terms.suspend {
+            Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
+        } else if judged.passes(&Item::Cluster(cluster.clone())) {
+            Directive::Unwanted(policy)
+        } else {
+            Directive::RemovalBlocked
         }
     }
 
@@ -348,7 +353,7 @@ impl Index {
         }
     }
 
-    /// Whether rules were forgotten after `since` that [`Index::claims_since`] does not tell any more: who holds rules has to
+    /// Whether rules were forgotten after `since` that [`Index::directives_since`] does not tell any more: who holds rules has to
     /// ask of each of them.
     pub fn has_forgotten_since(&self, since: u64) -> bool {
         since > 0 && since < self.forgotten_before

@@ -134,16 +134,18 @@ impl Readers {
 }
 
 fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
-    match patterns.iter().all(Pattern::is_literal) {
-        true => patterns.iter().map(|name| Some(name.as_str().into())).collect(),
-        false => vec![None],
+    if patterns.iter().all(Pattern::is_literal) {
+        patterns.iter().map(|name| Some(name.as_str().into())).collect()
+    } else {
+        vec![None]
     }
 }
 
 fn names(patterns: &[Pattern]) -> Vec<Sign> {
-    match patterns.iter().all(Pattern::is_literal) {
-        true => patterns.iter().map(|name| Sign::Name(name.as_str().into())).collect(),
-        false => vec![Sign::Any],
+    if patterns.iter().all(Pattern::is_literal) {
+        patterns.iter().map(|name| Sign::Name(name.as_str().into())).collect()
+    } else {
+        vec![Sign::Any]
     }
 }
 

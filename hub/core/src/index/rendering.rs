@@ -294,11 +294,13 @@ impl Index {
             let known = Arc::make_mut(&mut plan);
             let body = entry.plan.body(source);
             known.set(source, body.as_ref());
-            match has_content(body.as_ref()) {
+            if has_content(body.as_ref()) {
                 // It was said at once that it has none, and has it again.
-                true => drop(entry.unrendered.sources.insert(source.clone())),
-                false if cluster_plans.exceeds() => entry.unrendered.again = true,
-                false => cluster_plans.update(&entry.rule, known, source, &self.revision_hasher),
+                entry.unrendered.sources.insert(source.clone());
+            } else if cluster_plans.exceeds() {
+                entry.unrendered.again = true;
+            } else {
+                cluster_plans.update(&entry.rule, known, source, &self.revision_hasher);
             }
             if entry.rule.takes_from(source) {
                 let body = entry.plan.secret_refs.get(source);

@@ -70,7 +70,7 @@ impl Index {
         effect
     }
 
-    /// A source vanished, or is being deleted. It counts as being there until [`Index::bury`] finds its grace over: a
+    /// A source vanished, or is being deleted. It counts as being there until [`Index::expire_deleted`] finds its grace over: a
     /// delete and re-create is an edit.
     pub fn vanish_source(&mut self, source: &SourceRef, now: Instant) {
         self.sightings.remove(source);

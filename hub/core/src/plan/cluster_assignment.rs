@@ -48,7 +48,7 @@ impl Deref for NamedTerms {
 
 /// Digest of terms: the first 16 bytes of SHA-256 over their canonical JSON. Only ever compared with itself.
 fn digest_of(terms: &Terms) -> TermsDigest {
-    let canonical = serde_json::to_vec(terms).unwrap_or_default();
+    let canonical = serde_json::to_vec(terms).expect("terms have only texts as keys of maps");
     let mut short = [0; 16];
     short.copy_from_slice(&digest::digest(&digest::SHA256, &canonical).as_ref()[..16]);
     TermsDigest(short)
@@ -157,10 +157,12 @@ impl ClusterAssignment {
 
     /// The intents in which this can differ from what `former` was, if there are but few.
     pub fn change_since(&self, former: &ClusterAssignment) -> Option<Cow<'_, BTreeSet<SourceRef>>> {
-        match former.terms.grants == self.terms.grants {
-            true if former.plan.digest == self.plan.digest => Some(Cow::default()),
-            true => self.plan.edits.since(former.plan.digest),
-            false => None,
+        if former.terms.grants != self.terms.grants {
+            None
+        } else if former.plan.digest == self.plan.digest {
+            Some(Cow::default())
+        } else {
+            self.plan.edits.since(former.plan.digest)
         }
     }
 
@@ -182,5 +184,39 @@ impl ClusterAssignment {
             && Arc::ptr_eq(&self.judged, &other.judged)
             && self.rolled_back.as_ref().map(Arc::as_ptr) == other.rolled_back.as_ref().map(Arc::as_ptr)
             && self.terms.grants == other.terms.grants
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use runnel_proto::model::{DeletionPolicy, DriftPolicy, NamespaceChoice, Pattern};
+
+    use super::*;
+
+    fn terms() -> impl Strategy<Value = Terms> {
+        let namespaces = proptest::option::of(proptest::collection::vec("[a-c*]{1,2}", 0..3));
+        (any::<bool>(), any::<bool>(), any::<bool>(), 0i64..2, namespaces, proptest::option::of(1u32..3)).prop_map(
+            |(suspend, reports, retains, created_at, namespaces, versions)| Terms {
+                suspend,
+                created_at,
+                drift_policy: if reports { DriftPolicy::Report } else { DriftPolicy::Correct },
+                deletion_policy: if retains { DeletionPolicy::Retain } else { DeletionPolicy::Delete },
+                namespaces: namespaces.map(|names| NamespaceChoice {
+                    names: names.iter().map(Pattern::new).collect(),
+                    ..NamespaceChoice::default()
+                }),
+                versions,
+                ..Terms::default()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn digests_are_equal_only_for_equal_terms(one in terms(), other in terms()) {
+            prop_assert_eq!(digest_of(&one) == digest_of(&other), one == other);
+            prop_assert_eq!(digest_of(&one), digest_of(&one.clone()));
+        }
     }
 }

@@ -127,9 +127,12 @@ impl CompletedState {
         // Clusters that share a plan go on sharing it.
         let mut scoped_plans: BTreeMap<*const RulePlan, Arc<RulePlan>> = BTreeMap::new();
         let mut scoped = |plan: &Arc<RulePlan>| {
-            let scoped = || match plan.scope == *scope {
-                true => plan.clone(),
-                false => Arc::new(RulePlan { scope: scope.clone(), ..RulePlan::clone(plan) }),
+            let scoped = || {
+                if plan.scope == *scope {
+                    plan.clone()
+                } else {
+                    Arc::new(RulePlan { scope: scope.clone(), ..RulePlan::clone(plan) })
+                }
             };
             scoped_plans.entry(Arc::as_ptr(plan)).or_insert_with(scoped).clone()
         };

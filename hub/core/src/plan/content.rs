@@ -44,7 +44,7 @@ pub enum UnsupportedSource {
     Type,
     /// It is larger than an agent takes.
     TooLarge,
-    /// Its owner says so, by [`DISTRIBUTE_ANNOTATION`].
+    /// Its owner says so, by the annotation `runnel.dev/distribute`.
     Annotation,
 }
 
@@ -59,7 +59,7 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
 /// The distributed part of an object as the API server gave it.
 ///
 /// # Errors
-/// [`Refused::Annotation`] for objects whose owner refuses, [`Refused::Type`] for types that are never distributed.
+/// [`UnsupportedSource::Annotation`] for objects whose owner refuses, [`UnsupportedSource::Type`] for types that are never distributed.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
     let refuses = |annotations: &Value| annotations.get(DISTRIBUTE_ANNOTATION).and_then(Value::as_str) == Some("false");
     if object.get("metadata").and_then(|meta| meta.get("annotations")).is_some_and(refuses) {

@@ -113,13 +113,12 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         while count > 0
             && let Some(chunk) = self.chunks.first_mut()
         {
-            match chunk.len() <= count {
-                true => {
-                    count -= chunk.len();
-                    taken.extend(chunk.iter().cloned());
-                    self.chunks.remove(0);
-                }
-                false => taken.extend(Arc::make_mut(chunk).drain(..std::mem::take(&mut count))),
+            if chunk.len() <= count {
+                count -= chunk.len();
+                taken.extend(chunk.iter().cloned());
+                self.chunks.remove(0);
+            } else {
+                taken.extend(Arc::make_mut(chunk).drain(..std::mem::take(&mut count)))
             }
         }
         self.len -= taken.len();

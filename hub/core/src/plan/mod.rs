@@ -79,10 +79,7 @@ impl SourceContent {
     /// What an agent shows that has applied it and leaves these fields alone.
     fn digest_without(&self, ignored: &Arc<BTreeSet<FieldPath>>) -> Option<ContentDigest> {
         let compute = || Some(ContentDigest::of(&self.payload.decode().ok()?, ignored));
-        match ignored.is_empty() {
-            true => self.digest,
-            false => self.without.get(ignored, compute),
-        }
+        if ignored.is_empty() { self.digest } else { self.without.get(ignored, compute) }
     }
 
     fn is(&self, other: &SourceContent) -> bool {

@@ -348,7 +348,7 @@ fn build(
 fn made_by(terms: &Terms, said: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms { suspend: false, ..terms.clone() };
     let shape = (&said.transform, &said.substitute, &said.overrides);
-    let canonical = serde_json::to_vec(&(terms, shape)).unwrap_or_default();
+    let canonical = serde_json::to_vec(&(terms, shape)).expect("terms and shapes have only texts as keys of maps");
     let mut name = [0; 32];
     name.copy_from_slice(digest::digest(&digest::SHA256, &canonical).as_ref());
     name

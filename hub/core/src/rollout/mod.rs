@@ -6,7 +6,7 @@
 //! no part of it: who is newly chosen waits for its turn while a rollout is under way and gets the newest at once after it.
 //! What the brake holds is no part of it either; when it is released, that is another target.
 //!
-//! Clusters stand in one order ([`Turn`]): by the value of a label, in natural order, then by name. So what has been
+//! Clusters stand in one order ([`RolloutPosition`]): by the value of a label, in natural order, then by name. So what has been
 //! reached is one cursor, which stands in the rule's status and survives a restart and a change of leader without a list of
 //! clusters. [`step`] is the whole machine: from what stands in the status, what is under way and what is seen it makes
 //! what the status should say and which clusters may have the target ([`Gate`]).

@@ -97,13 +97,18 @@ pub fn step(
         progress.applied_at.get_or_insert(now.wall);
     }
     let soaked = progress.applied_at.is_none_or(|at| since(at, now.wall) >= rollout.soak);
-    progress.phase = match () {
-        () if rollout.paused && !completed => Phase::Paused,
-        () if stopped && !rollout.paused => Phase::Stopped,
-        () if completed => Phase::Completed,
-        () if settled && soaked => advance(&mut progress, rollout, seen, &mut reached, now),
-        () if settled => Phase::Soaking,
-        () => Phase::Progressing,
+    progress.phase = if rollout.paused && !completed {
+        Phase::Paused
+    } else if stopped && !rollout.paused {
+        Phase::Stopped
+    } else if completed {
+        Phase::Completed
+    } else if settled && soaked {
+        advance(&mut progress, rollout, seen, &mut reached, now)
+    } else if settled {
+        Phase::Soaking
+    } else {
+        Phase::Progressing
     };
     count(&mut progress, &reached, seen);
     // Who is let in and has not settled may yet count as failed, or as away, without doing anything.

@@ -41,9 +41,10 @@ impl Session {
         for state in states.into_iter().filter(|state| !state.gone) {
             let has_room = self.rules.len() < RULES_LIMIT;
             let Some(held) = self.rules.get_mut(&state.uid) else {
-                match has_room {
-                    true => self.hello(vec![state]),
-                    false => left_out += 1,
+                if has_room {
+                    self.hello(vec![state])
+                } else {
+                    left_out += 1
                 }
                 continue;
             };

@@ -16,9 +16,10 @@ impl Session {
     /// Whether a rule can be sent. One for which there is no room is kept in mind.
     pub(super) fn has_room_for(&mut self, uid: &RuleUid) -> bool {
         let has_room = self.rules.contains_key(uid) || self.rules.len() < RULES_LIMIT;
-        match has_room {
-            true => self.forget_beyond(uid),
-            false => self.beyond.has_changed |= self.beyond.rules.insert(uid.clone()),
+        if has_room {
+            self.forget_beyond(uid)
+        } else {
+            self.beyond.has_changed |= self.beyond.rules.insert(uid.clone())
         }
         has_room
     }

@@ -88,15 +88,15 @@ impl Deliveries {
                 state.intents_digest == assignment.digest() && state.terms_digest == Some(assignment.terms.digest);
             same && state.counts.is_settled()
         });
-        match () {
-            () if failed => way.state = State::Failed,
-            () if over || holds => {
-                ways.remove(&state.uid);
-                if ways.is_empty() {
-                    self.under_way.remove(cluster);
-                }
+        if failed {
+            way.state = State::Failed
+        } else if over || holds {
+            ways.remove(&state.uid);
+            if ways.is_empty() {
+                self.under_way.remove(cluster);
             }
-            () => return None,
+        } else {
+            return None;
         }
         let applied = holds && !over && !failed;
         if let Some(whole) = self.rules.get_mut(&state.uid).filter(|_| applied) {

@@ -79,10 +79,8 @@ fn in_clusters(held: &BlockedAgentWork) -> Several<String> {
 /// The command that releases it.
 fn release(rule: &Rule, digest: &str) -> String {
     let name = &rule.terms.rule;
-    let (kind, namespace) = match name.is_cluster_scoped() {
-        true => ("cdrule", String::new()),
-        false => ("drule", format!(" -n {}", name.namespace)),
-    };
+    let (kind, namespace) =
+        if name.is_cluster_scoped() { ("cdrule", String::new()) } else { ("drule", format!(" -n {}", name.namespace)) };
     format!("kubectl annotate {kind} {}{namespace} --overwrite {RELEASE}={digest}", name.name)
 }
 

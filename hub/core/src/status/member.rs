@@ -144,9 +144,10 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         return (ConditionStatus::True, Reason::Accepted, "rules may choose this cluster".to_owned());
     }
     if has_left(view) {
-        let message = match view.unclaimed.is_empty() {
-            true => "nothing of Runnel is left in this cluster: this MemberCluster can be deleted",
-            false => "only copies of unknown rules are left in this cluster: this MemberCluster can be deleted",
+        let message = if view.unclaimed.is_empty() {
+            "nothing of Runnel is left in this cluster: this MemberCluster can be deleted"
+        } else {
+            "only copies of unknown rules are left in this cluster: this MemberCluster can be deleted"
         };
         return (ConditionStatus::False, Reason::Left, message.to_owned());
     }

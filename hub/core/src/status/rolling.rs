@@ -146,14 +146,20 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         return if takes_nothing { Health::Away } else { Health::Pending };
     };
     let counts = account.counts;
-    match () {
-        () if counts.under_way() > 0 || is_given_up(view, account) => Health::Pending,
-        () if !cluster.sent.render_errors.is_empty() => Health::Failed,
-        () if (failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account) => Health::Failed,
-        () if counts.failed > 0 || counts.removing > 0 => Health::Pending,
-        () if proved(view, cluster, account) == Proved::No => Health::Failed,
-        () if is_comparable(view, cluster) => Health::Applied,
-        () => Health::Quiet,
+    if counts.under_way() > 0 || is_given_up(view, account) {
+        Health::Pending
+    } else if !cluster.sent.render_errors.is_empty()
+        || ((failed_copies(view, account) > 0 || counts.removing > 0) && has_failed(account))
+    {
+        Health::Failed
+    } else if counts.failed > 0 || counts.removing > 0 {
+        Health::Pending
+    } else if proved(view, cluster, account) == Proved::No {
+        Health::Failed
+    } else if is_comparable(view, cluster) {
+        Health::Applied
+    } else {
+        Health::Quiet
     }
 }
 
@@ -205,9 +211,10 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
 pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
     let (_, progress) = progress_of(view)?;
     let is_over = progress.phase == Phase::Reverted;
-    let (holds, reason) = match is_over {
-        true => (ConditionStatus::True, Reason::TooManyFailures),
-        false => (ConditionStatus::False, Reason::RollingBack),
+    let (holds, reason) = if is_over {
+        (ConditionStatus::True, Reason::TooManyFailures)
+    } else {
+        (ConditionStatus::False, Reason::RollingBack)
     };
     Some(ConditionValue::new(holds, reason, said_of_going_back(view)?))
 }

@@ -72,39 +72,45 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         return ClusterState::Failed;
     }
     let Some(account) = cluster.account else {
-        return match () {
-            () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
-            () if is_too_old(cluster, now) => ClusterState::Failed,
-            () if cluster.is_unconfirmed() => ClusterState::Waiting,
-            () if view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view) => ClusterState::Waiting,
-            () => ClusterState::Progressing,
+        return if view.awaits(cluster.name) && !is_reading(view) {
+            ClusterState::Waiting
+        } else if is_too_old(cluster, now) {
+            ClusterState::Failed
+        } else if cluster.is_unconfirmed()
+            || (view.target_clusters.cordoned.contains(cluster.name) && !is_reading(view))
+        {
+            ClusterState::Waiting
+        } else {
+            ClusterState::Progressing
         };
     };
     let counts = account.counts;
-    match () {
-        () if failed_copies(view, account) > 0 => ClusterState::Failed,
-        // Copies that cannot be removed: what is left of them says why.
-        () if counts.removing > 0 && account.failures.iter().any(is_failure) => ClusterState::Failed,
-        () if view.awaits(cluster.name) && !is_reading(view) => ClusterState::Waiting,
-        () if view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled() => {
-            ClusterState::Waiting
-        }
-        () if is_too_old(cluster, now) => ClusterState::Failed,
-        () if !cluster.sent.render_errors.is_empty() => ClusterState::Failed,
-        () if is_behind(view, cluster, account) => ClusterState::Waiting,
-        () if is_unconfirmed(view, cluster, account) => ClusterState::Waiting,
-        () if is_reading(view)
-            || is_given_up(view, account)
-            || !holds_the_plan(view, cluster, account)
-            || !counts.is_settled()
-            || counts.failed > 0 =>
-        {
-            ClusterState::Progressing
-        }
-        () if counts.drifted > 0 => ClusterState::Drifted,
-        () if proved(view, cluster, account) == Proved::No => ClusterState::Failed,
-        () if counts.waiting > 0 => ClusterState::Waiting,
-        () => ClusterState::Ready,
+    // Copies that cannot be removed fail the cluster: what is left of them says why.
+    if failed_copies(view, account) > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure)) {
+        ClusterState::Failed
+    } else if (view.awaits(cluster.name) && !is_reading(view))
+        || (view.goes_back(cluster.name) && holds_the_plan(view, cluster, account) && counts.is_settled())
+    {
+        ClusterState::Waiting
+    } else if is_too_old(cluster, now) || !cluster.sent.render_errors.is_empty() {
+        ClusterState::Failed
+    } else if is_behind(view, cluster, account) || is_unconfirmed(view, cluster, account) {
+        ClusterState::Waiting
+    } else if is_reading(view)
+        || is_given_up(view, account)
+        || !holds_the_plan(view, cluster, account)
+        || !counts.is_settled()
+        || counts.failed > 0
+    {
+        ClusterState::Progressing
+    } else if counts.drifted > 0 {
+        ClusterState::Drifted
+    } else if proved(view, cluster, account) == Proved::No {
+        ClusterState::Failed
+    } else if counts.waiting > 0 {
+        ClusterState::Waiting
+    } else {
+        ClusterState::Ready
     }
 }
 
@@ -239,10 +245,7 @@ fn beyond(cluster: &ClusterView<'_>) -> String {
 /// The copies that failed. What waits to be overwritten and is not held is on its way.
 pub(super) fn failed_copies(view: &View<'_>, account: &RuleReport) -> u32 {
     let held = view.takeovers.as_ref().is_some_and(|takeovers| !takeovers.memory.released);
-    match held {
-        true => account.counts.failed,
-        false => account.counts.failed.saturating_sub(account.waiting_takeovers),
-    }
+    if held { account.counts.failed } else { account.counts.failed.saturating_sub(account.waiting_takeovers) }
 }
 
 /// Whether copies are in namespaces given up. What is held stays, and what is not is on its way.

@@ -179,10 +179,12 @@ impl Scene {
         let deletion_policy = assignment.terms.deletion_policy;
         let gone = self.former(cluster).into_iter().flat_map(ClusterAssignment::intents).map(|(source, _)| source);
         for source in gone.filter(|source| assignment.content(source).is_none() && !assignment.is_unknown(source)) {
-            match assignment.must_stay(source) {
-                _ if asked.held.len() + asked.tombstones.len() >= SUPPOSED_LIMIT => left_out += 1,
-                true => drop(asked.held.insert(source.clone())),
-                false => asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy }),
+            if asked.held.len() + asked.tombstones.len() >= SUPPOSED_LIMIT {
+                left_out += 1;
+            } else if assignment.must_stay(source) {
+                asked.held.insert(source.clone());
+            } else {
+                asked.tombstones.push(Tombstone { source: source.clone(), deletion_policy });
             }
         }
         (asked, left_out)
@@ -247,12 +249,11 @@ impl Asking {
     fn intent(&self, source: &SourceRef, content: &Arc<SourceContent>, room: &mut usize) -> Option<SupposedIntent> {
         let Told { bytes, object_type, fields } = self.told(Kind::by_resource(&source.resource)?, content)?;
         let size = content.payload.bytes().len();
-        let payload = match size <= *room && *room > 0 {
-            true => {
-                *room -= size;
-                content.payload.clone()
-            }
-            false => Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0),
+        let payload = if size <= *room && *room > 0 {
+            *room -= size;
+            content.payload.clone()
+        } else {
+            Payload::from_wire(content.payload.encoding(), Vec::new().into(), 0)
         };
         let intent = Intent { source: source.clone(), revision: content.revision, payload };
         Some(SupposedIntent { intent, bytes, object_type, fields })

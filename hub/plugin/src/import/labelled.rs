@@ -86,14 +86,10 @@ pub fn read(objects: &Objects, places: &Places, told: &ByLabel) -> Read {
         if is_target || is_elsewhere || !told.means(&id.resource) || !told.has(marked) {
             continue;
         }
-        match told.takes(id, marked) {
-            true => read.push(Copier::Label, id, choice.clone()).annotations = true,
-            false => {
-                read.note(
-                    id,
-                    "has the label, and is a copy of Runnel's, which is never a source: no rule is made for it",
-                );
-            }
+        if told.takes(id, marked) {
+            read.push(Copier::Label, id, choice.clone()).annotations = true
+        } else {
+            read.note(id, "has the label, and is a copy of Runnel's, which is never a source: no rule is made for it");
         }
     }
     read
@@ -117,16 +113,20 @@ pub fn sure(
 ) -> BTreeSet<Id> {
     let equal = read.wishes.iter().filter(|wish| is_equal(wish)).map(|wish| &wish.source);
     let shown: BTreeSet<(String, String)> = equal.map(|id| (id.namespace.clone(), id.resource.clone())).collect();
-    leave_out(read, |Id { resource, namespace, .. }| match () {
-        () if told.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) => Some(format!(
-            "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
+    leave_out(read, |Id { resource, namespace, .. }| {
+        if told.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
+            Some(format!(
+                "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
              copier copies from there, say so with --namespace {namespace}"
-        )),
-        () if told.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) => Some(format!(
-            "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
+            ))
+        } else if told.resources.is_empty() && !shown.contains(&(namespace.clone(), resource.clone())) {
+            Some(format!(
+                "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
              if the copier copies them, say so with --resources"
-        )),
-        () => None,
+            ))
+        } else {
+            None
+        }
     });
     let mut contested: BTreeMap<(String, String), BTreeSet<Id>> = BTreeMap::new();
     for CopyRequest { source, .. } in &read.wishes {
@@ -188,9 +188,12 @@ pub fn entries(told: &ByLabel, namespace: &str, copied: BTreeSet<&str>, excluded
         let names = excluded.iter().filter(|id| id.namespace == namespace && id.resource == resource);
         by_names.entry(names.map(|id| id.name.as_str()).collect()).or_default().insert(resource);
     }
-    let entry = |(names, resources): (BTreeSet<&str>, BTreeSet<&str>)| match names.is_empty() {
-        true => json!({"resources": resources, "selector": told.selector()}),
-        false => json!({"resources": resources, "selector": told.selector(), "exclude": names}),
+    let entry = |(names, resources): (BTreeSet<&str>, BTreeSet<&str>)| {
+        if names.is_empty() {
+            json!({"resources": resources, "selector": told.selector()})
+        } else {
+            json!({"resources": resources, "selector": told.selector(), "exclude": names})
+        }
     };
     Value::Array(by_names.into_iter().map(entry).collect())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use runnel_proto::model::{FieldsKey, Kind, RuleName, RuleUid};
+use runnel_proto::model::{FieldsKey, Kind, RuleName, RuleUid, is_label, is_subdomain};
 use runnel_proto::wire;
 use serde_json::Value;
 use tonic::Status;
@@ -12,7 +12,6 @@ use tonic::Status;
 use super::random_key;
 use crate::query::review::{Access, User};
 use crate::query::{KINDS, Questions, resource_of};
-use runnel_hub_core::names::{is_label, is_subdomain};
 use runnel_hub_core::plan::Rule;
 
 impl Questions {
@@ -51,17 +50,14 @@ impl Questions {
         };
         self.may(user, if known.is_some() { "update" } else { "create" }, &name).await?;
         let namespace = &self.hub_state.settings.namespace;
-        let rule = match is_whole {
-            false => {
-                let rule: runnel_api::DistributionRule =
-                    serde_json::from_value(value).map_err(|error| malformed(&error))?;
-                Rule::namespaced(&identified(rule, known)?, namespace)
-            }
-            true => {
-                let rule: runnel_api::ClusterDistributionRule =
-                    serde_json::from_value(value).map_err(|error| malformed(&error))?;
-                Rule::cluster_scoped(&identified(rule, known)?, namespace)
-            }
+        let rule = if is_whole {
+            let rule: runnel_api::ClusterDistributionRule =
+                serde_json::from_value(value).map_err(|error| malformed(&error))?;
+            Rule::cluster_scoped(&identified(rule, known)?, namespace)
+        } else {
+            let rule: runnel_api::DistributionRule =
+                serde_json::from_value(value).map_err(|error| malformed(&error))?;
+            Rule::namespaced(&identified(rule, known)?, namespace)
         };
         rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
     }
@@ -91,9 +87,10 @@ impl Questions {
             for kind in &entry.kinds {
                 let everywhere = entry.namespaces.iter().any(|namespace| !namespace.is_literal());
                 let names = entry.namespaces.iter().map(|name| name.as_str());
-                match everywhere {
-                    true => drop(wanted.insert((kind.resource, ""))),
-                    false => wanted.extend(names.map(|name| (kind.resource, name))),
+                if everywhere {
+                    wanted.insert((kind.resource, ""));
+                } else {
+                    wanted.extend(names.map(|name| (kind.resource, name)));
                 }
             }
         }

@@ -92,8 +92,7 @@ impl JoinString {
             token: self.token.expose().to_owned(),
             pin: self.pin.to_hex(),
         };
-        // Strings always serialize.
-        let json = serde_json::to_vec(&written).unwrap_or_default();
+        let json = serde_json::to_vec(&written).expect("texts serialize");
         format!("{JOIN_PREFIX}{}", BASE64URL_NOPAD.encode(&json))
     }
 

@@ -54,9 +54,10 @@ impl Stay {
         self.over = self.over
             || self.limit.as_mut().poll(context) == Poll::Ready(())
             || Pin::new(&mut self.ended).poll(context).is_ready();
-        match self.over {
-            true => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection showed no client certificate")),
-            false => Ok(()),
+        if self.over {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "the connection showed no client certificate"))
+        } else {
+            Ok(())
         }
     }
 }

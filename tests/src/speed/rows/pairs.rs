@@ -106,12 +106,11 @@ async fn deliver(lab: &Lab, crowd: &Crowd, objects: usize, (clusters, of): (usiz
 /// The choice of the first so many hundred clusters.
 fn first_of(clusters: usize, of: usize) -> Value {
     let others = clusters.div_ceil(HUNDRED)..of.div_ceil(HUNDRED);
-    match others.is_empty() {
-        true => json!({"all": true}),
-        false => {
-            let globs: Vec<String> = others.map(|hundred| format!("simulated-{hundred:03}*")).collect();
-            json!({"all": true, "exclude": globs})
-        }
+    if others.is_empty() {
+        json!({"all": true})
+    } else {
+        let globs: Vec<String> = others.map(|hundred| format!("simulated-{hundred:03}*")).collect();
+        json!({"all": true, "exclude": globs})
     }
 }
 

@@ -8,9 +8,12 @@ use serde_json::Value;
 
 /// The rules with alerts that wait for a second instead of minutes.
 pub fn at_once(rules: &str) -> String {
-    let line = |line: &str| match line.trim_start().starts_with("for: ") {
-        true => format!("{}for: 1s\n", &line[..line.len() - line.trim_start().len()]),
-        false => format!("{line}\n"),
+    let line = |line: &str| {
+        if line.trim_start().starts_with("for: ") {
+            format!("{}for: 1s\n", &line[..line.len() - line.trim_start().len()])
+        } else {
+            format!("{line}\n")
+        }
     };
     rules.lines().map(line).collect()
 }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use data_encoding::{BASE64, HEXLOWER};
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
-    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS, matches_any,
+    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS, is_subdomain,
+    matches_any,
 };
 use serde_json::{Map, Value};
 
@@ -184,7 +185,7 @@ impl Shape {
         let name = template::fill(template, about, NAME_LIMIT).map_err(|unfilled| {
             render_error(RenderErrorKind::Variable, format!("{field}: {}", unfilled.describe(true)))
         })?;
-        if !valid::is_object_name(&name) {
+        if !is_subdomain(&name) {
             let message = format!(
                 "{field} gives {:?}, and an object cannot be called so: a name has up to 253 lowercase letters, digits, \
                  '-' and '.', with a letter or digit at both ends",

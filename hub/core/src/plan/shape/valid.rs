@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
-use runnel_proto::model::{Content, Kind};
+use runnel_proto::model::{Content, Kind, is_subdomain};
 use serde_json::{Map, Value};
 
 use crate::names::is_name_part;
@@ -13,14 +13,6 @@ pub(super) const SIZE_LIMIT: usize = 1024 * 1024;
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The longest key of an object.
 const KEY_LIMIT: usize = 253;
-
-/// Whether this can be the name of an object.
-pub fn is_object_name(name: &str) -> bool {
-    let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let label =
-        |label: &str| label.starts_with(edge) && label.ends_with(edge) && label.chars().all(|c| edge(c) || c == '-');
-    name.len() <= 253 && name.split('.').all(label)
-}
 
 /// Why an object of this kind and content would be refused; says no value.
 pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
@@ -76,7 +68,7 @@ fn mark_flaw(content: &Content) -> Option<String> {
 
 fn is_qualified_name(key: &str) -> bool {
     match key.split_once('/') {
-        Some((prefix, name)) => is_object_name(prefix) && is_name_part(name),
+        Some((prefix, name)) => is_subdomain(prefix) && is_name_part(name),
         None => is_name_part(key),
     }
 }
@@ -183,8 +175,8 @@ mod tests {
         for (name, fits) in
             [("a", true), ("a.b-c", true), ("A", false), ("a..b", false), ("-a", false), ("a-.b", false), ("", false)]
         {
-            assert_eq!(is_object_name(name), fits, "{name:?}");
+            assert_eq!(is_subdomain(name), fits, "{name:?}");
         }
-        assert!(!is_object_name(&"a".repeat(254)));
+        assert!(!is_subdomain(&"a".repeat(254)));
     }
 }

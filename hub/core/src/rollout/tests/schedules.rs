@@ -275,11 +275,10 @@ impl Simulated {
             Happens::Comes(number) => self.clusters[*number].connected = true,
             Happens::Joins(number, anew) => {
                 let cluster = &mut self.clusters[*number];
-                match cluster.there {
-                    false if *anew => {
-                        *cluster = Cluster { connected: true, tier: cluster.tier, there: true, ..Cluster::default() };
-                    }
-                    _ => cluster.there = true,
+                if !cluster.there && *anew {
+                    *cluster = Cluster { connected: true, tier: cluster.tier, there: true, ..Cluster::default() };
+                } else {
+                    cluster.there = true;
                 }
             }
             Happens::Moves(number, tier) => self.clusters[*number].tier = *tier,
