@@ -7,8 +7,6 @@ mod admission;
 mod arguments;
 #[path = "charts/live.rs"]
 mod live;
-#[path = "charts/manual.rs"]
-mod manual;
 #[path = "charts/refused.rs"]
 mod refused;
 #[path = "charts/render.rs"]

@@ -12,6 +12,10 @@ mod control_flow;
 mod imports;
 #[path = "house/manual.rs"]
 mod manual;
+#[path = "house/pages.rs"]
+mod pages;
+#[path = "house/reference.rs"]
+mod reference;
 #[path = "house/words.rs"]
 mod words;
 

@@ -114,7 +114,7 @@ closed_list! {
         SourceUnreadable,
         /// Changes are on their way.
         Progressing,
-        /// The rule is being deleted and its copies are being seen to.
+        /// The rule is being deleted: its copies are being removed.
         Deleting,
         /// A removal of more copies than the rule's removalLimit is held.
         RemovalLimit,
@@ -158,7 +158,7 @@ closed_list! {
         Accepted,
         /// Member: `spec.accepted` is false.
         NotAccepted,
-        /// Member: the cluster leaves, and its copies are being seen to.
+        /// Member: the cluster leaves: its copies are being removed.
         Leaving,
         /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
         Left,

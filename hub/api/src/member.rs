@@ -31,7 +31,7 @@ pub struct MemberClusterSpec {
     #[serde(default)]
     pub cordoned: bool,
     /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
-    /// new ones. When its condition Left is True, all of them have been seen to, and it can be deleted by whoever declared
+    /// new ones. When its condition Left is True, all of them are removed or retained, and it can be deleted by whoever declared
     /// it: the hub does not, as what stands in Git would come back. To remove a dead cluster, delete it at once.
     #[serde(default)]
     pub leaving: bool,

@@ -8,7 +8,7 @@ use super::import::annotations::Copier;
 pub const SYSTEM: &str = "runnel-system";
 
 /// What the exit codes mean; part of `--help`.
-const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 waited in vain; 4 plan: something would or may fail, or be held.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be held.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 
@@ -22,7 +22,7 @@ pub struct Cli {
     /// The context of the hub; for join, unjoin and import that of the member, and --hub-context is the hub's.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// For status, release and plan: the namespace of the rules. For import: of the sources. Else: where hub and agents live (runnel-system).
+    /// Namespace of the rule (status, release, plan), of the sources (import), or of hub and agents (other commands; runnel-system).
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// What to do.
@@ -41,17 +41,17 @@ pub enum Command {
     Status(Status),
     /// Show the member clusters.
     Members(Members),
-    /// Release what a rule's removalLimit holds, removals and takeovers: shows it, asks, and releases exactly that.
+    /// Approve the removals and takeovers that a rule's removalLimit holds: shows them, asks, and releases exactly those.
     Release(Release),
     /// Let a cluster leave in order: its copies go or stay as each rule's deletionPolicy says.
     Unjoin(Unjoin),
     /// Remove Runnel from the hub: rules, members, the hub itself, its definitions.
     Uninstall(Uninstall),
-    /// Check what usually goes wrong, and say the cure.
+    /// Run common health checks and suggest fixes.
     Doctor(Doctor),
     /// Explain one copy: where it comes from, or why it is not there.
     Explain(Explain),
-    /// Say what a rule would do, saved or not: which copies would be made, changed, taken over, removed, held or refused.
+    /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, hold or refuse.
     Plan(Plan),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     Import(Import),
@@ -266,7 +266,7 @@ pub struct Uninstall {
     pub timeout: String,
 }
 
-/// Check what usually goes wrong.
+/// Run common health checks.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// How to print.

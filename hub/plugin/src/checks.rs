@@ -235,7 +235,7 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
         }
         let pending = list(object, "/status/pendingRemovals").len();
         if pending > 0 {
-            let hint = "they are seen to when it is back";
+            let hint = "they are removed when it is back";
             checks.push(Check::warn(format!("{name}: the copies of {pending} deleted rules wait for it"), hint));
         }
     }

@@ -18,7 +18,7 @@ use runnel_hub::ca::IDENTITY_SECRET;
 /// The oldest helm that knows `--reset-then-reuse-values`.
 const HELM: (u32, u32) = (3, 14);
 
-/// Checks what usually goes wrong.
+/// Runs common health checks.
 pub(super) async fn run(session: &CommandContext<'_>, options: &args::Doctor) -> anyhow::Result<()> {
     let namespace = session.system()?;
     let mut found = vec![helm().await];

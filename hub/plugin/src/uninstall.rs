@@ -128,7 +128,7 @@ impl Removing<'_> {
             }
             left = still;
             if !left.is_empty() {
-                progress.say(&format!("{} rules wait until their copies have been seen to", left.len()));
+                progress.say(&format!("waiting for the copies of {} rules", left.len()));
                 tokio::time::sleep(BETWEEN).await;
             }
         }
@@ -139,7 +139,7 @@ impl Removing<'_> {
         let names: Vec<String> = left.iter().map(full_name).collect();
         if !self.options.force {
             let text = format!(
-                "not gone within {}: {}. The hub lets go of a rule when its copies have been seen to: does it run \
+                "not gone within {}: {}. The hub removes the finalizer of a rule when its copies are gone: does it run \
                  (`kubectl runnel doctor`)? With --force they are released without it, and their copies stay",
                 limit::words(self.timeout),
                 names.join(", ")

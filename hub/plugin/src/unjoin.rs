@@ -38,7 +38,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
     if !connected.holds() && !options.force {
         let since = age(connected.since, Timestamp::now());
         let text = format!(
-            "{name} is not connected ({}, {since}), so its copies cannot be seen to; nothing was changed. Bring it back, \
+            "{name} is not connected ({}, {since}), so its copies cannot be removed or released; nothing was changed. Bring it back, \
              or `kubectl runnel unjoin {name} --force` to remove it and leave its copies where they are",
             if connected.reason.is_empty() { "NeverConnected" } else { connected.reason }
         );
@@ -53,7 +53,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
         }
     };
     remove(&hub, name, timeout).await?;
-    say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are worth nothing.\n"))?;
+    say(&format!("{name} has left: its MemberCluster is deleted, and its certificates are revoked.\n"))?;
     if let Some(text) = left_behind {
         say(&text)?;
     }
@@ -73,7 +73,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Unjoin) ->
 async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> anyhow::Result<Option<String>> {
     let path = look::member_path(name);
     hub.patch("let the cluster leave", &path, json!({"spec": {"leaving": true}})).await?;
-    let mut progress = Progress::start(&format!("{name} leaves: its copies are being seen to"));
+    let mut progress = Progress::start(&format!("{name} leaves: waiting for its copies"));
     let begin = Instant::now();
     let outcome = loop {
         let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(String::new()) };
@@ -93,7 +93,7 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
         Ok(message) => Ok(Some(message)),
         Err(_) if force => {
             note(&format!(
-                "warning: {name} has not seen to its copies within {}; it is removed by force",
+                "warning: {name} has not removed or released its copies within {}; it is removed by force",
                 limit::words(timeout)
             ));
             Ok(None)

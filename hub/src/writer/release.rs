@@ -50,7 +50,7 @@ impl Writer {
             self.remove_finalizer(object).await?;
         }
         self.hub_state.removal_overflow.remove(|(_, rule)| rule == uid);
-        tracing::info!(rule = %self.object_cache.name_of(uid), "deleted rule is let go");
+        tracing::info!(rule = %self.object_cache.name_of(uid), "finalizer removed from deleted rule");
         Ok(true)
     }
 

@@ -94,7 +94,7 @@ impl RemovalRecorder {
             self.write(name, &member, &list.removals).await?;
             self.settle_at_once(name, rules);
             for uid in rules {
-                tracing::info!(cluster = %name, rule = %self.object_cache.name_of(uid), "the copies of a deleted rule are seen to when the cluster is back");
+                tracing::info!(cluster = %name, rule = %self.object_cache.name_of(uid), "the copies of a deleted rule are removed when the cluster is back");
             }
         }
         strike_out();

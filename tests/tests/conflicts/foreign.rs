@@ -151,7 +151,10 @@ async fn a_member_whose_policy_has_none_overwritten_says_so() -> Result<()> {
     hub.make(&draft.json()).await?;
     let told = hub.says_ready(&rule, "False", "Denied").await?;
     let message = entry_of(&told, "member-1")?["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("configmaps/not-overwritten/settings") && message.contains("(overwrite)"), "{message}");
+    ensure!(
+        message.contains("configmaps/not-overwritten/settings") && message.contains("(policy.overwrite=false)"),
+        "{message}"
+    );
     member.is_untouched(&theirs).await?;
     // The place is taken when it becomes free.
     member.delete(&Id::of(&theirs)?).await?;

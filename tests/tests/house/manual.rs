@@ -10,17 +10,11 @@ use serde_json::{Value, json};
 
 use super::root;
 
-/// The objects of the YAML blocks of one section, or of all.
-fn shown(section: Option<&str>) -> Result<Vec<Value>> {
-    let manual = fs::read_to_string(root().join("deploy/README.md"))?;
-    let text = match section {
-        Some(title) => {
-            manual.split("\n## ").find(|text| text.starts_with(title)).with_context(|| format!("no section {title}"))?
-        }
-        None => &manual,
-    };
+/// The objects of the YAML blocks of one page.
+fn shown(page: &str) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(root().join("deploy/manual/src").join(page)).with_context(|| page.to_owned())?;
     let blocks = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    blocks.map(|block| serde_saphyr::from_str(block).with_context(|| block.to_owned())).collect()
+    blocks.map(|block| serde_saphyr::from_str(block).with_context(|| format!("{page}: {block}"))).collect()
 }
 
 fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
@@ -57,13 +51,20 @@ fn made(made_by: &Value, name: &Value, told: &Value, marks: &Value) -> Result<Va
 
 #[test]
 fn every_snippet_of_the_manual_can_be_read() -> Result<()> {
-    ensure!(shown(None)?.len() >= 5, "the manual shows only {} objects", shown(None)?.len());
+    let mut number = 0;
+    for entry in fs::read_dir(root().join("deploy/manual/src"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            number += shown(&name)?.len();
+        }
+    }
+    ensure!(number >= 10, "the manual shows only {number} objects");
     Ok(())
 }
 
 #[test]
 fn sources_of_other_tools_are_chosen_by_label_without_marks() -> Result<()> {
-    let objects = shown(Some("Sources that other tools make"))?;
+    let objects = shown("sources-of-tools.md")?;
     let rule: DistributionRule = serde_json::from_value({
         let mut rule = of_kind(&objects, "DistributionRule")?.clone();
         rule["metadata"]["uid"] = json!("0f0e7a52-0000-4000-8000-000000000000");

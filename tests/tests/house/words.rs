@@ -12,12 +12,13 @@ use super::{none, product_code, root, says};
 /// Where conditions are made, and their types and reasons listed.
 const LISTS: &str = "hub/api/src/conditions.rs";
 
+/// The page of the manual that explains them.
+const PAGE: &str = "deploy/manual/src/reference/conditions.md";
+
 /// The table of the manual whose first column has this heading: its words, and of what each is said.
 fn table(heading: &str) -> Result<BTreeMap<String, String>> {
-    let manual = fs::read_to_string(root().join("deploy/README.md"))?;
-    let section = manual.split("\n## ").find(|section| section.starts_with("Conditions and reasons"));
-    let section = section.context("deploy/README.md has no section Conditions and reasons")?;
-    let (_, rows) = section.split_once(&format!("\n| {heading} |")).with_context(|| format!("no table {heading}"))?;
+    let page = fs::read_to_string(root().join(PAGE))?;
+    let (_, rows) = page.split_once(&format!("\n| {heading} |")).with_context(|| format!("no table {heading}"))?;
     let mut table = BTreeMap::new();
     for row in rows.lines().skip(2).take_while(|row| row.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -32,9 +33,9 @@ fn table(heading: &str) -> Result<BTreeMap<String, String>> {
 fn compare(heading: &str, of_code: impl Iterator<Item = &'static str>) -> Result<()> {
     let (of_manual, of_code) = (table(heading)?, of_code.collect::<BTreeSet<_>>());
     let lacks = of_code.iter().filter(|word| !of_manual.contains_key(**word));
-    let lacks = lacks.map(|word| format!("deploy/README.md, table {heading}: lacks {word}: say what it means"));
+    let lacks = lacks.map(|word| format!("{PAGE}, table {heading}: lacks {word}: say what it means"));
     let surplus = of_manual.keys().filter(|word| !of_code.contains(word.as_str()));
-    let surplus = surplus.map(|word| format!("deploy/README.md, table {heading}: nothing writes {word}: remove it"));
+    let surplus = surplus.map(|word| format!("{PAGE}, table {heading}: nothing writes {word}: remove it"));
     none(lacks.chain(surplus).collect())
 }
 

@@ -312,16 +312,18 @@ impl Policy {
     /// Why an object that is not Runnel's is not overwritten although a rule says so.
     pub fn denies_overwriting(&self) -> Option<CopyError> {
         (!self.overwrite).then(|| {
-            let text = "an object that is not Runnel's stands here, and this member's policy has none overwritten";
-            denied(format!("{text} (overwrite): delete it or rename it"))
+            let text = "an object that is not Runnel's stands here, and this cluster's policy forbids overwriting";
+            denied(format!(
+                "{text} (policy.overwrite=false): delete it or rename it, or ask the cluster's administrator"
+            ))
         })
     }
 
     /// Why an object that is not Runnel's is not adopted although a rule says so.
     pub fn denies_adopting(&self) -> Option<CopyError> {
         (self.adopt == Adopt::Never).then(|| {
-            let text = "an object that is not Runnel's stands here, and this member's policy has none adopted";
-            denied(format!("{text} (adopt): delete it or rename it"))
+            let text = "an object that is not Runnel's stands here, and this cluster's policy forbids adopting";
+            denied(format!("{text} (policy.adopt=Never): delete it or rename it"))
         })
     }
 

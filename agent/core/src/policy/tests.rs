@@ -127,7 +127,7 @@ fn each_denial_names_its_field() {
     says(policy.denies_creation("new"), "createNamespaces");
     says(policy.denies_namespace(HOME, HOME), "namespaces.allowed");
     says(policy.denies_namespace("argocd", HOME), "namespaces.allowed");
-    says(Policy { adopt: Adopt::Never, ..Policy::default() }.denies_adopting(), "(adopt)");
+    says(Policy { adopt: Adopt::Never, ..Policy::default() }.denies_adopting(), "(policy.adopt=Never)");
     assert_eq!(policy.denies_content(&secret("a/c", "MTIz")), None);
     assert_eq!(policy.denies_kind("secrets"), None);
     assert_eq!(policy.denies_kind("widgets.example.org"), None, "kinds that nobody knows are refused elsewhere");

@@ -247,7 +247,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         return ConditionValue::new(
             False,
             Reason::Deleting,
-            "the rule is being deleted and its copies are being seen to",
+            "the rule is being deleted: waiting for its copies to be removed",
         );
     }
     if let Some(ConditionValue { reason, message, .. }) = suspended(view).or_else(|| stalled(view)) {

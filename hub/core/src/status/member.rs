@@ -151,7 +151,7 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         };
         return (ConditionStatus::False, Reason::Left, message.to_owned());
     }
-    (ConditionStatus::False, Reason::Leaving, "the cluster leaves, and its copies are being seen to".to_owned())
+    (ConditionStatus::False, Reason::Leaving, "the cluster leaves: waiting for its copies to be removed".to_owned())
 }
 
 /// Whether nothing is left that this hub removes. Copies of rules that it does not know stay, and hold nothing up. What was
@@ -180,11 +180,11 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
     Some(match view.session {
         _ if !view.accepted => {
             let message = "spec.accepted is false, so the copies there stay: delete this MemberCluster, or accept the \
-                           cluster again to have them seen to";
+                           cluster again to have them removed or released";
             (ConditionStatus::False, Reason::NotAccepted, message.to_owned())
         }
         Some(_) => {
-            let mut message = format!("copies of {} rules are being seen to", view.held);
+            let mut message = format!("waiting for the copies of {} rules to be removed", view.held);
             if let Some((_, divergence)) = view.divergence {
                 let condition = divergence.condition().0;
                 message.push_str(&format!(
@@ -194,7 +194,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
             (ConditionStatus::False, Reason::Leaving, message)
         }
         None => {
-            let message = "the agent is not connected: its copies are seen to when it is back; to remove a dead cluster, \
+            let message = "the agent is not connected: its copies are removed or released when it is back; to remove a dead cluster, \
                            delete this MemberCluster; its copies then stay, or go when its agent is back and its policy says so";
             (ConditionStatus::Unknown, Reason::SessionLost, message.to_owned())
         }
@@ -371,7 +371,7 @@ mod tests {
         let retained = [(rule("a", "b"), 3), (rule("", "c"), 1)];
         assert_eq!(left(&told(&view(&none, None, 0))).0, "Unknown");
         let busy = told(&view(&none, Some(&facts), 2));
-        assert_eq!(left(&busy), ("False", "Leaving", "copies of 2 rules are being seen to"));
+        assert_eq!(left(&busy), ("False", "Leaving", "waiting for the copies of 2 rules to be removed"));
         let gone = told(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
         let (holds, reason, message) = left(&gone);
         assert_eq!((holds, reason), ("True", "Left"));

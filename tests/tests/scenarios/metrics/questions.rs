@@ -23,15 +23,15 @@ pub fn of_rules(rules: &str) -> Result<Vec<String>> {
     let read: Value = serde_saphyr::from_str(rules)?;
     let groups = read["groups"].as_array().context("rules without groups")?;
     let alerts: Vec<_> = groups.iter().filter_map(|group| group["rules"].as_array()).flatten().collect();
-    let runbook = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/runbook.md"))?;
+    let runbook = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manual/src/runbook.md"))?;
     let mut expressions = Vec::new();
     for alert in alerts {
         let name = alert["alert"].as_str().context("a rule that is no alert")?;
         for field in ["summary", "description"] {
             ensure!(alert["annotations"][field].as_str().is_some_and(|text| text.len() > 20), "{name} has no {field}");
         }
-        ensure!(runbook.contains(&format!("\n## {name}\n")), "deploy/runbook.md has no entry {name}");
-        let anchor = format!("deploy/runbook.md#{}", name.to_lowercase());
+        ensure!(runbook.contains(&format!("\n## {name}\n")), "deploy/manual/src/runbook.md has no entry {name}");
+        let anchor = format!("deploy/manual/src/runbook.md#{}", name.to_lowercase());
         ensure!(alert["annotations"]["runbook_url"] == *anchor, "{name} does not point to {anchor}");
         expressions.push(alert["expr"].as_str().context("an alert without expression")?.to_owned());
     }

@@ -54,7 +54,7 @@ fn adopted_object_follows_its_source_with_overwriting_allowed() {
     let overwriting = Terms { conflict_policy: ConflictPolicy::Overwrite, created_at: 7, ..adopting("r") };
     send(&mut world, overwriting.clone(), 2);
     assert_eq!(failure(&world).reason, Reason::Denied);
-    assert!(failure(&world).message.contains("(overwrite)"));
+    assert!(failure(&world).message.contains("(policy.overwrite=false)"));
     world.set_policy(Policy::open());
     world.spares = false;
     world.settle();
@@ -114,7 +114,7 @@ fn adoption_needs_the_grant_and_the_policy() {
         let grant = Grant { resources: vec!["configmaps".to_owned()], adopt: granted, ..Grant::default() };
         send(&mut world, Terms { grants: Some(vec![grant]), ..adopting("r") }, 1);
         assert_eq!((failure(&world).reason, world.writes), (expected, 0));
-        assert!(policy == Adopt::Equal || !granted || failure(&world).message.contains("(adopt)"));
+        assert!(policy == Adopt::Equal || !granted || failure(&world).message.contains("(policy.adopt=Never)"));
     }
 }
 
@@ -132,7 +132,7 @@ fn retained_copy_is_taken_back_only_where_the_policy_adopts() {
         send(&mut world, retaining, 1);
         let back = world.holds(&copy("a", "s0"), "r", "s0", 1) && !world.objects[&copy("a", "s0")].live.adopted;
         assert_eq!(back, policy == Adopt::Equal);
-        assert!(back || failure(&world).message.contains("(adopt)"));
+        assert!(back || failure(&world).message.contains("(policy.adopt=Never)"));
     }
 }
 
