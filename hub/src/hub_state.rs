@@ -21,7 +21,6 @@ use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
-use crate::lease::{Lead, Leader};
 use crate::relist_barrier::{RelistBarrier, Watched};
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
@@ -33,8 +32,11 @@ use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, WatchScope};
 use runnel_hub_core::session::Session;
 pub use settings::Settings;
 
-use crate::writer::COMPLETED_STATES;
+use runnel_hub_core::lease::{Lead, Leader};
 use runnel_hub_core::status::{Deliveries, ReportStore};
+
+/// The states of completed rollouts, as the lists of a round name them.
+pub const COMPLETED_STATES: Watched = Watched::Own("completed rollouts");
 
 /// A session as the rest of the hub sees it.
 pub struct LiveSession {

@@ -1,9 +1,4 @@
 //! Join and renewal: gives a member its certificates.
-pub mod attempts;
-pub mod decide;
-pub mod keys;
-pub mod tokens;
-
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,27 +17,13 @@ use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use crate::ca::{ApiError, Authorities, within};
-use attempts::Attempts;
-use decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
+use crate::ca::Authorities;
+use crate::call::{ApiError, within};
+use crate::membership::CertificateLifetimes;
+use crate::membership::attempts::Attempts;
+use crate::membership::decide::{JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed};
+use crate::membership::tokens::{WRONG_SECRETS, wronged};
 use runnel_api::{KeyRecord, MemberCluster};
-use tokens::{WRONG_SECRETS, wronged};
-
-/// How long what a member gets is good.
-#[derive(Clone, Copy, Debug)]
-pub struct CertificateLifetimes {
-    /// How long a certificate lives; the agent renews it at half of that.
-    pub certificate: Duration,
-    /// How long after its end it can still be renewed.
-    pub expired_renewal: Duration,
-}
-
-impl Default for CertificateLifetimes {
-    fn default() -> Self {
-        let day = Duration::from_secs(24 * 60 * 60);
-        Self { certificate: day, expired_renewal: 30 * day }
-    }
-}
 
 /// The longest certificate request that is looked at.
 const REQUEST_LIMIT: usize = 8 * 1024;
@@ -313,7 +294,7 @@ impl Registrar {
             let limit = self.lives.expired_renewal;
             let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
-            let keys = renewed(decide::keys(member), &peer.key, record, now);
+            let keys = renewed(crate::membership::decide::keys(member), &peer.key, record, now);
             if self.record(member, cluster, json!({"identity": {"keys": keys}})).await? {
                 return Ok(signed);
             }
@@ -328,7 +309,8 @@ impl Registrar {
         for _ in 0..TRIES {
             let Ok(Some(member)) = self.member(cluster).await else { return };
             let identity = member.status.as_ref().and_then(|status| status.identity.as_ref());
-            let noted = identity.and_then(|identity| keys::seen(identity, &peer.key.to_string(), Timestamp::now()));
+            let noted = identity
+                .and_then(|identity| crate::membership::keys::seen(identity, &peer.key.to_string(), Timestamp::now()));
             let Some(noted) = noted else { return };
             if !matches!(self.record(&member, cluster, json!({"identity": noted})).await, Ok(false)) {
                 return;

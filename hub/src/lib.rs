@@ -2,11 +2,14 @@
 //! [`runnel_hub_core`].
 
 pub mod ca;
+pub mod call;
 pub mod config;
 pub mod hub_state;
 pub mod join;
 pub mod lease;
+pub mod membership;
 pub mod metrics;
+pub mod object_cache;
 pub mod query;
 pub mod relist_barrier;
 pub mod server;

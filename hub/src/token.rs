@@ -10,12 +10,12 @@ use kube::{Api, Client};
 use runnel_transport::identity::{JoinString, Token};
 use serde_json::json;
 
-use crate::ca::{self, ApiError, HubIdentity, within};
+use crate::ca::{self, HubIdentity};
+use crate::call::{ApiError, FIELD_MANAGER, within};
 pub use request::{Checked, RequestError, TokenRequest};
 use runnel_api::{Join, MemberCluster, MemberClusterSpec};
 
 /// What the API server records as the writer.
-const FIELD_MANAGER: &str = "runnel-hub";
 /// The cluster may be made or removed by somebody else in between.
 const TRIES: usize = 3;
 

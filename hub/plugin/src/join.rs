@@ -16,7 +16,7 @@ use super::observed_json::{condition, text};
 use super::progress::Progress;
 use super::values::{self, Install};
 use super::{CommandContext, IN_VAIN, ended, limit, look, rights, say, usage};
-use runnel_hub::join::tokens::WRONG_SECRETS;
+use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
 
 /// The Secret through which the agent gets its join string.

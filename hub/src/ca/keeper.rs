@@ -19,8 +19,8 @@ use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET, known_in, write};
 use crate::hub_state::HubState;
-use crate::join::CertificateLifetimes;
-use crate::writer::ObjectCache;
+use crate::membership::CertificateLifetimes;
+use crate::object_cache::ObjectCache;
 use runnel_hub_core::status::{EventReason, Notice};
 
 /// How long the hub's serving certificate lives; it is made anew at half of it.

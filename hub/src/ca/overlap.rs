@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 
-use crate::join::tokens::is_redeemed;
+use crate::membership::tokens::is_redeemed;
 use runnel_api::MemberCluster;
 
 /// Authorities that are kept at most; a fifteenth change while no member follows lets go of the oldest.

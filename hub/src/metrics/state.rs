@@ -11,7 +11,7 @@ use runnel_transport::tls::ServerTls;
 use super::HubMetrics;
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
-use crate::writer::ObjectCache;
+use crate::object_cache::ObjectCache;
 use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
 use runnel_hub_core::index::RuleEntry;
 use runnel_hub_core::status::Sent;

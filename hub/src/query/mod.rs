@@ -20,7 +20,8 @@ use tonic::{Request, Response, Status};
 
 use crate::hub_state::HubState;
 use crate::lease::Caller;
-use crate::writer::{ObjectCache, view};
+use crate::object_cache::ObjectCache;
+use crate::writer::view;
 pub use review::{AUDIENCE, Reviewer};
 use runnel_hub_core::brake::{Item, Matter};
 use runnel_hub_core::status::{ClusterDetail, details};

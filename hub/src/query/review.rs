@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use crate::join::attempts::Attempts;
+use crate::membership::attempts::Attempts;
 
 /// The audience of a token that is good for questions and for nothing else.
 pub const AUDIENCE: &str = "runnel-hub";

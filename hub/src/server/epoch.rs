@@ -12,7 +12,7 @@ use super::session::Running;
 use super::{PeerIdentity, Server};
 use crate::hub_state::HubState;
 use crate::join::with_reason;
-use crate::writer::ObjectCache;
+use crate::object_cache::ObjectCache;
 use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use runnel_hub_core::session::SendRestriction;
 

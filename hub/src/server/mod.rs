@@ -33,14 +33,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::hub_state::HubState;
-use crate::join::decide::{JoinRefusal, admit, admit_renewal};
-use crate::join::tokens::is_named;
 use crate::join::{Caller, Registrar, refused};
 use crate::lease;
 use crate::lease::MemberKey;
+use crate::membership::decide::{JoinRefusal, admit, admit_renewal};
+use crate::membership::tokens::is_named;
 use crate::metrics::HubMetrics;
+use crate::object_cache::ObjectCache;
 use crate::watch::take_in_member;
-use crate::writer::ObjectCache;
 use runnel_api::MemberCluster;
 
 /// How long a call waits for a hub that is starting.

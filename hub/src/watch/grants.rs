@@ -13,11 +13,11 @@ use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use tokio::sync::watch;
 
 use super::defined::{Defined, look};
+use super::first_grant::make_first_grant;
 use super::patience::Patience;
 use super::{Own, RelistingWatch, WatchEvent, events, failure, own_events, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
-use crate::writer::make_first_grant;
 use runnel_api::DistributionGrant;
 use runnel_hub_core::index::{Effect, Index, SeenNamespace};
 use runnel_hub_core::plan::RuleGrant;
@@ -51,7 +51,7 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
         without: WITHOUT,
     };
     while first && let Err(why) = make_first_grant(&client, &hub_state.settings.namespace).await {
-        tracing::error!(why, "cannot make the grant for everything; trying again");
+        tracing::error!(%why, "cannot make the grant for everything; trying again");
         into.unknown(&hub_state, *hub_state.rounds.subscribe().asked.borrow());
         wait(&mut hub_state.rounds.subscribe().asked).await;
     }

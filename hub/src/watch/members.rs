@@ -10,8 +10,8 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::{Own, READ_LIMIT, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
+use crate::object_cache::ObjectCache;
 use crate::relist_barrier::Watched;
-use crate::writer::ObjectCache;
 use runnel_api::MemberCluster;
 use runnel_hub_core::index::Cluster;
 

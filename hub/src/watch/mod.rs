@@ -5,6 +5,7 @@
 //! has delivered one complete list, or has been refused.
 mod defined;
 mod definitions;
+mod first_grant;
 mod grants;
 mod members;
 mod patience;
@@ -36,7 +37,7 @@ pub use members::{take_in_member, watch_members};
 pub use reader::{body_of, bury_sources, read_sources};
 pub use renderer::render_rules;
 pub(crate) use rules::forget;
-pub use rules::{RuleKind, watch_rules};
+pub use rules::watch_rules;
 pub use sources::{api_resource, watch_sources};
 
 /// Objects in one page of a list. Whoever may make an object can give it some megabytes of labels, annotations and field

@@ -1,6 +1,5 @@
 //! The watches of the two kinds of rules.
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,51 +7,16 @@ use futures::StreamExt;
 use kube::runtime::watcher::Event;
 use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
-use serde::de::DeserializeOwned;
 
 use super::{Own, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
+use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
-use crate::writer::{ObjectCache, RuleObject};
-use runnel_api::{self, FINALIZER, RuleStatus};
+use runnel_api::{self, FINALIZER};
 use runnel_hub_core::plan::Rule;
 
 /// The longest that an API server works on one request to delete an object.
 const LONGEST_DELETE: Duration = Duration::from_secs(60);
-
-/// One of the two kinds of rules.
-pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
-    /// The kind's plural.
-    const RESOURCE: &'static str;
-    /// Reads the rule; `None` for an object that no API server gives out.
-    fn rule(&self, runnel_namespace: &str) -> Option<Rule>;
-    /// Its status, if it has one.
-    fn current_status(&self) -> RuleStatus;
-}
-
-impl RuleKind for runnel_api::DistributionRule {
-    const RESOURCE: &'static str = "distributionrules";
-
-    fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
-        Rule::namespaced(self, runnel_namespace)
-    }
-
-    fn current_status(&self) -> RuleStatus {
-        self.status.clone().unwrap_or_default()
-    }
-}
-
-impl RuleKind for runnel_api::ClusterDistributionRule {
-    const RESOURCE: &'static str = "clusterdistributionrules";
-
-    fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
-        Rule::cluster_scoped(self, runnel_namespace)
-    }
-
-    fn current_status(&self) -> RuleStatus {
-        self.status.clone().unwrap_or_default()
-    }
-}
 
 /// Watches one kind of rules for ever. `listed` is called at each complete list.
 ///

@@ -5,8 +5,8 @@ use runnel_proto::model::{ClusterName, KINDS, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
-use crate::join::decide::{keys, renewable_until};
-use crate::join::keys::used;
+use crate::membership::decide::{keys, renewable_until};
+use crate::membership::keys::used;
 use crate::watch::take_in_member;
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{MemberCluster, MemberClusterStatus};

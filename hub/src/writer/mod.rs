@@ -4,9 +4,7 @@
 //! A status is written at most once a second and only when it says something new; an edit that reaches every cluster
 //! within a second costs one write, whatever the number of clusters. What fails is logged and tried again.
 mod events;
-mod first_grant;
 mod members;
-mod object_cache;
 mod pending;
 mod release;
 mod removals;
@@ -24,13 +22,12 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use tokio::sync::mpsc;
 
 pub use events::{WAITING, publish_events};
-pub use first_grant::make_first_grant;
-pub use object_cache::{ObjectCache, RuleObject};
 pub use removals::RemovalRecorder;
-pub use rollback_store::{COMPLETED_STATES, RollbackStore};
+pub use rollback_store::RollbackStore;
 pub(crate) use rules::view;
 
 use crate::hub_state::{HubState, until};
+use crate::object_cache::{ObjectCache, RuleObject};
 use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// Writes at a time.

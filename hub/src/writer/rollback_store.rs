@@ -10,15 +10,11 @@ use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_proto::model::RuleUid;
 
-use crate::ca::{ApiError, FIELD_MANAGER, within};
-use crate::hub_state::HubState;
-use crate::relist_barrier::Watched;
+use crate::call::{ApiError, FIELD_MANAGER, within};
+use crate::hub_state::{COMPLETED_STATES, HubState};
 use runnel_hub_core::index::StoredState;
 use runnel_hub_core::plan::{CompletedState, ROLLBACK_SECRETS, RollbackBlocker};
 use runnel_hub_core::rollout::{Archive, Slot};
-
-/// What the lists of a round call the stored states.
-pub const COMPLETED_STATES: Watched = Watched::Own("completed rollouts");
 
 /// The type of the Secrets.
 const SECRET_TYPE: &str = "runnel.dev/rollback";

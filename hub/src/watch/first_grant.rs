@@ -6,7 +6,7 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use runnel_proto::model::KINDS;
 
-use super::{WriteError, describe, within};
+use crate::call::{ApiError, within};
 use runnel_api::{
     Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
@@ -21,29 +21,29 @@ const IDENTITY: &str = "runnel-hub-identity";
 /// Makes the grant, unless that was done before or there is any grant. Each replica may try: they make the same.
 ///
 /// # Errors
-/// A sentence that says what the API server answered.
-pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), String> {
-    make(client, namespace).await.map_err(|error| describe(&error))
-}
-
-async fn make(client: &Client, namespace: &str) -> Result<(), WriteError> {
+/// What the API server answered.
+pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), ApiError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let mut identity = within(secrets.get(IDENTITY)).await?;
+    let mut identity = within("read the Secret runnel-hub-identity", secrets.get(IDENTITY)).await?;
     if identity.data.as_ref().is_some_and(|data| data.contains_key(DONE)) {
         return Ok(());
     }
     let grants: Api<DistributionGrant> = Api::all(client.clone());
-    if within(grants.list(&ListParams::default().limit(1))).await?.items.is_empty() {
-        match within(grants.create(&PostParams::default(), &everything())).await {
+    if within("list DistributionGrants", grants.list(&ListParams::default().limit(1))).await?.items.is_empty() {
+        match within("create the DistributionGrant everything", grants.create(&PostParams::default(), &everything()))
+            .await
+        {
             Ok(_) => tracing::info!(
                 "made the DistributionGrant {EVERYTHING}: narrow it before you give tenants the right to write rules"
             ),
-            Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => {}
+            Err(error) if error.is_conflict() => {}
             Err(error) => return Err(error),
         }
     }
     identity.data.get_or_insert_default().insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
-    within(secrets.replace(IDENTITY, &PostParams::default(), &identity)).await.map(drop)
+    within("write the Secret runnel-hub-identity", secrets.replace(IDENTITY, &PostParams::default(), &identity))
+        .await
+        .map(drop)
 }
 
 /// All that rules can ask for.

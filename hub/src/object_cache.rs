@@ -5,14 +5,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::ResourceExt;
 use kube::api::ApiResource;
+use kube::{Resource, ResourceExt};
 use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use crate::watch::RuleKind;
 use runnel_api::{MemberCluster, RuleStatus};
 use runnel_hub_core::index::version_number;
+use runnel_hub_core::plan::Rule;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+/// One of the two kinds of rules.
+pub trait RuleKind: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static {
+    /// The kind's plural.
+    const RESOURCE: &'static str;
+    /// Reads the rule; `None` for an object that no API server gives out.
+    fn rule(&self, runnel_namespace: &str) -> Option<Rule>;
+    /// Its status, if it has one.
+    fn current_status(&self) -> RuleStatus;
+}
+
+impl RuleKind for runnel_api::DistributionRule {
+    const RESOURCE: &'static str = "distributionrules";
+
+    fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
+        Rule::namespaced(self, runnel_namespace)
+    }
+
+    fn current_status(&self) -> RuleStatus {
+        self.status.clone().unwrap_or_default()
+    }
+}
+
+impl RuleKind for runnel_api::ClusterDistributionRule {
+    const RESOURCE: &'static str = "clusterdistributionrules";
+
+    fn rule(&self, runnel_namespace: &str) -> Option<Rule> {
+        Rule::cluster_scoped(self, runnel_namespace)
+    }
+
+    fn current_status(&self) -> RuleStatus {
+        self.status.clone().unwrap_or_default()
+    }
+}
 
 /// How many members that are gone are remembered: more than go while an answer is under way.
 const GONE: usize = 4096;
