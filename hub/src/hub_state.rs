@@ -17,10 +17,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dashmap::DashMap;
 use kube::CustomResourceExt;
-use parking_lot::{Mutex, RwLock};
 use runnel_proto::model::{ClusterName, ProofKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
+use crate::ordered_lock::{
+    DELIVERIES, DIVERGENCES, INDEX, LEADER_POSITION, LEADERSHIP, LEAF, OrderedMutex, OrderedRwLock, REPORT_STORE,
+    SESSION,
+};
 use crate::relist_barrier::{RelistBarrier, Watched};
 pub use holds::Holds;
 pub use inquiries::{Asked, Inquiries, Unasked};
@@ -43,7 +46,7 @@ pub struct LiveSession {
     /// Tells this session from a later one of the same cluster.
     pub number: u64,
     /// What the agent holds.
-    pub session: Mutex<Session>,
+    pub session: OrderedMutex<Session, SESSION>,
     /// What is asked of the agent.
     pub inquiries: Inquiries,
     /// Woken when a claim to its cluster changed, or something is to be asked.
@@ -57,13 +60,13 @@ pub struct HubState {
     /// Under which agents prove what stands in their clusters.
     pub proof_key: ProofKey,
     /// Everything the hub knows.
-    pub index: RwLock<Index>,
+    pub index: OrderedRwLock<Index, INDEX>,
     /// What the agents last said.
-    pub report_store: Mutex<ReportStore>,
+    pub report_store: OrderedMutex<ReportStore, REPORT_STORE>,
     /// Edits of sources that are on their way to connected clusters.
-    pub deliveries: Mutex<Deliveries>,
+    pub deliveries: OrderedMutex<Deliveries, DELIVERIES>,
     /// When edits of sources were seen whose new content is still being read.
-    pub edits: Mutex<BTreeMap<SourceRef, Instant>>,
+    pub edits: OrderedMutex<BTreeMap<SourceRef, Instant>, LEAF>,
     /// The newest session of each cluster.
     pub sessions: DashMap<ClusterName, Arc<LiveSession>>,
     /// Sources whose content must be read.
@@ -83,7 +86,7 @@ pub struct HubState {
     /// Rules of which copies are to be rendered.
     pub to_render: Pending<RuleUid>,
     /// When the first of the edits was seen whose outcome is still being rendered.
-    rendered_edits: Mutex<BTreeMap<RuleUid, Instant>>,
+    rendered_edits: OrderedMutex<BTreeMap<RuleUid, Instant>, LEAF>,
     /// Asks for all objects that may be sources to be listed again.
     pub relist: watch::Sender<u64>,
     /// How long the index was kept from others.
@@ -93,9 +96,9 @@ pub struct HubState {
     /// The right to lead, if this process has it; see [`HubState::leads`]. A renewal moves its deadline without a word.
     pub lead: watch::Sender<Option<Lead>>,
     /// What this process has come to, while it leads.
-    pub leader_position: RwLock<Option<LeaderPosition>>,
+    pub leader_position: OrderedRwLock<Option<LeaderPosition>, LEADER_POSITION>,
     /// What speaks against letting members follow this hub.
-    pub divergences: Mutex<Divergences>,
+    pub divergences: OrderedMutex<Divergences, DIVERGENCES>,
     /// The other replica that leads.
     pub leader: watch::Sender<Option<Leader>>,
     /// Since when this process serves: since it has listed everything anew after it took the lead.
@@ -109,14 +112,14 @@ pub struct HubState {
     /// Woken when a watch has delivered a complete list or was refused, and when the lead was taken.
     pub progress: Notify,
     /// Taking the lead and beginning to serve do not overlap.
-    leadership_lock: Mutex<()>,
+    leadership_lock: OrderedMutex<(), LEADERSHIP>,
 }
 
 impl HubState {
     /// A hub that knows nothing yet.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
-            index: RwLock::new(
+            index: OrderedRwLock::new(
                 Index::of(settings.scope.clone())
                     .working_aside()
                     .hashing_with(
@@ -124,16 +127,16 @@ impl HubState {
                     )
                     .with_ceiling(settings.removal_ceiling),
             ),
-            report_store: Mutex::new(ReportStore::proving(settings.revision_key.proof_key())),
+            report_store: OrderedMutex::new(ReportStore::proving(settings.revision_key.proof_key())),
             proof_key: settings.revision_key.proof_key(),
             settings,
-            deliveries: Mutex::default(),
-            edits: Mutex::default(),
+            deliveries: OrderedMutex::default(),
+            edits: OrderedMutex::default(),
             sessions: DashMap::new(),
             to_read: Pending::default(),
             completed_rules: Pending::default(),
             to_render: Pending::default(),
-            rendered_edits: Mutex::default(),
+            rendered_edits: OrderedMutex::default(),
             index_holds: Holds::default(),
             relist: watch::Sender::default(),
             dirty_rules: Pending::default(),
@@ -143,12 +146,12 @@ impl HubState {
             removal_overflow: Pending::default(),
             needed: watch::Sender::default(),
             lead: watch::Sender::default(),
-            leader_position: RwLock::default(),
-            divergences: Mutex::default(),
+            leader_position: OrderedRwLock::default(),
+            divergences: OrderedMutex::default(),
             leader: watch::Sender::default(),
             ready: watch::Sender::default(),
             rounds: RelistBarrier::default(),
-            leadership_lock: Mutex::default(),
+            leadership_lock: OrderedMutex::default(),
             authorities: watch::Sender::default(),
             deadline_changed: Notify::new(),
             progress: Notify::new(),

@@ -10,6 +10,7 @@ pub mod lease;
 pub mod membership;
 pub mod metrics;
 pub mod object_cache;
+pub mod ordered_lock;
 pub mod query;
 pub mod relist_barrier;
 pub mod server;

@@ -10,6 +10,7 @@ use kube::{Resource, ResourceExt};
 use parking_lot::{Mutex, MutexGuard};
 use runnel_proto::model::{ClusterName, RuleUid};
 
+use crate::ordered_lock::{MEMBER_UPDATE, Ordered, OrderedMutex};
 use runnel_api::{MemberCluster, RuleStatus};
 use runnel_hub_core::index::version_number;
 use runnel_hub_core::plan::Rule;
@@ -148,7 +149,7 @@ pub struct ObjectCache {
     member_changes: AtomicU64,
     /// The uids of members that are gone, the newest last: the answer to a read or a write of before may still be under way.
     gone: Mutex<VecDeque<String>>,
-    turn: Mutex<()>,
+    turn: OrderedMutex<(), MEMBER_UPDATE>,
 }
 
 impl ObjectCache {
@@ -270,7 +271,7 @@ impl ObjectCache {
     }
 
     /// Whoever changes a member here and in the index holds this meanwhile, so that both speak of the same object.
-    pub fn turn(&self) -> MutexGuard<'_, ()> {
+    pub fn turn(&self) -> Ordered<MutexGuard<'_, ()>> {
         self.turn.lock()
     }
 

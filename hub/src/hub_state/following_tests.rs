@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use runnel_proto::PROTOCOL_MAX;
 use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RuleState, RuleUid, SourceRef};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::{HubState, Inquiries, LiveSession, Settings};
+use crate::ordered_lock::OrderedMutex;
 use runnel_hub_core::index::{Cluster, PlaceState};
 use runnel_hub_core::plan::{Rule, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::status::SessionFacts;
@@ -50,7 +50,7 @@ fn connects(hub_state: &HubState, name: &str, protocol: u32) {
         certificate_expires: Timestamp::MAX,
     };
     hub_state.report_store.lock().connected(&cluster, 1, facts, vec![]);
-    let (session, inquiries, wake) = (Mutex::default(), Inquiries::of_a_session(), Notify::new());
+    let (session, inquiries, wake) = (OrderedMutex::default(), Inquiries::of_a_session(), Notify::new());
     hub_state.sessions.insert(cluster, Arc::new(LiveSession { number: 1, session, inquiries, wake }));
 }
 

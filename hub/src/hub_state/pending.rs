@@ -1,18 +1,19 @@
 //! Work that waits for whoever does it.
 use std::collections::BTreeSet;
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use crate::ordered_lock::{LEAF, OrderedMutex};
 
 /// Work that waits, each piece once, and its signal.
 pub struct Pending<T> {
-    items: Mutex<BTreeSet<T>>,
+    items: OrderedMutex<BTreeSet<T>, LEAF>,
     wake: Notify,
 }
 
 impl<T: Ord> Default for Pending<T> {
     fn default() -> Self {
-        Self { items: Mutex::default(), wake: Notify::default() }
+        Self { items: OrderedMutex::default(), wake: Notify::default() }
     }
 }
 

@@ -274,7 +274,7 @@ mod tests {
             if let Some(change) = writer.take() {
                 std::thread::spawn(change);
                 // Until it waits for this rule, and everybody else for it.
-                while hub_state.index.try_read().is_some() {
+                while hub_state.index.is_free_to_read() {
                     std::thread::yield_now();
                 }
             } else if calls.get() == 2 {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::{FutureExt, Stream, StreamExt};
-use parking_lot::Mutex;
 use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
 use tokio::sync::Notify;
@@ -20,6 +19,7 @@ use crate::lease::Lead;
 use crate::membership::decide::JoinRefusal;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
+use crate::ordered_lock::OrderedMutex;
 use runnel_hub_core::epoch::{Divergence, HistoryToken, TokenRecipient};
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
@@ -80,7 +80,7 @@ impl Running {
     ) -> Self {
         let live = LiveSession {
             number,
-            session: Mutex::new(Session::default()),
+            session: OrderedMutex::new(Session::default()),
             inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
         };

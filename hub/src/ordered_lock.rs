@@ -1,0 +1,177 @@
+//! Locks that are taken in one order, so that two tasks never wait for one another. Debug builds check the order at each
+//! lock that is taken: the ranks that a thread holds only rise.
+use std::ops::{Deref, DerefMut};
+
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Rank of the lock under which a process takes the lead or begins to serve.
+pub const LEADERSHIP: u8 = 1;
+/// Rank of the lock under which a member changes both in the object cache and in the index.
+pub const MEMBER_UPDATE: u8 = 2;
+/// Rank of the leader's position in the history of leaders.
+pub const LEADER_POSITION: u8 = 3;
+/// Rank of the index.
+pub const INDEX: u8 = 4;
+/// Rank of what one agent holds.
+pub const SESSION: u8 = 5;
+/// Rank of the agents' last reports.
+pub const REPORT_STORE: u8 = 6;
+/// Rank of the edits on their way.
+pub const DELIVERIES: u8 = 7;
+/// Rank of what speaks against following this hub.
+pub const DIVERGENCES: u8 = 8;
+/// Rank of locks under which no other lock is taken.
+pub const LEAF: u8 = u8::MAX;
+
+/// A [`Mutex`] of a rank.
+#[derive(Default)]
+pub struct OrderedMutex<T, const RANK: u8>(Mutex<T>);
+
+/// An [`RwLock`] of a rank. A thread that reads does not read again: a writer may wait in between.
+#[derive(Default)]
+pub struct OrderedRwLock<T, const RANK: u8>(RwLock<T>);
+
+#[cfg(test)]
+impl<T, const RANK: u8> OrderedMutex<T, RANK> {
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}
+
+#[cfg(test)]
+impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
+    /// Whether a reader would not wait.
+    pub(crate) fn is_free_to_read(&self) -> bool {
+        self.0.try_read().is_some()
+    }
+}
+
+/// Access to what an ordered lock protects.
+pub struct Ordered<G> {
+    guard: G,
+    _held: Held,
+}
+
+impl<T, const RANK: u8> OrderedMutex<T, RANK> {
+    /// A lock around a value.
+    pub fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> Ordered<MutexGuard<'_, T>> {
+        let held = Held::rank(RANK);
+        Ordered { guard: self.0.lock(), _held: held }
+    }
+}
+
+impl<T, const RANK: u8> OrderedRwLock<T, RANK> {
+    /// A lock around a value.
+    pub fn new(value: T) -> Self {
+        Self(RwLock::new(value))
+    }
+
+    /// Waits until nobody writes.
+    pub fn read(&self) -> Ordered<RwLockReadGuard<'_, T>> {
+        let held = Held::rank(RANK);
+        Ordered { guard: self.0.read(), _held: held }
+    }
+
+    /// Waits until nobody reads or writes.
+    pub fn write(&self) -> Ordered<RwLockWriteGuard<'_, T>> {
+        let held = Held::rank(RANK);
+        Ordered { guard: self.0.write(), _held: held }
+    }
+}
+
+impl<G: Deref> Deref for Ordered<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Ordered<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
+/// The entry of one lock among those that its thread holds.
+#[cfg(debug_assertions)]
+struct Held(u8);
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static HELD: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+#[cfg(debug_assertions)]
+impl Held {
+    fn rank(rank: u8) -> Self {
+        HELD.with_borrow_mut(|held| {
+            let highest = held.iter().max().copied().unwrap_or_default();
+            assert!(highest < rank, "a lock of rank {rank} is taken under one of rank {highest}");
+            held.push(rank);
+        });
+        Self(rank)
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.with_borrow_mut(|held| {
+            if let Some(at) = held.iter().rposition(|rank| *rank == self.0) {
+                held.remove(at);
+            }
+        });
+    }
+}
+
+/// Release builds do not check the order.
+#[cfg(not(debug_assertions))]
+struct Held;
+
+#[cfg(not(debug_assertions))]
+impl Held {
+    fn rank(_: u8) -> Self {
+        Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_taken_in_the_order_of_their_ranks() {
+        let (index, session) = (OrderedRwLock::<_, INDEX>::new(1), OrderedMutex::<_, SESSION>::new(2));
+        for _ in 0..2 {
+            let (read, locked) = (index.read(), session.lock());
+            assert_eq!((*read, *locked), (1, 2));
+            // They are given back in any order.
+            drop(read);
+            drop(locked);
+        }
+        *index.write() = 3;
+        assert_eq!(*index.read(), 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "a lock of rank 4 is taken under one of rank 5")]
+    fn wrong_order_is_found_without_a_second_thread() {
+        let (index, session) = (OrderedRwLock::<_, INDEX>::new(1), OrderedMutex::<_, SESSION>::new(2));
+        let _session = session.lock();
+        let _index = index.read();
+    }
+
+    #[test]
+    #[should_panic(expected = "a lock of rank 5 is taken under one of rank 5")]
+    fn two_locks_of_one_rank_are_not_held_at_once() {
+        let [one, other] = [1, 2].map(OrderedMutex::<_, SESSION>::new);
+        let _one = one.lock();
+        let _other = other.lock();
+    }
+}
