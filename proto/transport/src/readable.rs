@@ -1,9 +1,7 @@
 //! Objects of an API server, each read by itself: one that cannot be read fails alone, not the list or the watch that shows it.
 //!
-//! Whoever may write an object decides on its `managedFields`, and an API server takes times there that no [`Timestamp`] holds
+//! Whoever may write an object decides on its `managedFields`, and an API server takes times there that no `jiff::Timestamp` holds
 //! (after 9999-12-30). Where such a time is in the way, the object is read without it.
-//!
-//! [`Timestamp`]: jiff::Timestamp
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, de};
 use serde_json::Value;
