@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use runnel_agent_core::classify::{self, CallError};
-use runnel_agent_core::contention::{Fights, LIMIT};
+use runnel_agent_core::contention::{Contentions, LIMIT};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{self};
 use runnel_agent_core::deletes;
@@ -102,10 +102,10 @@ fn what_others_do_to_a_copy() {
     let (there, wanted) = (object(config_maps, json!({"color": "blue"})), content(json!({"color": "red"})));
     let secrets = Kind::by_resource("secrets").unwrap();
     let (hidden, secret) = (object(secrets, json!({"pw": "YQ==", "more": "Yg=="})), content(json!({"pw": "Yw=="})));
-    let mut fights = Fights::default();
+    let mut contentions = Contentions::default();
     let now = std::time::Instant::now();
     for _ in 0..=LIMIT {
-        fights.corrected(&copy(), Some("argocd-controller".into()), now);
+        contentions.corrected(&copy(), Some("argocd-controller".into()), now);
     }
     let all = [
         differ::changed(config_maps, &there, &wanted, &none, Some("kubectl-edit")),
@@ -114,7 +114,7 @@ fn what_others_do_to_a_copy() {
         differ::deleted(),
         differ::rewritten(config_maps, &there, &wanted, &none),
         differ::rewritten(secrets, &hidden, &secret, &none),
-        fights.copy_error(&copy()).unwrap(),
+        contentions.copy_error(&copy()).unwrap(),
         deletes::waits(1000),
     ];
     insta::assert_snapshot!(failed(all));

@@ -42,7 +42,7 @@ pub struct Metrics {
     removals: Counter<u64, AtomicU64>,
     noops: Counter<u64, AtomicU64>,
     drift: Counter<u64, AtomicU64>,
-    fights: Gauge,
+    contentions: Gauge,
     taken_over: Family<ResultLabel, Counter<u64, AtomicU64>>,
     recreated: Counter<u64, AtomicU64>,
     certificate: Gauge<f64, AtomicU64>,
@@ -68,7 +68,7 @@ impl Metrics {
         registry.register("remove", "Copies deleted or retained", all.removals.clone());
         registry.register("drift_corrected", "Copies put back", all.drift.clone());
         let help = "Copies that somebody keeps changing, so that they are put back ever more slowly";
-        registry.register("fights", help, all.fights.clone());
+        registry.register("contentions", help, all.contentions.clone());
         let help = "Objects that were not Runnel's and have been taken over: adopted (they were equal) or overwritten";
         registry.register("taken_over", help, all.taken_over.clone());
         registry.register("recreated", "Immutable copies deleted and created anew", all.recreated.clone());
@@ -103,7 +103,7 @@ impl Metrics {
         self.noops.inc_by(totals.equal - before.equal);
         self.removals.inc_by(totals.removed - before.removed);
         self.drift.inc_by(totals.drift_corrected - before.drift_corrected);
-        self.fights.set(i64::try_from(totals.fights).unwrap_or(i64::MAX));
+        self.contentions.set(i64::try_from(totals.contentions).unwrap_or(i64::MAX));
         let taken_over = |result| self.taken_over.get_or_create(&ResultLabel { result });
         taken_over("adopted").inc_by(totals.adopted - before.adopted);
         taken_over("overwritten").inc_by(totals.overwritten - before.overwritten);

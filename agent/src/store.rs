@@ -108,7 +108,7 @@ struct WrittenRule {
     terms: Terms,
     digest: TermsDigest,
     #[serde(default)]
-    unclaimed: bool,
+    orphaned: bool,
     #[serde(default)]
     tombstones: Vec<WrittenSource>,
     #[serde(default)]
@@ -168,7 +168,7 @@ impl Store {
             uid: rule.uid.into(),
             terms: rule.terms,
             digest: rule.digest,
-            unclaimed: rule.unclaimed,
+            orphaned: rule.orphaned,
             tombstones: Tombstones {
                 sources: rule.tombstones.iter().map(read_source).collect(),
                 any: rule.any_tombstone,
@@ -191,7 +191,7 @@ impl Store {
             uid: rule.uid.to_string(),
             terms: rule.terms,
             digest: rule.digest,
-            unclaimed: rule.unclaimed,
+            orphaned: rule.orphaned,
             tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
             any_tombstone: rule.tombstones.any,
         });
@@ -333,7 +333,7 @@ mod tests {
                 uid: "r".into(),
                 terms: Terms::default(),
                 digest: TermsDigest([0; 16]),
-                unclaimed: false,
+                orphaned: false,
                 tombstones: vec![],
                 any_tombstone: false,
             };

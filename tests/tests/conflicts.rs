@@ -157,7 +157,7 @@ async fn somebody_who_fights_for_a_copy_is_not_fought_without_end() -> Result<()
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     is_mended(&scene, &source, &rule, "the fight").await?;
-    member.is_told(&id, "Fight").await?;
+    member.is_told(&id, "Contended").await?;
     let told = member.is_told(&id, "DriftCorrected").await?;
     let events = member.told_about(&id).await?;
     ensure!(told.times > 1 && events.len() == 2, "repeats are merged: {events:?}");
@@ -168,5 +168,5 @@ async fn somebody_who_fights_for_a_copy_is_not_fought_without_end() -> Result<()
         Ok(())
     });
     counts.await?;
-    hub.says_ready(&rule, "False", "Fight").await.map(|_| ())
+    hub.says_ready(&rule, "False", "Contended").await.map(|_| ())
 }

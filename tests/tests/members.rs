@@ -159,7 +159,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
         })
         .await?;
     let told = member_says(hub, "member-2", "Connected", "True", "SessionOpen").await?;
-    ensure!(condition(&told, "Unclaimed").is_err(), "{}", told["status"]);
+    ensure!(condition(&told, "OrphanedCopies").is_err(), "{}", told["status"]);
     hub.sees("without orders", &Id::member("member-2"), |member| {
         let pending = &member["status"]["pendingRemovals"];
         ensure!(pending.is_null() || *pending == json!([]), "{pending}");
@@ -252,11 +252,11 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
 
     let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
     hub.change(&Id::member("late"), json!({"spec": {"leaving": true}})).await?;
-    let told = member_says(hub, "late", "Accepted", "False", "Left").await?;
-    let left = condition(&told, "Left")?;
+    let told = member_says(hub, "late", "Accepted", "False", "Drained").await?;
+    let left = condition(&told, "Drained")?;
     let message = left["message"].as_str().unwrap_or_default();
     let behind = "1 copies were left behind, as deletionPolicy: Retain says (1 of leaves/retains)";
-    ensure!(left["status"] == "True" && left["reason"] == "Left", "{left}");
+    ensure!(left["status"] == "True" && left["reason"] == "Drained", "{left}");
     ensure!(message.starts_with(behind) && message.contains("can be deleted"), "{message}");
     // It said so when nothing was left, not earlier.
     let gone = Id::of(&source)?.within(target);
@@ -278,7 +278,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     let again = hub.has_copy(&kept, target, &retains).await?;
     ensure!(again["metadata"]["uid"] == kept_copy["metadata"]["uid"]);
     let told = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
-    ensure!(condition(&told, "Left").is_err(), "{}", told["status"]);
+    ensure!(condition(&told, "Drained").is_err(), "{}", told["status"]);
     hub.all_applied(&deletes, 4).await?;
     recorder.was_never_missing(target, "deletes")?;
 

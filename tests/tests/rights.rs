@@ -90,7 +90,7 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
     scene.hub.change(&Id::member("member-1"), json!({"spec": {"leaving": true}})).await?;
     let left = |member: &serde_json::Value| {
         let told = runnel_tests::scene::condition(member, "Accepted")?;
-        ensure!(told["reason"] == "Left", "{told}");
+        ensure!(told["reason"] == "Drained", "{told}");
         Ok(())
     };
     scene.hub.sees("left", &Id::member("member-1"), left).await.map(drop)

@@ -40,7 +40,7 @@ impl Story {
 
 /// The copies that were put back lately.
 #[derive(Default)]
-pub struct Fights {
+pub struct Contentions {
     stories: BTreeMap<SourceRef, Story>,
     /// When each copy that nobody fights for was put back last.
     calm: BTreeSet<(Instant, SourceRef)>,
@@ -48,7 +48,7 @@ pub struct Fights {
     fought: BTreeSet<(Instant, SourceRef)>,
 }
 
-impl Fights {
+impl Contentions {
     /// Notes that a copy was put back; `who` changed it, if that is known.
     pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
         let known = self.take(copy).filter(|story| !story.is_over(now));
@@ -97,7 +97,7 @@ impl Fights {
             "{who} keeps changing or deleting this copy; it is put back ever more slowly: end it there, or leave the \
              field to it (ignoreFields), or take the object out of the rule"
         );
-        Some(CopyError::new(Reason::Fight, text))
+        Some(CopyError::new(Reason::Contended, text))
     }
 
     /// The copies about which there is peace again; they are forgotten.
@@ -139,64 +139,70 @@ mod tests {
 
     #[test]
     fn sixth_correction_in_ten_minutes_is_contention() {
-        let (mut fights, start) = (Fights::default(), Instant::now());
+        let (mut contentions, start) = (Contentions::default(), Instant::now());
         let mut now = start;
         for time in 1..=6 {
-            assert_eq!(fights.copy_error(&copy()), None, "before time {time}");
-            assert_eq!(fights.not_before(&copy(), now), None);
-            fights.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
+            assert_eq!(contentions.copy_error(&copy()), None, "before time {time}");
+            assert_eq!(contentions.not_before(&copy(), now), None);
+            contentions.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
             now += Duration::from_secs(60);
         }
-        let said = fights.copy_error(&copy()).unwrap();
-        assert_eq!(said.reason, Reason::Fight);
+        let said = contentions.copy_error(&copy()).unwrap();
+        assert_eq!(said.reason, Reason::Contended);
         assert_eq!(
             &*said.message,
             "argocd-controller keeps changing or deleting this copy; it is put back ever more slowly: end it there, or \
              leave the field to it (ignoreFields), or take the object out of the rule"
         );
-        assert_eq!(fights.count(), 1);
+        assert_eq!(contentions.count(), 1);
         // Ever more slowly, up to minutes, and the same is said all the time.
         let mut before = Duration::ZERO;
         for _ in 0..8 {
-            now = fights.not_before(&copy(), now).unwrap_or(now);
-            fights.corrected(&copy(), Some("somebody-else".into()), now);
-            let wait = fights.not_before(&copy(), now).unwrap() - now;
+            now = contentions.not_before(&copy(), now).unwrap_or(now);
+            contentions.corrected(&copy(), Some("somebody-else".into()), now);
+            let wait = contentions.not_before(&copy(), now).unwrap() - now;
             assert!(wait > before || wait == FIGHT.limit, "{wait:?}");
             before = wait;
-            assert_eq!(fights.copy_error(&copy()).as_ref(), Some(&said));
+            assert_eq!(contentions.copy_error(&copy()).as_ref(), Some(&said));
         }
         assert_eq!(before, FIGHT.limit);
         assert!(FIGHT.limit >= Duration::from_secs(120) && FIGHT.limit * 2 < WINDOW);
-        assert_eq!(fights.next_calm(), Some(now + WINDOW));
-        assert!(fights.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
-        assert_eq!(fights.take_calm(now + WINDOW), [copy()]);
-        assert_eq!((fights.copy_error(&copy()), fights.count()), (None, 0));
+        assert_eq!(contentions.next_calm(), Some(now + WINDOW));
+        assert!(contentions.take_calm(now + WINDOW - Duration::from_secs(1)).is_empty());
+        assert_eq!(contentions.take_calm(now + WINDOW), [copy()]);
+        assert_eq!((contentions.copy_error(&copy()), contentions.count()), (None, 0));
     }
 
     #[test]
     fn who_edits_now_and_then_does_not_fight() {
-        let (mut fights, mut now) = (Fights::default(), Instant::now());
+        let (mut contentions, mut now) = (Contentions::default(), Instant::now());
         for _ in 0..50 {
-            fights.corrected(&copy(), None, now);
-            assert_eq!(fights.copy_error(&copy()), None);
+            contentions.corrected(&copy(), None, now);
+            assert_eq!(contentions.copy_error(&copy()), None);
             now += Duration::from_secs(121);
         }
     }
 
     #[test]
     fn corrections_beyond_the_bound_forget_the_oldest() {
-        let (mut fights, start) = (Fights::default(), Instant::now());
+        let (mut contentions, start) = (Contentions::default(), Instant::now());
         let name = |n: usize| SourceRef::new("configmaps", "a", &n.to_string());
         for _ in 0..=LIMIT {
-            fights.corrected(&name(0), None, start);
+            contentions.corrected(&name(0), None, start);
         }
         for n in 1..5 * REMEMBERED {
-            fights.corrected(&name(n), None, start + Duration::from_millis(n as u64));
+            contentions.corrected(&name(n), None, start + Duration::from_millis(n as u64));
         }
-        assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED + 1, REMEMBERED, 1));
-        assert!(fights.copy_error(&name(0)).is_some(), "a fight is not forgotten");
-        fights.forget(&name(0));
-        fights.forget(&name(5 * REMEMBERED - 1));
-        assert_eq!((fights.stories.len(), fights.calm.len(), fights.count()), (REMEMBERED - 1, REMEMBERED - 1, 0));
+        assert_eq!(
+            (contentions.stories.len(), contentions.calm.len(), contentions.count()),
+            (REMEMBERED + 1, REMEMBERED, 1)
+        );
+        assert!(contentions.copy_error(&name(0)).is_some(), "a fight is not forgotten");
+        contentions.forget(&name(0));
+        contentions.forget(&name(5 * REMEMBERED - 1));
+        assert_eq!(
+            (contentions.stories.len(), contentions.calm.len(), contentions.count()),
+            (REMEMBERED - 1, REMEMBERED - 1, 0)
+        );
     }
 }

@@ -54,7 +54,7 @@ pub struct WantedCopy {
     /// What its rule says about what is not as it should be.
     pub policies: Policies,
     /// Somebody keeps changing it.
-    pub fight: Option<CopyError>,
+    pub contention: Option<CopyError>,
     /// It held this revision and is not there any more, or its marks are not.
     pub lost: bool,
     /// It held this revision, and somebody wrote another one over it, with our marks.
@@ -209,7 +209,7 @@ fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
     match observed {
         Observed::Live(live) if is_right(wanted, live, revision) => {
             // Who is fought for is not well, whoever has the word just now.
-            Decision::Noop(copy_error(wanted.fight.clone().map_or(CopyStatus::Applied, CopyStatus::Failed)))
+            Decision::Noop(copy_error(wanted.contention.clone().map_or(CopyStatus::Applied, CopyStatus::Failed)))
         }
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
         Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),

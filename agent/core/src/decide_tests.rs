@@ -143,7 +143,7 @@ fn wants() -> impl Strategy<Value = Want> {
     let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
     let copy = (0u8..2, 0u8..2, proptest::option::weighted(0.9, 0u8..2), places(), flags, policies());
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
-        let [suspend, copy_error, hold, denied, fight, lost] = flags;
+        let [suspend, copy_error, hold, denied, contention, lost] = flags;
         Want::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
@@ -154,7 +154,7 @@ fn wants() -> impl Strategy<Value = Want> {
             hold,
             denied: denied.then(|| CopyError::new(Reason::Denied, "no")),
             policies,
-            fight: fight.then(|| CopyError::new(Reason::Fight, "somebody")),
+            contention: contention.then(|| CopyError::new(Reason::Contended, "somebody")),
             lost,
             rewritten: false,
             compared: None,

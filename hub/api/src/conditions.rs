@@ -42,9 +42,9 @@ closed_list! {
         /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
         Cordoned,
         /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
-        Left,
+        Drained,
         /// Member: the cluster holds copies of rules that the hub does not know. They stay. Present only while true.
-        Unclaimed,
+        OrphanedCopies,
         /// Member: somebody came with a key that the cluster's agent gave up, and so has a copy of it. Present only while
         /// true: until the cluster joins anew.
         PossibleKeyTheft,
@@ -59,7 +59,7 @@ closed_list! {
         Duplicate,
         /// Member: the cluster got what it holds under another MemberCluster or as another cluster, and some of it is not
         /// wanted; it stays until an administrator confirms. Present only while true.
-        Rejoined,
+        PreviousMembership,
     }
 }
 
@@ -107,7 +107,7 @@ closed_list! {
         /// Copies failed.
         CopiesFailed,
         /// The agent says that every copy is applied, and cannot prove that what stands there is what the hub has sent.
-        Differs,
+        DigestMismatch,
         /// Copies wait for namespaces that do not exist yet.
         CopiesWaiting,
         /// The hub may not read what the rule selects, or cannot; its copies stay as they are.
@@ -137,7 +137,7 @@ closed_list! {
         /// Something that the rule wants is not granted to the rules of its namespace.
         NotGranted,
         /// Some of the namespaces that the rule chooses by glob or label may not be granted.
-        GrantedInPart,
+        PartiallyGranted,
         /// The hub cannot read what is granted; nothing is sent and nothing removed.
         GrantsUnknown,
         /// The cluster is cordoned: it keeps what it has and gets nothing new.
@@ -161,7 +161,7 @@ closed_list! {
         /// Member: the cluster leaves: its copies are being removed.
         Leaving,
         /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
-        Left,
+        Drained,
         /// Member: the agent's session is open.
         SessionOpen,
         /// Member: the agent's session ended and has not come back.
@@ -171,7 +171,7 @@ closed_list! {
         /// Member: the agent's certificate has expired.
         CertificateExpired,
         /// Member: the cluster holds copies of rules that the hub does not know.
-        RulesUnknown,
+        UnknownRules,
         /// Member: somebody came with a key that had been given up.
         RetiredKeySeen,
         /// Member: two processes took the session from one another.
@@ -179,13 +179,13 @@ closed_list! {
         /// The cluster waits for an administrator, as a condition of its MemberCluster says: it keeps what it has.
         Unconfirmed,
         /// Member: the cluster remembers what this hub does not know.
-        MemberKnowsMore,
+        HubStateBehind,
         /// Member: another hub with the same identity has told the cluster something since this one leads.
         SecondHub,
         /// Member: an agent in another cluster came with the member's key.
         SecondCluster,
         /// Member: copies that the cluster has from a former membership are not wanted now.
-        FormerCopies,
+        CopiesFromPreviousMembership,
         ..
         /// Why one copy is not as it should be, as its agent says: the worst reason speaks for the rule or the cluster.
         Copy(model::Reason),

@@ -31,7 +31,7 @@ pub struct MemberClusterSpec {
     #[serde(default)]
     pub cordoned: bool,
     /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets no
-    /// new ones. When its condition Left is True, all of them are removed or retained, and it can be deleted by whoever declared
+    /// new ones. When its condition Drained is True, all of them are removed or retained, and it can be deleted by whoever declared
     /// it: the hub does not, as what stands in Git would come back. To remove a dead cluster, delete it at once.
     #[serde(default)]
     pub leaving: bool,
@@ -75,8 +75,8 @@ pub struct MemberClusterStatus {
     /// The generation of the spec that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Accepted and Connected always; Left while the cluster leaves; Unclaimed, PossibleKeyTheft,
-    /// KeyShared, RestoredFromBackup, Duplicate and Rejoined while they are true.
+    /// Accepted and Connected always; Drained while the cluster leaves; OrphanedCopies, PossibleKeyTheft,
+    /// KeyShared, RestoredFromBackup, Duplicate and PreviousMembership while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,

@@ -223,15 +223,15 @@ pub fn members(objects: &[Value], now: Timestamp) -> Vec<Check> {
                 checks.push(Check::fail(format!("{name}: {}", condition(object, theft).message), hint));
             }
         }
-        for doubt in ["RestoredFromBackup", "Duplicate", "Rejoined"] {
+        for doubt in ["RestoredFromBackup", "Duplicate", "PreviousMembership"] {
             if condition(object, doubt).holds() {
                 let hint = "see that all is as it should be, then run the command that the message names";
                 checks.push(Check::fail(format!("{name}: {}", condition(object, doubt).message), hint));
             }
         }
-        if condition(object, "Unclaimed").holds() {
+        if condition(object, "OrphanedCopies").holds() {
             let hint = "they stay; restore the rules, or delete the copies in the member";
-            checks.push(Check::warn(format!("{name}: {}", condition(object, "Unclaimed").message), hint));
+            checks.push(Check::warn(format!("{name}: {}", condition(object, "OrphanedCopies").message), hint));
         }
         let pending = list(object, "/status/pendingRemovals").len();
         if pending > 0 {

@@ -52,10 +52,10 @@ fn a_hub_that_is_well() {
 #[test]
 fn a_hub_with_everything_wrong() {
     let stolen = said("PossibleKeyTheft", "TwoHolders", "two agents use its key");
-    let unclaimed = said("Unclaimed", "RuleUnknown", "12 copies of rules that the hub does not know");
+    let orphaned = said("OrphanedCopies", "RuleUnknown", "12 copies of rules that the hub does not know");
     let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
     shut_out["spec"]["accepted"] = json!(false);
-    let mut waited_for = member("eu-2", connected("Unknown", "SessionLost"), "", json!([unclaimed, stolen]));
+    let mut waited_for = member("eu-2", connected("Unknown", "SessionLost"), "", json!([orphaned, stolen]));
     waited_for["status"]["pendingRemovals"] = json!([{}, {}]);
     let all_members = [
         shut_out,

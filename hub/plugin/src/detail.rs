@@ -28,7 +28,7 @@ impl ClusterRow {
     /// What is to be said of it, in a word; `None` where it has proved that it holds the newest revision of every source.
     fn holds(&self) -> Option<(&'static str, Tone)> {
         match (self.newest, self.proof.as_str()) {
-            (_, "No") => Some(("Differs", Tone::Bad)),
+            (_, "No") => Some(("Mismatch", Tone::Bad)),
             (false, _) => Some(("Older", Tone::Odd)),
             (true, "Yes") => None,
             (true, _) => Some(("Unproved", Tone::Odd)),
@@ -194,7 +194,7 @@ What failed (at most five copies per cluster):
                       instead of \"red\"";
         let older = proof(false, "Untold", row("eu-3", "Failed", [11, 1, 0], "Denied", denied));
         let away = proof(false, "Untold", row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost));
-        let wrong = proof(true, "No", row("us-1", "Failed", [12, 0, 0], "Differs", differs));
+        let wrong = proof(true, "No", row("us-1", "Failed", [12, 0, 0], "DigestMismatch", differs));
         let fresh = proof(true, "Untold", row("us-2", "Ready", [12, 0, 0], "AllApplied", ""));
         let all = [
             ("all is well", vec![well("eu-1"), well("eu-2")]),

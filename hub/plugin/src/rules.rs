@@ -175,7 +175,7 @@ pub fn members(objects: &[Value], wide: bool, now: Timestamp) -> Table {
         let (accepted, connected) = (condition(object, "Accepted"), condition(object, "Connected"));
         let leaving = object.pointer("/spec/leaving").and_then(Value::as_bool) == Some(true);
         let accepted_cell = match (leaving, accepted.reason) {
-            (true, "Left") => Cell::toned("Left", Tone::Odd),
+            (true, "Drained") => Cell::toned("Drained", Tone::Odd),
             (true, _) => Cell::toned("Leaving", Tone::Odd),
             _ => Cell::toned(or(accepted.status, "Unknown"), Tone::of_status(accepted.status)),
         };

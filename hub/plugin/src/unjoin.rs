@@ -77,7 +77,7 @@ async fn leave(hub: &Cluster, name: &str, timeout: Duration, force: bool) -> any
     let begin = Instant::now();
     let outcome = loop {
         let Some(object) = hub.get("read the MemberCluster", &path).await? else { break Ok(String::new()) };
-        let (left, connected) = (condition(&object, "Left"), condition(&object, "Connected"));
+        let (left, connected) = (condition(&object, "Drained"), condition(&object, "Connected"));
         if left.holds() {
             break Ok(left.message.split(": this MemberCluster").next().unwrap_or_default().to_owned());
         }

@@ -132,7 +132,7 @@ impl StateCollector {
         let divergences = self.hub_state.divergences.lock().all().count();
         let divergences = (
             "runnel_members_in_doubt",
-            "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, Rejoined",
+            "Member clusters that wait for an administrator, or are two: conditions RestoredFromBackup, Duplicate, PreviousMembership",
             divergences,
         );
         for (name, help, count) in counts.into_iter().chain([divergences, differing]) {

@@ -157,7 +157,7 @@ impl Running {
 
     /// A cluster that joined anew gives rise to a doubt only where something of what it has is not wanted.
     pub(super) fn note_kept_back(&mut self) {
-        let Some(divergence @ Divergence::Rejoined { .. }) = &self.divergence else { return };
+        let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.divergence else { return };
         let cluster = &self.identity.cluster;
         if !self.kept_back && self.live.session.lock().has_kept_back() {
             note(&self.hub_state, cluster, divergence);
@@ -170,7 +170,7 @@ impl Running {
     /// All that is wanted has been said to a cluster that joined anew, and it has nothing else.
     pub(super) fn end_hold_of_nothing(&mut self) {
         let mut session = self.live.session.lock();
-        if matches!(self.divergence, Some(Divergence::Rejoined { .. }))
+        if matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
             && !self.kept_back
             && session.holds_nothing_else()
         {
@@ -225,7 +225,9 @@ impl Running {
     fn remembered_as(&self) -> Option<TokenRecipient> {
         match &self.divergence {
             None => Some(self.to),
-            Some(Divergence::Rejoined { .. }) => self.history_token.as_ref().map(|history_token| history_token.to),
+            Some(Divergence::PreviousMembership { .. }) => {
+                self.history_token.as_ref().map(|history_token| history_token.to)
+            }
             Some(_) => None,
         }
     }
@@ -235,5 +237,5 @@ impl Running {
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
     let says_terms = delta.terms.is_some() || delta.overwrite.is_some() || delta.let_go.is_some();
     let says_copies = !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
-    delta.unclaimed && !says_terms && !says_copies
+    delta.orphaned && !says_terms && !says_copies
 }

@@ -18,7 +18,7 @@ const ALARMS: [ConditionType; 5] = [
     ConditionType::KeyShared,
     ConditionType::RestoredFromBackup,
     ConditionType::Duplicate,
-    ConditionType::Rejoined,
+    ConditionType::PreviousMembership,
 ];
 
 impl Writer {
@@ -87,7 +87,7 @@ impl Writer {
         let cluster = index.cluster(name)?;
         let report_store = self.hub_state.report_store.lock();
         let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
-        let unclaimed: Vec<&RuleName> =
+        let orphaned: Vec<&RuleName> =
             report_store.held_rules(name).filter(|(uid, _)| !known(*uid)).map(|(_, rule)| rule).collect();
         let divergences = self.hub_state.divergences.lock();
         let young = self.uptime(now) < SETTLING;
@@ -100,7 +100,7 @@ impl Writer {
             session: report_store.session(name, now.instant).filter(|_| cluster.accepted),
             held: report_store.held_rules(name).filter(|(uid, _)| known(*uid)).count(),
             retained: report_store.retained(name),
-            unclaimed,
+            orphaned,
             awaited: young && !report_store.has_connected(name),
             renewable_until: renewable_until(keys(member), self.hub_state.settings.expired_renewal_limit),
             divergence: divergences.of(name).map(|divergence| (name, divergence)),

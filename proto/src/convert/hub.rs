@@ -156,7 +156,7 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         Some(Ok(policy)) => delta.removal = Some(policy),
         Some(Err(part)) => refused.add_rule(part.into()),
     }
-    (delta.unclaimed, delta.suspend) = (wire.unclaimed, wire.suspend);
+    (delta.orphaned, delta.suspend) = (wire.orphaned, wire.suspend);
     match wire.overwrite.as_ref() {
         [] => {}
         bytes => match bytes.try_into() {
@@ -233,7 +233,7 @@ fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
         upserts: delta.upserts.iter().map(intent_to_wire).collect(),
         tombstones: delta.tombstones.iter().map(tombstone_to_wire).collect(),
         removal: delta.removal.map(|policy| wire::Removal { deletion_policy: deletion_policy_to_wire(policy) }),
-        unclaimed: delta.unclaimed,
+        orphaned: delta.orphaned,
         overwrite: delta.overwrite.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         let_go: delta.let_go.map(|digest| digest.0.to_vec().into()).unwrap_or_default(),
         suspend: delta.suspend,

@@ -115,7 +115,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::AmbiguousSource) => Reason::AmbiguousSource,
         Ok(wire::Reason::Denied) => Reason::Denied,
         Ok(wire::Reason::Drifted) => Reason::Drifted,
-        Ok(wire::Reason::Fight) => Reason::Fight,
+        Ok(wire::Reason::Contended) => Reason::Contended,
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
         Ok(wire::Reason::TakeoverWaiting) => Reason::TakeoverWaiting,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
@@ -137,7 +137,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::AmbiguousSource => wire::Reason::AmbiguousSource,
         Reason::Denied => wire::Reason::Denied,
         Reason::Drifted => wire::Reason::Drifted,
-        Reason::Fight => wire::Reason::Fight,
+        Reason::Contended => wire::Reason::Contended,
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
         Reason::TakeoverWaiting => wire::Reason::TakeoverWaiting,
     };

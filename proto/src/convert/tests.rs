@@ -192,14 +192,14 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
     let said = (permit(), permit(), any::<Option<bool>>());
     (uid(), prop::option::of(terms), items, prop::option::of(policy()), any::<bool>(), said).prop_map(
-        |(uid, terms, (upserts, tombstones), removal, unclaimed, (overwrite, let_go, suspend))| {
+        |(uid, terms, (upserts, tombstones), removal, orphaned, (overwrite, let_go, suspend))| {
             Unprinted(RuleDelta {
                 uid,
                 terms,
                 upserts: bare(upserts),
                 tombstones,
                 removal,
-                unclaimed,
+                orphaned,
                 overwrite,
                 let_go,
                 suspend,
@@ -218,7 +218,7 @@ fn same_delta(a: &RuleDelta, b: &RuleDelta) -> bool {
         && a.upserts.iter().zip(&b.upserts).all(same_intent)
         && a.tombstones == b.tombstones
         && a.removal == b.removal
-        && a.unclaimed == b.unclaimed
+        && a.orphaned == b.orphaned
         && a.suspend == b.suspend
         && a.overwrite == b.overwrite
         && a.let_go == b.let_go

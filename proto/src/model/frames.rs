@@ -123,7 +123,7 @@ pub struct RuleDelta {
     /// The whole rule goes.
     pub removal: Option<DeletionPolicy>,
     /// The hub does not know this rule.
-    pub unclaimed: bool,
+    pub orphaned: bool,
     /// The objects that may be overwritten.
     pub overwrite: Option<AskedDigest>,
     /// The copies in namespaces given up that may be deleted.
@@ -141,7 +141,7 @@ impl RuleDelta {
             upserts: vec![],
             tombstones: vec![],
             removal: None,
-            unclaimed: false,
+            orphaned: false,
             overwrite: None,
             let_go: None,
             suspend: None,

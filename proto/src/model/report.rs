@@ -24,7 +24,7 @@ closed_list! {
         /// The change is not possible on an immutable object or field.
         Immutable,
         /// Somebody keeps changing the copy; it is put back ever more slowly.
-        Fight,
+        Contended,
         /// As many copies were deleted within an hour as the member's own policy allows; this one waits.
         DeleteLimit,
         /// The object is larger than the agent takes.

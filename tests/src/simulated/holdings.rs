@@ -32,7 +32,7 @@ pub struct HeldRule {
     /// What their copies show.
     contents: BTreeMap<SourceRef, ContentDigest>,
     /// Whether the hub said that it does not know the rule.
-    pub unclaimed: bool,
+    pub orphaned: bool,
     /// The digest of the intents, kept as they change: to hash them all for each batch would be the agents' work, and many
     /// of them share a machine with the hub that is measured.
     digest: SetDigest,
@@ -80,7 +80,7 @@ impl Holdings {
         let rule = self.rules.entry(delta.uid.clone()).or_default();
         if let Some(terms) = &delta.terms {
             rule.terms = Some(terms.clone());
-            rule.unclaimed = false;
+            rule.orphaned = false;
         }
         if let (Some(suspend), Some((terms, _))) = (delta.suspend, &mut rule.terms) {
             terms.suspend = suspend;
@@ -91,7 +91,7 @@ impl Holdings {
         for tombstone in &delta.tombstones {
             rule.let_go(&tombstone.source);
         }
-        rule.unclaimed |= delta.unclaimed;
+        rule.orphaned |= delta.orphaned;
         if delta.removal.is_some() {
             let gone = RuleState { gone: true, last_batch, ..rule.state(&delta.uid, key) };
             self.rules.remove(&delta.uid);
@@ -117,7 +117,7 @@ impl Holdings {
     #[must_use]
     pub fn account(&self) -> (u64, SetDigest) {
         let mut whole = (0, SetDigest::default());
-        for rule in self.rules.values().filter(|rule| !rule.unclaimed) {
+        for rule in self.rules.values().filter(|rule| !rule.orphaned) {
             whole.0 += rule.intents.len() as u64;
             whole.1.merge(rule.digest);
         }
@@ -140,7 +140,7 @@ impl HeldRule {
             rule: terms.map_or_else(RuleName::default, |(terms, _)| terms.rule.clone()),
             intents_digest: self.digest,
             intents: u32::try_from(self.intents.len()).unwrap_or(u32::MAX),
-            terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.unclaimed),
+            terms_digest: terms.map(|(_, digest)| *digest).filter(|_| !self.orphaned),
             counts: Counts { copies, applied: copies, ..Counts::default() },
             suspended,
             proof: key.filter(|_| can_prove).map(|key| key.proof(uid, self.shown)),

@@ -137,8 +137,8 @@ fn delta(delta: &runnel_proto::model::RuleDelta) -> String {
     if let Some(policy) = delta.removal {
         words.push(format!("removal {policy:?}"));
     }
-    if delta.unclaimed {
-        words.push("unclaimed".to_owned());
+    if delta.orphaned {
+        words.push("orphaned".to_owned());
     }
     words.join(" ")
 }

@@ -56,16 +56,16 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     let join_string = fleet.hub_release().join_string("member-2", fleet.binaries(), &options).await?;
     fleet.agent(2).hand_over(&join_string).await?;
     fleet.start_agent(2).await?;
-    let message = says(hub, "member-2", "Rejoined", "FormerCopies").await?;
+    let message = says(hub, "member-2", "PreviousMembership", "CopiesFromPreviousMembership").await?;
     let now = hub.get(&Id::member("member-2")).await?;
     ensure!(now["metadata"]["uid"] != former["metadata"]["uid"], "it is the former MemberCluster");
     scene.member(2).has_copy(&edited, HOME, &rule).await?;
     scene.member(2).is_untouched(&kept).await?;
-    hub.is_told(&Id::member("member-2"), "Rejoined").await?;
+    hub.is_told(&Id::member("member-2"), "PreviousMembership").await?;
     hub.says_of(&rule, "member-2", "Waiting", "Unconfirmed").await?;
     confirm(fleet.hub(), &message, "member-2").await?;
     scene.member(2).lacks(&Id::of(&goes)?).await?;
-    says_no_more(hub, "member-2", "Rejoined").await?;
+    says_no_more(hub, "member-2", "PreviousMembership").await?;
     hub.all_applied(&rule, 2).await?;
 
     // The second cluster comes with the first one's key.

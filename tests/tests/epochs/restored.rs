@@ -99,8 +99,8 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     fleet.hub().restore(&backup).await?;
     fleet.start_hub().await?;
     let began = Instant::now();
-    let message = says(hub, "member-1", "RestoredFromBackup", "MemberKnowsMore").await?;
-    says(hub, "member-2", "RestoredFromBackup", "MemberKnowsMore").await?;
+    let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
+    says(hub, "member-2", "RestoredFromBackup", "HubStateBehind").await?;
     ensure!(began.elapsed() < NOTICED, "noticed after {:?}", began.elapsed());
     hub.is_told(&Id::member("member-1"), "RestoredFromBackup").await?;
     hub.says_ready(&stage.rule, "False", "Unconfirmed").await?;
@@ -152,7 +152,7 @@ async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
     let copies = stage.copies(&["app-edited", "app-added"]).await?;
 
     fleet.hub().restore(&backup).await?;
-    let message = says(hub, "member-1", "RestoredFromBackup", "MemberKnowsMore").await?;
+    let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
     stage.in_doubt(2, 2).await?;
     renewed(&hub.client()).await?;
     stage.untouched(&copies, |_| true).await?;

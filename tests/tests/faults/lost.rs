@@ -56,10 +56,10 @@ async fn says_unclaimed(stage: &Stage, rules: &[&Id]) -> Result<()> {
         stage
             .scene
             .hub
-            .sees("holding unclaimed copies", &member, |object| {
-                let unclaimed = condition(object, "Unclaimed")?;
-                ensure!(unclaimed["status"] == "True" && unclaimed["reason"] == "RulesUnknown", "{unclaimed}");
-                let message = unclaimed["message"].as_str().unwrap_or_default();
+            .sees("holding orphaned copies", &member, |object| {
+                let orphaned = condition(object, "OrphanedCopies")?;
+                ensure!(orphaned["status"] == "True" && orphaned["reason"] == "UnknownRules", "{orphaned}");
+                let message = orphaned["message"].as_str().unwrap_or_default();
                 for rule in rules {
                     ensure!(message.contains(&rule.path()), "{rule} is not named: {message}");
                 }
@@ -91,7 +91,7 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
     }
     stage.scene.hub.all_applied(&kept, MEMBERS * 3).await?;
 
-    // Unclaimed copies are kept right, also by an agent that has only heard of it through its own Secret.
+    // OrphanedCopies copies are kept right, also by an agent that has only heard of it through its own Secret.
     let copy = Id::config_map("lost-target", "a");
     stage.scene.member(1).change(&copy, json!({"data": {"value": "tampered"}})).await?;
     stage.scene.member(1).has_copy(&sources[0], "lost-target", &lost).await?;
@@ -100,7 +100,7 @@ async fn a_hub_that_lost_a_rule_removes_nothing_and_says_so() -> Result<()> {
     stage.connected(MEMBERS).await?;
     says_unclaimed(&stage, &[&lost]).await?;
 
-    // A new rule that wants the same takes them over, and then nothing is unclaimed any more.
+    // A new rule that wants the same takes them over, and then nothing is orphaned any more.
     let names = |draft: RuleDraft| draft.named(&["a", "b", "c"]).into(&["lost-target"]);
     let again = stage.rule("lost", "again", names).await?;
     stage.scene.hub.all_applied(&again, MEMBERS * 3).await?;

@@ -111,7 +111,7 @@ async fn another_controller_fights_us() -> Result<()> {
         }
         let told = hub.get(&rule).await?;
         let ready = condition(&told, "Ready")?;
-        ensure!(ready["reason"] == "Fight", "{ready}");
+        ensure!(ready["reason"] == "Contended", "{ready}");
         Ok(Some(()))
     })
     .await?;
@@ -123,11 +123,11 @@ async fn another_controller_fights_us() -> Result<()> {
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
     let events = member.told_about(&id).await?;
-    let fights: Vec<_> = events.iter().filter(|event| event.reason == "Fight").collect();
-    ensure!(fights.len() == 1 && fights[0].times == 1, "{events:?}");
+    let contentions: Vec<_> = events.iter().filter(|event| event.reason == "Contended").collect();
+    ensure!(contentions.len() == 1 && contentions[0].times == 1, "{events:?}");
     // They end it: it is put back, and the status does not flap meanwhile.
     member.has_copy(&source, home, &rule).await?;
-    ensure!(condition(&hub.get(&rule).await?, "Ready")?["reason"] == "Fight");
+    ensure!(condition(&hub.get(&rule).await?, "Ready")?["reason"] == "Contended");
     // What the hub says of it does not wait.
     let source = hub.change(&id, json!({"data": {"k": "ours again"}})).await?;
     member.has_copy(&source, home, &rule).await?;

@@ -64,10 +64,10 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     .await?;
     hub.change(&orphan, json!({"metadata": {"finalizers": null}})).await?;
     hub.lacks(&orphan).await?;
-    says(hub, "Unclaimed", "True", "leaving/orphan").await?;
+    says(hub, "OrphanedCopies", "True", "leaving/orphan").await?;
 
     leave(hub).await?;
-    says(hub, "Left", "True", "this MemberCluster can be deleted").await?;
+    says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
     member.lacks(&Id::config_map(HOME, "deletes")).await?;
     ensure!(!is_marked(&member.get(&Id::config_map(HOME, "retains")).await?), "a retained copy has marks");
     ensure!(is_marked(&member.get(&Id::config_map(HOME, "orphan")).await?), "the orphaned copy was touched");
@@ -86,15 +86,15 @@ async fn cluster_that_joined_again_leaves_once_it_is_confirmed() -> Result<()> {
     fleet.agent(1).hand_over(&join_string).await?;
     fleet.start_agent(1).await?;
 
-    let message = says(hub, "Rejoined", "True", "kubectl annotate").await?;
-    says(hub, "Left", "False", "until an administrator confirms: see the condition Rejoined").await?;
+    let message = says(hub, "PreviousMembership", "True", "kubectl annotate").await?;
+    says(hub, "Drained", "False", "until an administrator confirms: see the condition PreviousMembership").await?;
     for name in ["deletes", "retains", "orphan"] {
         ensure!(is_marked(&scene.member(1).get(&Id::config_map(HOME, name)).await?), "{name} was touched");
     }
     let command = message.split('`').nth(1).context("the message names no command")?;
     let words: Vec<&str> = command.split_whitespace().skip(1).collect();
     fleet.hub().kubectl(&words).await?;
-    says(hub, "Left", "True", "this MemberCluster can be deleted").await?;
+    says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
     scene.member(1).lacks(&Id::config_map(HOME, "deletes")).await?;
     ensure!(!is_marked(&scene.member(1).get(&Id::config_map(HOME, "retains")).await?), "a retained copy has marks");
     Ok(())

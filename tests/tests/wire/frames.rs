@@ -143,7 +143,7 @@ async fn what_is_no_frame_is_refused() -> Result<()> {
     let mut line = Line::greeted(&credentials, vec![long_name, state("readable")]).await?;
     line.send_bytes(Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]));
     let known =
-        |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.unclaimed));
+        |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.orphaned));
     while !known(&line.must().await?) {}
     let metrics = Metrics::of(&stage.fleet.hub_ops_url()).await?;
     ensure!(metrics.sum("runnel_hub_peer_limits_total")? >= 1.0, "nothing was counted");

@@ -53,7 +53,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     ensure!(right.len() == 1 && right[0].proof.is_some(), "{right:?}");
     let with = |proof| RuleState { proof, ..right[0].clone() };
     line.send(&AgentFrame::Report(vec![with(Some(Proof([7; 16])))]));
-    let message = says(&stage, "Differs").await?;
+    let message = says(&stage, "DigestMismatch").await?;
     ensure!(message.contains("in proof-wrong"), "{message}");
     ensure!(differing(&stage).await? == 1.0);
     // It comes again and says the same from the beginning.
@@ -65,7 +65,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     line.send(&AgentFrame::Report(vec![with(None)]));
     says(&stage, "AllApplied").await?;
     line.send(&AgentFrame::Report(vec![with(Some(Proof([8; 16])))]));
-    says(&stage, "Differs").await?;
+    says(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(right.clone()));
     stage.ready("all", 2).await?;
     ensure!(differing(&stage).await? == 0.0);
@@ -74,7 +74,7 @@ async fn member_with_a_wrong_digest_is_not_believed() -> Result<()> {
     stage.write("settings", "second").await?;
     let next = takes_in(&mut line, &mut held).await?;
     line.send(&AgentFrame::Report(vec![RuleState { proof: right[0].proof, ..next[0].clone() }]));
-    says(&stage, "Differs").await?;
+    says(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(next.clone()));
     stage.ready("all", 2).await?;
 

@@ -152,8 +152,8 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     ensure!(record.upserts().is_empty() && record.tombstones().is_empty(), "{}", record.sketch());
     ensure!(agent.look(|state| state.holdings.rules().keys().eq([&kept])), "the rule that was kept is not held alone");
     let member = stage.members().get("away-a").await?;
-    let unclaimed = member.status.context("a status")?.conditions.iter().any(|c| c.type_ == "Unclaimed");
-    ensure!(!unclaimed, "what was ordered counts as unclaimed");
+    let orphaned = member.status.context("a status")?.conditions.iter().any(|c| c.type_ == "OrphanedCopies");
+    ensure!(!orphaned, "what was ordered counts as orphaned");
 
     // And once more: nothing is repeated.
     let held = agent.stop().await.holdings;

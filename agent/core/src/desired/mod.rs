@@ -71,7 +71,7 @@ impl IntentState {
 struct Rule {
     /// As the hub named them. Whether the rule rests it may have said since.
     terms: Option<(Arc<Terms>, TermsDigest)>,
-    unclaimed: bool,
+    orphaned: bool,
     /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
     unconfirmed: bool,
     /// The hub has ordered the removal of the whole rule.
@@ -188,7 +188,7 @@ impl Desired {
             digest: rule.digest,
             intents: u32::try_from(rule.intents.len()).unwrap_or(u32::MAX),
             // A hub that knows the rule again says its terms anew, and so claims it.
-            terms: rule.terms.as_ref().filter(|_| !rule.unclaimed).map(|(_, digest)| *digest),
+            terms: rule.terms.as_ref().filter(|_| !rule.orphaned).map(|(_, digest)| *digest),
             suspended: rule.is_suspended(),
         })
     }
@@ -209,7 +209,7 @@ impl Desired {
 
     /// Intents held, of all rules that the hub is not known to have forgotten, and the sum of their digests.
     pub fn sum(&self) -> (u64, SetDigest) {
-        let known = self.rules.values().filter(|rule| !rule.unclaimed && !rule.leaving);
+        let known = self.rules.values().filter(|rule| !rule.orphaned && !rule.leaving);
         known.fold((0, SetDigest::default()), |(count, mut digest), rule| {
             digest.merge(rule.digest);
             (count + rule.intents.len() as u64, digest)

@@ -116,7 +116,7 @@ impl Desired {
         let Some((terms, _)) = rule.terms.clone() else { return };
         let given_up = !dropped.contains(&copy.namespace);
         let order = Ordered { given_up, ..Ordered::by_word(terms.deletion_policy) };
-        if terms.suspend || rule.unclaimed || (rule.unconfirmed && !order.asks()) {
+        if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.asks()) {
             return;
         }
         // What goes already by somebody's word goes on, with the older versions beside it.

@@ -21,7 +21,7 @@ pub struct StoredRule {
     /// Their digest, as the hub gave it.
     pub digest: TermsDigest,
     /// The hub has said that it does not know the rule.
-    pub unclaimed: bool,
+    pub orphaned: bool,
     /// Of sources whose copies were being removed.
     pub tombstones: Tombstones,
 }
@@ -59,23 +59,23 @@ impl Desired {
         rules
             .filter_map(|(uid, rule)| {
                 let (terms, digest) = rule.terms.as_ref()?;
-                let (terms, unclaimed) = (Terms::clone(terms), rule.unclaimed);
+                let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
                 let tombstones = rule.removals.stored().clone();
-                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, unclaimed, tombstones })
+                Some(StoredRule { uid: uid.clone(), terms, digest: *digest, orphaned, tombstones })
             })
             .collect()
     }
 
     /// Takes in stored terms. Nothing is held by intents yet.
     pub fn restore_terms(&mut self, stored: Vec<StoredRule>) {
-        for StoredRule { uid, terms, digest, unclaimed, tombstones } in stored {
+        for StoredRule { uid, terms, digest, orphaned, tombstones } in stored {
             let targets = terms.namespaces.as_ref().map(|choice| self.targets(choice)).unwrap_or_default();
             if is_broad(&terms) {
                 self.broad.insert(uid.clone());
             }
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
-            let rule = Rule { terms, unclaimed, unconfirmed: true, targets, removals, ..Rule::default() };
+            let rule = Rule { terms, orphaned, unconfirmed: true, targets, removals, ..Rule::default() };
             self.rules.insert(uid, rule);
         }
     }
@@ -86,7 +86,7 @@ impl Desired {
         if self.rules.values().any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty()) {
             self.note_change();
         }
-        let confirmed = self.rules.iter_mut().filter(|(_, rule)| rule.unconfirmed && !rule.unclaimed);
+        let confirmed = self.rules.iter_mut().filter(|(_, rule)| rule.unconfirmed && !rule.orphaned);
         let confirmed: Vec<_> = confirmed
             .map(|(uid, rule)| {
                 rule.unconfirmed = false;

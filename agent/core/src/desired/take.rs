@@ -65,7 +65,7 @@ impl Desired {
     }
 
     fn take_upserts(&mut self, delta: RuleDelta, removal: bool, records: &Records, taken: &mut Taken) {
-        let RuleDelta { uid, terms, upserts, unclaimed, suspend, .. } = delta;
+        let RuleDelta { uid, terms, upserts, orphaned, suspend, .. } = delta;
         taken.rules.insert(uid.clone());
         if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
             return;
@@ -75,8 +75,8 @@ impl Desired {
             rule.leaving = false;
             self.gone.retain(|gone| gone.uid != uid);
         }
-        if rule.unclaimed != unclaimed {
-            rule.unclaimed = unclaimed;
+        if rule.orphaned != orphaned {
+            rule.orphaned = orphaned;
             self.note_change();
             self.look_at_rule(&uid, taken);
         }

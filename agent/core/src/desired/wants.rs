@@ -79,7 +79,7 @@ impl Desired {
     fn rank<'a>(&'a self, uid: &'a RuleUid) -> impl Ord + 'a {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
-        (rule.is_none_or(|rule| rule.unclaimed), terms.map(|(terms, _)| terms.precedence()), uid)
+        (rule.is_none_or(|rule| rule.orphaned), terms.map(|(terms, _)| terms.precedence()), uid)
     }
 
     fn wanted(&self, copy: &SourceRef, key: &IntentKey, other: Option<&IntentKey>) -> Option<WantedCopy> {
@@ -97,7 +97,7 @@ impl Desired {
             denied: self.denied(rule, held, copy),
             copy_error: ambiguous.or(refused),
             policies: self.policies(rule, copy),
-            fight: None,
+            contention: None,
             lost: false,
             rewritten: false,
             compared: None,
@@ -248,7 +248,7 @@ impl Desired {
         let rule = |uid| self.rules.get(uid).map(|rule| (rule, rule.terms.as_ref().map(|(terms, _)| terms)));
         let name = self.rules.get(winner).map(|rule| rule.name(winner)).unwrap_or_default();
         let why = match (rule(winner), rule(loser)) {
-            (Some((above, _)), Some((below, _))) if !above.unclaimed && below.unclaimed => {
+            (Some((above, _)), Some((below, _))) if !above.orphaned && below.orphaned => {
                 "the hub no longer knows this rule"
             }
             (Some((_, Some(above))), Some((_, Some(below)))) => {

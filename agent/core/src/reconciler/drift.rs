@@ -13,7 +13,7 @@ impl Reconciler {
     /// Adds to what is wanted what became of the copy so far.
     pub(super) fn add_history(&self, copy: &SourceRef, want: &mut Want) {
         let Want::Copy(wanted) = want else { return };
-        wanted.fight = self.fights.copy_error(copy);
+        wanted.contention = self.contentions.copy_error(copy);
         let held = self.lost.get(copy);
         wanted.lost =
             held.is_some_and(|(intent, revision)| *intent == wanted.intent && Some(*revision) == wanted.revision);
@@ -111,13 +111,13 @@ impl Reconciler {
         others: Option<std::sync::Arc<str>>,
         now: Instant,
     ) -> bool {
-        self.fights.corrected(copy, others, now);
-        self.fights.copy_error(copy).is_none()
+        self.contentions.corrected(copy, others, now);
+        self.contentions.copy_error(copy).is_none()
     }
 
     /// Looks at the copies about which there is peace again.
     pub(super) fn look_at_calm(&mut self, now: Instant) {
-        for copy in self.fights.take_calm(now) {
+        for copy in self.contentions.take_calm(now) {
             self.reconcile_copy(&copy, now);
         }
     }
@@ -129,6 +129,6 @@ impl Reconciler {
 }
 
 fn is_fought_for(outcome: Option<&CopyStatus>) -> bool {
-    let reason = runnel_proto::model::Reason::Fight;
+    let reason = runnel_proto::model::Reason::Contended;
     matches!(outcome, Some(CopyStatus::Failed(CopyError { reason: said, .. })) if *said == reason)
 }

@@ -29,7 +29,7 @@ use runnel_proto::model::{
 
 use crate::backoff::Jitter;
 use crate::cache::{CACHE_BYTES, PayloadCache};
-use crate::contention::Fights;
+use crate::contention::Contentions;
 use crate::copy::CopyError;
 use crate::copy::IntentKey;
 use crate::deletes::Deletes;
@@ -144,7 +144,7 @@ pub struct Totals {
     /// Copies deleted and created anew.
     pub recreated: u64,
     /// Copies that are fought for just now.
-    pub fights: u64,
+    pub contentions: u64,
 }
 
 /// The mind of one agent.
@@ -177,7 +177,7 @@ pub struct Reconciler {
     /// Copies that somebody changed, to be put back; and who, as far as that is known.
     drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
     /// Copies that were put back lately.
-    fights: Fights,
+    contentions: Contentions,
     /// Copies that were deleted lately.
     deletes: Deletes,
     /// Copies that are left as somebody changed them, and in what they differ.
@@ -248,7 +248,7 @@ impl Reconciler {
             runs: BTreeMap::new(),
             reread: BTreeSet::new(),
             drifted: BTreeMap::new(),
-            fights: Fights::default(),
+            contentions: Contentions::default(),
             deletes: Deletes::default(),
             compared: BTreeMap::new(),
             lost: BTreeMap::new(),
@@ -317,7 +317,7 @@ impl Reconciler {
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let begun = self.session.as_ref().is_some_and(|session| session.begun);
         let report = self.report.next_due(now).filter(|_| begun);
-        let calm = self.fights.next_calm();
+        let calm = self.contentions.next_calm();
         let ask =
             self.session.as_ref().filter(|_| begun && !self.wanting.is_empty()).and_then(|session| session.ask_again);
         let resync = self.resync_at.filter(|_| begun);
@@ -337,7 +337,7 @@ impl Reconciler {
 
     /// Counters since the start.
     pub fn totals(&self) -> Totals {
-        Totals { fights: self.fights.count() as u64, ..self.totals }
+        Totals { contentions: self.contentions.count() as u64, ..self.totals }
     }
 
     /// Bytes of payload in memory.

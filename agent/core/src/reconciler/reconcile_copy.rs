@@ -154,7 +154,7 @@ impl Reconciler {
             self.rewritten.remove(copy);
         }
         if outcome.is_none() {
-            self.fights.forget(copy);
+            self.contentions.forget(copy);
         }
         self.takeovers.forget(copy);
         let key = Self::key(copy);
@@ -238,7 +238,7 @@ impl Reconciler {
         if !matches!(action, Action::Compare(_)) {
             self.note_drift(copy, want);
         }
-        let later = self.fights.not_before(copy, now).filter(|_| self.drifted.contains_key(copy));
+        let later = self.contentions.not_before(copy, now).filter(|_| self.drifted.contains_key(copy));
         match later {
             Some(later) => self.queue.add_at(&key, later),
             // What waited for a fight, or to be looked at again, has something to do now.
@@ -253,7 +253,7 @@ impl Reconciler {
         }
         let outcome = match want {
             Want::Gone(..) => CopyStatus::Removing(None),
-            Want::Copy(wanted) => wanted.fight.clone().map_or(CopyStatus::UnderWay, CopyStatus::Failed),
+            Want::Copy(wanted) => wanted.contention.clone().map_or(CopyStatus::UnderWay, CopyStatus::Failed),
             Want::Nothing | Want::Kept(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome));
@@ -328,8 +328,8 @@ pub(super) fn about(want: &Want) -> Option<(IntentKey, Option<Revision>)> {
 
 /// Whether people in this cluster should hear of such a failure: it is for them to end it.
 fn is_news(reason: Reason) -> bool {
-    use Reason::{Conflict, Denied, Drifted, Fight, Immutable, Invalid};
-    matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Fight)
+    use Reason::{Conflict, Contended, Denied, Drifted, Immutable, Invalid};
+    matches!(reason, Conflict | Denied | Invalid | Immutable | Drifted | Contended)
 }
 
 fn failure(want: &Want, copy_error: CopyError) -> CopyStatus {

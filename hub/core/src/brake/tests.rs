@@ -336,7 +336,7 @@ impl World {
             Directive::Suspended(_) | Directive::Cordoned(_) | Directive::AwaitingWave(_) => {
                 unreachable!("nothing is suspended, cordoned or rolled out")
             }
-            Directive::RemovalBlocked | Directive::Unknown | Directive::Unclaimed => Effect::default(),
+            Directive::RemovalBlocked | Directive::Unknown | Directive::Orphaned => Effect::default(),
         };
         self.judge(effect);
     }

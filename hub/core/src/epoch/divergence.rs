@@ -37,7 +37,7 @@ pub enum Divergence {
         other: String,
     },
     /// What the cluster holds, it got as another member, or it is a copy of a cluster that got it.
-    Rejoined {
+    PreviousMembership {
         /// What it was, as digits.
         former: String,
         /// Whether the other `MemberCluster` is the reason, and not the other cluster.
@@ -70,7 +70,7 @@ pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergen
     let other_member = history_token.to.member != facts.to.member;
     if other_member || history_token.to.cluster != facts.to.cluster {
         let former = if other_member { history_token.to.member } else { history_token.to.cluster };
-        return Some(Divergence::Rejoined { former: HEXLOWER.encode(&former), other_member });
+        return Some(Divergence::PreviousMembership { former: HEXLOWER.encode(&former), other_member });
     }
     None
 }
@@ -90,7 +90,7 @@ impl Divergence {
         match self {
             Divergence::Restored { by, .. } | Divergence::Doubled { by, .. } => by,
             Divergence::Cloned { other, .. } => other,
-            Divergence::Rejoined { former, .. } => former,
+            Divergence::PreviousMembership { former, .. } => former,
         }
     }
 
@@ -100,17 +100,19 @@ impl Divergence {
             Divergence::Restored { .. } | Divergence::Doubled { .. } | Divergence::Cloned { .. } => {
                 SendRestriction::Everything
             }
-            Divergence::Rejoined { .. } => SendRestriction::Removals,
+            Divergence::PreviousMembership { .. } => SendRestriction::Removals,
         }
     }
 
     /// Where it shows.
     pub fn condition(&self) -> (ConditionType, Reason) {
         match self {
-            Divergence::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::MemberKnowsMore),
+            Divergence::Restored { .. } => (ConditionType::RestoredFromBackup, Reason::HubStateBehind),
             Divergence::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
             Divergence::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
-            Divergence::Rejoined { .. } => (ConditionType::Rejoined, Reason::FormerCopies),
+            Divergence::PreviousMembership { .. } => {
+                (ConditionType::PreviousMembership, Reason::CopiesFromPreviousMembership)
+            }
         }
     }
 
@@ -133,7 +135,7 @@ impl Divergence {
                  the cluster that is known. It is refused. Give it a MemberCluster and a join string of its own; if it has \
                  taken the place of the other, let it: `{confirm}`"
             ),
-            Divergence::Rejoined { other_member, .. } => {
+            Divergence::PreviousMembership { other_member, .. } => {
                 let was = if *other_member {
                     "under another MemberCluster"
                 } else {

@@ -136,7 +136,7 @@ fn approval_of_one_member_or_cluster_serves_no_other() {
         [(TokenRecipient::new("other", "cluster"), true), (TokenRecipient::new("member", "other"), false)]
     {
         match hub.judge(&hub.tell(other), to()) {
-            Some(divergence @ Divergence::Rejoined { other_member, .. }) => {
+            Some(divergence @ Divergence::PreviousMembership { other_member, .. }) => {
                 assert_eq!((other_member, divergence.hold()), (member, SendRestriction::Removals));
             }
             divergence => panic!("{divergence:?}"),
@@ -152,7 +152,7 @@ fn message_names_what_was_seen_and_the_confirming_command() {
         Divergence::Restored { by: by(), told_at },
         Divergence::Doubled { by: by(), told_at },
         Divergence::Cloned { known: "one".to_owned(), other: "two".to_owned() },
-        Divergence::Rejoined { former: "00000000000000bb".to_owned(), other_member: true },
+        Divergence::PreviousMembership { former: "00000000000000bb".to_owned(), other_member: true },
     ];
     for divergence in all {
         let message = divergence.message("eu-1");

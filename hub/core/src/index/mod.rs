@@ -78,7 +78,7 @@ pub enum Directive {
     /// The rule chooses the cluster, but the hub cannot tell what is granted to it: nothing is sent and nothing removed.
     Unknown,
     /// The hub does not know the rule.
-    Unclaimed,
+    Orphaned,
 }
 
 /// What follows from an event.
@@ -302,7 +302,7 @@ impl Index {
     /// A rule that is gone may have left an order for a cluster that was away.
     fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
         let pending = self.clusters.get(cluster).and_then(|cluster| cluster.pending.get(uid));
-        pending.map_or(Directive::Unclaimed, |removal| Directive::Unwanted(removal.deletion_policy.into()))
+        pending.map_or(Directive::Orphaned, |removal| Directive::Unwanted(removal.deletion_policy.into()))
     }
 
     /// The version in which a rule changed last.

@@ -122,7 +122,7 @@ impl Index {
     }
 
     /// A rule is no longer on the hub. Its copies stay unless its deletion was seen to: sessions that still hold
-    /// something of it are told that it is unclaimed.
+    /// something of it are told that it is orphaned.
     pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
         self.rendering.forget(uid);

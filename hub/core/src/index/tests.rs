@@ -269,11 +269,11 @@ fn known_rule_removes_where_not_chosen_and_unknown_does_not() {
     let effect = index.judge(&"r1".into(), &|_, _| None, Instant::now());
     assert!(effect.clusters.contains(&ClusterName::from("one")));
     assert!(matches!(index.directive(&"r1".into(), &"one".into()), Directive::Unwanted(_)));
-    assert!(matches!(index.directive(&"other".into(), &"one".into()), Directive::Unclaimed));
+    assert!(matches!(index.directive(&"other".into(), &"one".into()), Directive::Orphaned));
     let (_, before) = index.directives_since(&"one".into(), 0);
     index.remove_rule(&"r1".into());
     let (directives, _) = index.directives_since(&"one".into(), before);
-    assert!(matches!(directives.as_slice(), [(uid, Directive::Unclaimed)] if uid.as_str() == "r1"));
+    assert!(matches!(directives.as_slice(), [(uid, Directive::Orphaned)] if uid.as_str() == "r1"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ impl Session {
     /// Returns whether headings are left for another batch.
     pub(super) fn take_headings(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>, bytes: &mut usize) -> bool {
         while let Some((uid, heading)) = self.headings.pop_first() {
-            let is_of_terms = heading.terms.is_some() || heading.unclaimed;
+            let is_of_terms = heading.terms.is_some() || heading.orphaned;
             if let Some(held) = self.rules.get_mut(&uid).filter(|_| is_of_terms) {
                 held.told = heading.terms.as_ref().map(|(_, digest)| *digest);
             }
@@ -24,7 +24,7 @@ impl Session {
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);
             delta.terms = heading.terms.map(|(terms, digest)| (Terms::clone(&terms), digest));
-            (delta.unclaimed, delta.suspend) = (heading.unclaimed, heading.suspend);
+            (delta.orphaned, delta.suspend) = (heading.orphaned, heading.suspend);
             (delta.overwrite, delta.let_go) = (heading.overwrite, heading.let_go);
             if *bytes >= BATCH_BYTES || deltas.len() >= BATCH_ITEMS {
                 return !self.headings.is_empty();
@@ -39,7 +39,7 @@ impl Session {
         let keeps = self.keeps(uid);
         let Some(held) = self.rules.get_mut(uid) else { return };
         let suspend = assignment.terms.suspend;
-        let hears_nothing = keeps || held.removing.is_some() || held.told_unclaimed;
+        let hears_nothing = keeps || held.removing.is_some() || held.sent_orphaned;
         if hears_nothing || held.rests.is_none_or(|rests| rests == suspend) {
             return;
         }
@@ -49,7 +49,7 @@ impl Session {
 
     pub(super) fn say_terms(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let held = self.rules.entry(uid.clone()).or_default();
-        let revived = held.removing.take().is_some() | std::mem::take(&mut held.told_unclaimed);
+        let revived = held.removing.take().is_some() | std::mem::take(&mut held.sent_orphaned);
         self.removals.remove(uid);
         let rests = Some(assignment.terms.suspend);
         let rests_otherwise = held.rests.is_some() && held.rests != rests;
@@ -57,7 +57,7 @@ impl Session {
             (held.terms, held.rests) = (Some(assignment.terms.digest), rests);
             let heading = self.headings.entry(uid.clone()).or_default();
             heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
-            (heading.unclaimed, heading.suspend) = (false, None);
+            (heading.orphaned, heading.suspend) = (false, None);
         }
     }
 }

@@ -60,7 +60,7 @@ pub const RULES_LIMIT: usize = 20_000;
 #[derive(Default)]
 struct Heading {
     terms: Option<(Arc<Terms>, TermsDigest)>,
-    unclaimed: bool,
+    orphaned: bool,
     /// What may be overwritten.
     overwrite: Option<AskedDigest>,
     /// What may go of what is in namespaces given up.
@@ -72,7 +72,7 @@ struct Heading {
 impl Heading {
     fn is_empty(&self) -> bool {
         let permits = self.overwrite.is_some() || self.let_go.is_some();
-        self.terms.is_none() && !self.unclaimed && !permits && self.suspend.is_none()
+        self.terms.is_none() && !self.orphaned && !permits && self.suspend.is_none()
     }
 }
 
@@ -340,7 +340,7 @@ impl Session {
                 self.rest(uid);
                 self.say_whether_it_rests(uid, assignment);
             }
-            Directive::Unclaimed => self.unclaimed(uid),
+            Directive::Orphaned => self.orphaned(uid),
         }
         let awaits = matches!(directive, Directive::AwaitingWave(_));
         if !awaits && !matches!(directive, Directive::Wanted(_)) {

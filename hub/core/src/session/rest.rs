@@ -20,7 +20,7 @@ impl Session {
             // It was never said.
             held.terms = held.told;
             held.rests = held.told_rests;
-            held.told_unclaimed = false;
+            held.sent_orphaned = false;
             (held.permit, held.let_go) = (None, None);
         }
         self.take_back(uid);
@@ -64,7 +64,7 @@ impl Session {
             return;
         }
         held.removing = Some(policy);
-        held.told_unclaimed = false;
+        held.sent_orphaned = false;
         (held.permit, held.let_go) = (None, None);
         // Until the order is sent, the agent holds what it held.
         held.items = Items::Uncertain;
@@ -76,7 +76,7 @@ impl Session {
         self.removals.insert(uid.clone(), policy);
     }
 
-    pub(super) fn unclaimed(&mut self, uid: &RuleUid) {
+    pub(super) fn orphaned(&mut self, uid: &RuleUid) {
         let Some(held) = self.rules.get_mut(uid) else { return };
         if self.removals.remove(uid).is_some() {
             // An order that was not sent is not sent any more.
@@ -87,14 +87,14 @@ impl Session {
         }
         (held.items, held.permit, held.let_go) = (Items::Uncertain, None, None);
         held.rests = held.told_rests;
-        let was_told = std::mem::replace(&mut held.told_unclaimed, true);
+        let was_told = std::mem::replace(&mut held.sent_orphaned, true);
         self.ask.remove(uid);
         // Also where the agent was told: what a cordoned cluster was to lose since then stays, as nobody knows the rule.
         self.unsent.drop_of(uid);
         // Whatever else waits to be said was reset above and is not said any more.
-        let waits = self.headings.remove(uid).is_some_and(|heading| heading.unclaimed);
+        let waits = self.headings.remove(uid).is_some_and(|heading| heading.orphaned);
         if waits || !was_told {
-            self.headings.insert(uid.clone(), Heading { unclaimed: true, ..Heading::default() });
+            self.headings.insert(uid.clone(), Heading { orphaned: true, ..Heading::default() });
         }
     }
 

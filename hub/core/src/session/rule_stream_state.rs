@@ -34,7 +34,7 @@ pub(super) struct RuleStreamState {
     pub(super) named: u64,
     /// The order to remove the rule that the agent has not answered.
     pub(super) removing: Option<DeletionPolicy>,
-    pub(super) told_unclaimed: bool,
+    pub(super) sent_orphaned: bool,
     /// The agent came with it, and it has not been just what is wanted here since: who told it is not certain.
     pub(super) former: bool,
     /// What the hub last said.
@@ -68,7 +68,7 @@ impl RuleStreamState {
             self.directive,
             Some(Directive::Unknown | Directive::AwaitingWave(_) | Directive::RemovalBlocked | Directive::Cordoned(_))
         );
-        self.removing.is_none() && !self.told_unclaimed && !(rests && self.told.is_none())
+        self.removing.is_none() && !self.sent_orphaned && !(rests && self.told.is_none())
     }
 }
 

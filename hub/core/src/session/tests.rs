@@ -18,7 +18,7 @@ use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, 
 struct Agent {
     rules: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
     terms: BTreeMap<RuleUid, TermsDigest>,
-    unclaimed: BTreeSet<RuleUid>,
+    orphaned: BTreeSet<RuleUid>,
     /// Of each rule whose terms it has, whether it rests.
     rests: BTreeMap<RuleUid, bool>,
     upserts: usize,
@@ -33,14 +33,14 @@ impl Agent {
             if let Some((terms, digest)) = &delta.terms {
                 self.terms.insert(delta.uid.clone(), *digest);
                 self.rests.insert(delta.uid.clone(), terms.suspend);
-                self.unclaimed.remove(&delta.uid);
+                self.orphaned.remove(&delta.uid);
                 self.rules.entry(delta.uid.clone()).or_default();
             }
             if let (Some(suspend), Some(rests)) = (delta.suspend, self.rests.get_mut(&delta.uid)) {
                 *rests = suspend;
             }
-            if delta.unclaimed {
-                self.unclaimed.insert(delta.uid.clone());
+            if delta.orphaned {
+                self.orphaned.insert(delta.uid.clone());
             }
             for intent in &delta.upserts {
                 self.upserts += 1;
@@ -68,7 +68,7 @@ impl Agent {
         RuleState {
             intents_digest: held.iter().collect(),
             intents: u32::try_from(held.len()).unwrap(),
-            terms_digest: self.terms.get(uid).copied().filter(|_| !self.unclaimed.contains(uid)),
+            terms_digest: self.terms.get(uid).copied().filter(|_| !self.orphaned.contains(uid)),
             suspended: self.rests.get(uid).copied().unwrap_or_default(),
             ..RuleState::new(uid.clone())
         }
@@ -186,9 +186,9 @@ fn a_hub_that_forgot_a_rule_removes_nothing_and_says_so() {
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
     let mut amnesiac = agent.connect();
-    amnesiac.update([("r".into(), Directive::Unclaimed)]);
+    amnesiac.update([("r".into(), Directive::Orphaned)]);
     agent.drain(&mut amnesiac);
-    assert!(agent.removed.is_empty() && agent.unclaimed.contains(&"r".into()));
+    assert!(agent.removed.is_empty() && agent.orphaned.contains(&"r".into()));
     assert_eq!(amnesiac.take_snapshot_end().unwrap().intents, 0);
 }
 
@@ -213,10 +213,10 @@ fn late_answer_does_not_count_for_an_unsent_order() {
     agent.removed.clear();
     assert!(!session.gone(&uid, 3) && !session.is_free_of(&uid, 0), "the agent holds copies again");
     // The hub forgets the rule before the order has left: it does not leave any more.
-    session.update([("r".into(), Directive::Unclaimed)]);
+    session.update([("r".into(), Directive::Orphaned)]);
     agent.gone.clear();
     agent.drain(&mut session);
-    assert!(agent.removed.is_empty() && agent.unclaimed.contains(&uid));
+    assert!(agent.removed.is_empty() && agent.orphaned.contains(&uid));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn member_that_knows_more_than_the_hub_is_sent_nothing() {
         wanted("r3", &[(4, content(4))]),
     ]);
     session.want(&"r1".into(), vec![source(1)]);
-    session.update([("r2".into(), Directive::Unclaimed)]);
+    session.update([("r2".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert!(agent.rules == held && session.take_snapshot_end().is_none() && session.take_orphaned_intents().is_empty());
 }
@@ -436,14 +436,14 @@ fn unserved_wants_are_not_kept_beyond_the_bound() {
     agent.drain(&mut session);
     // What is held differs from the plan, so wants wait for the account.
     let mut again = agent.connect();
-    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Directive::Unclaimed)]);
+    again.update([wanted("r", &[(1, content(2))]), ("gone".into(), Directive::Orphaned)]);
     again.want(&"r".into(), invented(0, 100));
     again.want(&"gone".into(), vec![source(1)]);
     again.want(&"never".into(), vec![source(1)]);
     assert_eq!(again.kept(), 0);
     again.want(&"r".into(), vec![source(1)]);
     assert!(again.kept() > 0);
-    again.update([("r".into(), Directive::Unclaimed)]);
+    again.update([("r".into(), Directive::Orphaned)]);
     assert_eq!(again.kept(), 0);
 }
 
@@ -469,7 +469,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     }
     assert!(session.kept() > limit / 2 && session.kept() <= limit, "{}", session.kept());
     // The hub speaks: what waits for nothing goes, and there is room again.
-    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Directive::Unclaimed)));
+    session.update(uids[..50].iter().map(|uid| (uid.as_str().into(), Directive::Orphaned)));
     let before = session.kept();
     session.detail(&"r51".into(), pairs(5000), false);
     assert!(session.kept() > before);
@@ -600,7 +600,7 @@ fn rules_beyond_the_limit_wait_until_others_are_gone() {
     assert_eq!(session.take_beyond_change(), None);
     assert!(session.beyond_with_room().is_empty());
     // One that waits is deleted, and one that was sent: until the agent has removed it, it takes room.
-    let deleted = [(directives[RULES_LIMIT].0.clone(), Directive::Unclaimed), unwanted("r00007")];
+    let deleted = [(directives[RULES_LIMIT].0.clone(), Directive::Orphaned), unwanted("r00007")];
     session.update(deleted);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
@@ -880,7 +880,7 @@ enum Step {
         suspend: bool,
     },
     Unwanted(u8),
-    Unclaimed(u8),
+    OrphanedCopies(u8),
     /// The rule is suspended and does not choose the cluster.
     Held(u8),
     /// The cluster is cordoned.
@@ -901,7 +901,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3u8, items.clone(), proptest::bool::weighted(0.1)).prop_map(|(rule, items, suspend)| Step::Wanted { rule, items, suspend }),
         1 => (0..3u8).prop_map(Step::Unwanted),
-        1 => (0..3u8).prop_map(Step::Unclaimed),
+        1 => (0..3u8).prop_map(Step::OrphanedCopies),
         1 => (0..3u8).prop_map(Step::Held),
         2 => (0..3u8, items.clone()).prop_map(|(rule, items)| Step::Cordoned(rule, items)),
         2 => (0..3u8, items.clone(), any::<bool>()).prop_map(|(rule, items, suspend)| Step::Awaits(rule, items, suspend)),
@@ -948,7 +948,7 @@ fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
         Some(Directive::Unknown | Directive::RemovalBlocked) => {
             delta.terms.is_none() && delta.upserts.is_empty() && delta.tombstones.is_empty() && delta.removal.is_none()
         }
-        Some(Directive::Suspended(_) | Directive::Unclaimed) | None => {
+        Some(Directive::Suspended(_) | Directive::Orphaned) | None => {
             delta.removal.is_none() && delta.tombstones.is_empty()
         }
     })
@@ -1116,11 +1116,11 @@ fn copies_in_a_cordoned_cluster_stay_for_an_unknown_rule() {
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
-    session.update([("r".into(), Directive::Unclaimed)]);
+    session.update([("r".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     session.update([("r".into(), Directive::Cordoned(share_of("r", false, &[])))]);
     answer(&agent, &mut session);
-    session.update([("r".into(), Directive::Unclaimed)]);
+    session.update([("r".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert_eq!(agent.rules[&RuleUid::from("r")].len(), 1);
 }
@@ -1130,7 +1130,7 @@ fn order_that_was_never_sent_is_dropped_with_an_unclaimed_rule() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[])]);
-    session.update([("r".into(), Directive::Unclaimed)]);
+    session.update([("r".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert!(agent.rules.is_empty(), "{:?}", agent.rules);
 }
@@ -1155,9 +1155,9 @@ proptest! {
                     directives.insert(format!("r{rule}").into(), directive.clone());
                     session.update([(format!("r{rule}").into(), directive)]);
                 }
-                Step::Unclaimed(rule) => {
-                    directives.insert(format!("r{rule}").into(), Directive::Unclaimed);
-                    session.update([(format!("r{rule}").into(), Directive::Unclaimed)]);
+                Step::OrphanedCopies(rule) => {
+                    directives.insert(format!("r{rule}").into(), Directive::Orphaned);
+                    session.update([(format!("r{rule}").into(), Directive::Orphaned)]);
                 }
                 Step::Held(rule) => {
                     let directive = Directive::Suspended(share_of(&format!("r{rule}"), true, &[]));
@@ -1204,7 +1204,7 @@ proptest! {
         for (uid, directive) in &directives {
             let held = agent.rules.get(uid).cloned().unwrap_or_default();
             if let Directive::Wanted(assignment) | Directive::AwaitingWave(assignment) = directive {
-                let rests = agent.rests.get(uid).filter(|_| !agent.unclaimed.contains(uid));
+                let rests = agent.rests.get(uid).filter(|_| !agent.orphaned.contains(uid));
                 prop_assert!(rests.is_none_or(|rests| *rests == assignment.terms.suspend), "{} rests: {:?}", uid, rests);
             }
             match directive {
@@ -1231,7 +1231,7 @@ proptest! {
         let end = fresh.take_snapshot_end();
         prop_assert!(end.is_some());
         let mut digest = SetDigest::default();
-        let known = agent.rules.iter().filter(|(uid, _)| !agent.unclaimed.contains(*uid));
+        let known = agent.rules.iter().filter(|(uid, _)| !agent.orphaned.contains(*uid));
         for (_, pairs) in known {
             digest.merge(pairs.iter().collect());
         }
@@ -1264,11 +1264,11 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     agent.rules.entry("r".into()).or_default().extend([(source(2), unknown), (source(3), unknown)]);
     agent.rules.entry("q".into()).or_default().insert(source(1), unknown);
     session.resync(["r", "q"].map(|uid| agent.state(&uid.into())).into());
-    session.update([plan(), ("q".into(), Directive::Unclaimed)]);
+    session.update([plan(), ("q".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert_eq!(agent.removed, [("r".into(), source(3))]);
     assert_eq!((agent.upserts, agent.rules[&"r".into()][&source(2)]), (1, Revision([2; 16])));
-    assert!(agent.unclaimed.contains(&"q".into()));
+    assert!(agent.orphaned.contains(&"q".into()));
     // Of a rule that is to go, all goes.
     agent.rules.entry("q".into()).or_default().insert(source(4), unknown);
     session.resync(vec![agent.state(&"q".into())]);

@@ -274,7 +274,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         let clusters = count(ClusterState::Failed);
         let what = match copies {
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
-            0 if worst.reason == Reason::Differs => "copies are not as they should be".to_owned(),
+            0 if worst.reason == Reason::DigestMismatch => "copies are not as they should be".to_owned(),
             0 => "copies cannot be removed".to_owned(),
             more => format!("{} failed", counted(more, "copy", "copies")),
         };

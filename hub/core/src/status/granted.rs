@@ -48,7 +48,7 @@ pub(super) fn granted(view: &View<'_>) -> Option<ConditionValue> {
     }
     let message = "of the namespaces that spec.namespaces chooses by glob or label, those get copies that a \
                    DistributionGrant allows";
-    missing.limited.then(|| ConditionValue::new(ConditionStatus::True, Reason::GrantedInPart, message))
+    missing.limited.then(|| ConditionValue::new(ConditionStatus::True, Reason::PartiallyGranted, message))
 }
 
 /// Whether copies that the rule wants are not made for want of a grant, wherever its clusters are.

@@ -10,7 +10,7 @@ use runnel_api::conditions::{
 };
 use runnel_api::{Certificate, MemberClusterStatus};
 
-/// Names of unclaimed rules that one message lists.
+/// Names of orphaned rules that one message lists.
 const NAMES_SHOWN: usize = 5;
 
 /// What the condition `KeyShared` says.
@@ -35,7 +35,7 @@ pub struct MemberView<'a> {
     /// While it leaves: the rules whose copies stay, and how many.
     pub retained: &'a [(RuleName, u32)],
     /// Rules that it holds copies of, and that this hub does not know: these copies stay, also when the cluster leaves.
-    pub unclaimed: Vec<&'a RuleName>,
+    pub orphaned: Vec<&'a RuleName>,
     /// Whether the hub has not been up for long enough to take silence for an answer.
     pub awaited: bool,
     /// Until when its agent can still renew the newest certificate that it has.
@@ -91,11 +91,11 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     }
     let leaves = left.is_some();
     if let Some(told) = left {
-        set(ConditionType::Left, told);
+        set(ConditionType::Drained, told);
     }
-    match unclaimed(view) {
-        Some(message) => set(ConditionType::Unclaimed, (ConditionStatus::True, Reason::RulesUnknown, message)),
-        None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::Unclaimed),
+    match orphaned(view) {
+        Some(message) => set(ConditionType::OrphanedCopies, (ConditionStatus::True, Reason::UnknownRules, message)),
+        None if view.session.is_some() => remove_condition(&mut status.conditions, ConditionType::OrphanedCopies),
         None => {}
     }
     for (condition_type, message) in divergences(view) {
@@ -125,7 +125,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         remove_condition(&mut status.conditions, ConditionType::Cordoned);
     }
     if !leaves {
-        remove_condition(&mut status.conditions, ConditionType::Left);
+        remove_condition(&mut status.conditions, ConditionType::Drained);
     }
     if theft.is_none() {
         remove_condition(&mut status.conditions, ConditionType::PossibleKeyTheft);
@@ -144,12 +144,12 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         return (ConditionStatus::True, Reason::Accepted, "rules may choose this cluster".to_owned());
     }
     if has_left(view) {
-        let message = if view.unclaimed.is_empty() {
+        let message = if view.orphaned.is_empty() {
             "nothing of Runnel is left in this cluster: this MemberCluster can be deleted"
         } else {
             "only copies of unknown rules are left in this cluster: this MemberCluster can be deleted"
         };
-        return (ConditionStatus::False, Reason::Left, message.to_owned());
+        return (ConditionStatus::False, Reason::Drained, message.to_owned());
     }
     (ConditionStatus::False, Reason::Leaving, "the cluster leaves: waiting for its copies to be removed".to_owned())
 }
@@ -165,7 +165,7 @@ fn has_left(view: &MemberView<'_>) -> bool {
 
 /// What was said before of a cluster that has left.
 fn said_left<'a>(view: &MemberView<'a>) -> Option<&'a str> {
-    let before = condition(&view.previous.conditions, ConditionType::Left)?;
+    let before = condition(&view.previous.conditions, ConditionType::Drained)?;
     (before.status == ConditionStatus::True.as_str()).then_some(before.message.as_str())
 }
 
@@ -174,8 +174,8 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
         return None;
     }
     if has_left(view) {
-        let message = said_left(view).map_or_else(|| farewell(view.retained, view.unclaimed.len()), str::to_owned);
-        return Some((ConditionStatus::True, Reason::Left, message));
+        let message = said_left(view).map_or_else(|| farewell(view.retained, view.orphaned.len()), str::to_owned);
+        return Some((ConditionStatus::True, Reason::Drained, message));
     }
     Some(match view.session {
         _ if !view.accepted => {
@@ -202,10 +202,10 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
 }
 
 /// What is left behind in a cluster that has left.
-fn farewell(retained: &[(RuleName, u32)], unclaimed: usize) -> String {
-    if retained.is_empty() && unclaimed > 0 {
+fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
+    if retained.is_empty() && orphaned > 0 {
         return format!(
-            "copies of {unclaimed} rules that this hub does not know stay in this cluster (see the condition Unclaimed), and \
+            "copies of {orphaned} rules that this hub does not know stay in this cluster (see the condition OrphanedCopies), and \
              no others: this MemberCluster can be deleted"
         );
     }
@@ -262,7 +262,7 @@ fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
 
 /// What there is of each kind of doubt.
 fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String)>); 3] {
-    [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::Rejoined].map(|kind| {
+    [ConditionType::RestoredFromBackup, ConditionType::Duplicate, ConditionType::PreviousMembership].map(|kind| {
         let said =
             view.divergence.map(|(member, divergence)| (divergence.condition(), divergence.message(member.as_str())));
         let said = said.filter(|((told, _), _)| *told == kind);
@@ -270,9 +270,9 @@ fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String
     })
 }
 
-fn unclaimed(view: &MemberView<'_>) -> Option<String> {
-    let count = view.unclaimed.len();
-    let names: Vec<_> = view.unclaimed.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
+fn orphaned(view: &MemberView<'_>) -> Option<String> {
+    let count = view.orphaned.len();
+    let names: Vec<_> = view.orphaned.iter().take(NAMES_SHOWN).map(ToString::to_string).collect();
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
         format!(
@@ -297,7 +297,7 @@ mod tests {
             session,
             held,
             retained: &[],
-            unclaimed: vec![],
+            orphaned: vec![],
             awaited: false,
             renewable_until: None,
             divergence: None,
@@ -325,7 +325,7 @@ mod tests {
     }
 
     fn left(status: &MemberClusterStatus) -> (&str, &str, &str) {
-        let told = condition(&status.conditions, ConditionType::Left).unwrap();
+        let told = condition(&status.conditions, ConditionType::Drained).unwrap();
         (&told.status, &told.reason, &told.message)
     }
 
@@ -374,28 +374,28 @@ mod tests {
         assert_eq!(left(&busy), ("False", "Leaving", "waiting for the copies of 2 rules to be removed"));
         let gone = told(&MemberView { retained: &retained, ..view(&busy, Some(&facts), 0) });
         let (holds, reason, message) = left(&gone);
-        assert_eq!((holds, reason), ("True", "Left"));
+        assert_eq!((holds, reason), ("True", "Drained"));
         assert!(
             message.starts_with("4 copies were left behind") && message.contains("(3 of a/b, 1 of c)"),
             "{message}"
         );
         // Copies of rules that nobody knows hold nothing up.
         let orphan = rule("x", "y");
-        let orphaned = told(&MemberView { unclaimed: vec![&orphan], ..view(&busy, Some(&facts), 0) });
+        let orphaned = told(&MemberView { orphaned: vec![&orphan], ..view(&busy, Some(&facts), 0) });
         let (holds, reason, message) = left(&orphaned);
-        assert_eq!((holds, reason), ("True", "Left"));
+        assert_eq!((holds, reason), ("True", "Drained"));
         assert!(message.starts_with("copies of 1 rules that this hub does not know stay"), "{message}");
-        assert!(condition(&orphaned.conditions, ConditionType::Unclaimed).is_some());
+        assert!(condition(&orphaned.conditions, ConditionType::OrphanedCopies).is_some());
         // It stays true when the agent is uninstalled, and after a restart of the hub.
         let after = told(&view(&gone, None, 0));
         assert_eq!(left(&after), left(&gone));
         let accepted = condition(&after.conditions, ConditionType::Accepted).unwrap();
-        assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "Left"));
+        assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "Drained"));
         // Who is cut off first is told what to do.
         let cut = told(&MemberView { accepted: false, ..view(&none, None, 0) });
         assert_eq!((left(&cut).0, left(&cut).1), ("False", "NotAccepted"));
         // And it may change its mind.
         let back = told(&MemberView { leaving: false, ..view(&gone, Some(&facts), 0) });
-        assert!(condition(&back.conditions, ConditionType::Left).is_none());
+        assert!(condition(&back.conditions, ConditionType::Drained).is_none());
     }
 }

@@ -481,8 +481,8 @@ mod tests {
         // Busy; restarted, so that it knows of no intents but those of its copies, or of no terms.
         let mut restarted = state(0, |counts| *counts = Counts { copies: 10, applied: 10, ..Counts::default() });
         restarted.intents_digest.insert(&SourceRef::new("configmaps", "team", "s"), &Revision([1; 16]));
-        let unclaimed = RuleState { terms_digest: None, ..state(0, |_| {}) };
-        for hello in [state(0, |counts| counts.applied = 3), restarted, unclaimed] {
+        let orphaned = RuleState { terms_digest: None, ..state(0, |_| {}) };
+        for hello in [state(0, |counts| counts.applied = 3), restarted, orphaned] {
             let mut report_store = back(hello);
             assert_eq!((waiting(&report_store), going(&report_store)), (6, 6));
             report_store.report(&cluster, 2, state(2, |_| {}));

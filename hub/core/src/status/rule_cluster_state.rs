@@ -143,7 +143,7 @@ pub(super) fn standing(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant)
             (model::Reason::Unsupported.into(), message.to_owned())
         }
         ClusterState::Failed if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) => {
-            (Reason::Differs, DIFFERS.to_owned())
+            (Reason::DigestMismatch, DIFFERS.to_owned())
         }
         ClusterState::Failed | ClusterState::Drifted => {
             worst(account).or_else(|| from_cluster(cluster.sent)).unwrap_or_else(failed)

@@ -101,7 +101,7 @@ impl Scene {
             Directive::Wanted(_) | Directive::AwaitingWave(_) if self.behind.contains(name) => {
                 (ClusterEligibility::Asked, BEHIND)
             }
-            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Unclaimed => (ClusterEligibility::Asked, ""),
+            Directive::Wanted(_) | Directive::AwaitingWave(_) | Directive::Orphaned => (ClusterEligibility::Asked, ""),
         }
     }
 
@@ -163,7 +163,7 @@ impl Scene {
             Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
             Directive::Unwanted(policy) => (Suppose { removal: Some(policy), ..nothing() }, 0),
             Directive::RemovalBlocked => (Suppose { holds_all: true, ..nothing() }, 0),
-            Directive::Suspended(_) | Directive::Unknown | Directive::Unclaimed => return None,
+            Directive::Suspended(_) | Directive::Unknown | Directive::Orphaned => return None,
         };
         Some(AgentQuestion { asked: Box::new(asked), left_out })
     }

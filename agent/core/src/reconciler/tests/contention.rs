@@ -32,7 +32,7 @@ fn copy_rewritten_to_an_older_revision_is_contended() {
     let writes = world.writes - before;
     assert!((contention::LIMIT + 1..20).contains(&writes), "{writes} writes in 1000 s");
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
+    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Contended));
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn edit_of_a_source_is_no_contention() {
         world.settle_now();
         assert!(world.holds(&copy("a", "s0"), "r", "s0", revision));
     }
-    assert_eq!((world.core.totals().fights, world.core.totals().drift_corrected), (0, 0));
+    assert_eq!((world.core.totals().contentions, world.core.totals().drift_corrected), (0, 0));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn waiting_for_a_contended_copy_does_not_stop_the_hub() {
         reapply(&mut world, &copy("a", "s0"), 1);
         world.settle_now();
     }
-    assert_eq!(world.core.totals().fights, 1);
+    assert_eq!(world.core.totals().contentions, 1);
     assert!(!world.holds(&copy("a", "s0"), "r", "s0", 2), "it waits");
     assert!(world.core.has_room());
 }

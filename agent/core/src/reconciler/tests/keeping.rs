@@ -192,7 +192,7 @@ fn contention_is_reported_once_and_ends_when_quiet() {
     turn(&mut world);
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1), "it is still put back");
     let state = world.reported_state("r").unwrap();
-    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Fight));
+    assert_eq!((state.counts.failed, state.failures[0].reason), (1, Reason::Contended));
     assert!(state.failures[0].message.starts_with("argocd-controller "), "{}", state.failures[0].message);
     // However long they go on: each time later, and nothing new is said.
     for _ in 0..10 {
@@ -204,17 +204,17 @@ fn contention_is_reported_once_and_ends_when_quiet() {
         assert_eq!(world.reported_state("r").unwrap().failures, state.failures);
     }
     let all = world.core.take_notices();
-    let fights = all
+    let contentions = all
         .iter()
-        .filter(|notice| matches!(notice, Notice::Failed(_, copy_error) if copy_error.reason == Reason::Fight));
-    assert_eq!(fights.count(), 1, "{all:?}");
+        .filter(|notice| matches!(notice, Notice::Failed(_, copy_error) if copy_error.reason == Reason::Contended));
+    assert_eq!(contentions.count(), 1, "{all:?}");
     assert_eq!(all.iter().filter(|notice| matches!(notice, Notice::DriftCorrected(_))).count(), contention::LIMIT);
-    assert_eq!(world.core.totals().fights, 1);
+    assert_eq!(world.core.totals().contentions, 1);
     world.now += contention::WINDOW;
     assert!(world.core.next_due(world.now - Duration::from_secs(1)).is_some(), "nobody else wakes the agent");
     world.settle_now();
     assert_eq!((counts(&world).applied, counts(&world).failed), (4, 0));
-    assert_eq!(world.core.totals().fights, 0);
+    assert_eq!(world.core.totals().contentions, 0);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn what_the_hub_says_of_a_fought_for_copy_does_not_wait() {
     world.batch(vec![RuleDelta { tombstones: vec![tombstone("s0")], ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert!(!world.objects.contains_key(&copy("a", "s0")));
-    assert_eq!(world.core.totals().fights, 0);
+    assert_eq!(world.core.totals().contentions, 0);
 }
 
 #[test]

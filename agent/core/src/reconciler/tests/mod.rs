@@ -168,7 +168,7 @@ fn the_older_rule_wins_a_copy_and_the_other_is_told() {
     assert_eq!(state.failures[0].reason, Reason::Superseded);
     assert_eq!(state.failures[0].message, "team/r wins this copy: it is older");
     // A rule that the hub has forgotten gives way, and keeps what nobody else wants.
-    world.batch(vec![RuleDelta { unclaimed: true, ..RuleDelta::new("r".into()) }]);
+    world.batch(vec![RuleDelta { orphaned: true, ..RuleDelta::new("r".into()) }]);
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 2));
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));

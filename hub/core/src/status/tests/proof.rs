@@ -40,10 +40,10 @@ fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
     world.shows("one", right);
     world.shows("two", Some(Proof([3; 16])));
     world.fold();
-    assert_eq!(world.ready(), pair("False", "Differs"));
+    assert_eq!(world.ready(), pair("False", "DigestMismatch"));
     assert_eq!((world.detail("one"), world.detail("two")), ((true, Proved::Yes), (true, Proved::No)));
     let entry = &world.status.clusters[0];
-    assert_eq!((entry.name.as_str(), entry.reason.as_str(), entry.failed), ("two", "Differs", 0));
+    assert_eq!((entry.name.as_str(), entry.reason.as_str(), entry.failed), ("two", "DigestMismatch", 0));
     insta::assert_snapshot!(condition(&world.status.conditions, ConditionType::Ready).unwrap().message);
     world.shows("two", right);
     world.fold();

@@ -69,7 +69,7 @@ fn different_failures_in_three_clusters_and_one_that_is_well() {
 
 #[test]
 fn a_copy_that_somebody_keeps_changing() {
-    insta::assert_snapshot!(shown(&mut failing(Reason::Fight, "kubectl-edit keeps changing this copy")));
+    insta::assert_snapshot!(shown(&mut failing(Reason::Contended, "kubectl-edit keeps changing this copy")));
 }
 
 #[test]
