@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use super::{RuleObject, WriteError, Writer};
 use crate::watch::forget;
 use runnel_hub_core::index::{Cluster, Index};
-use runnel_hub_core::status::{Now, ReportStore, SETTLING};
+use runnel_hub_core::status::{Now, SETTLING};
 
 /// How long connected clusters may take before the order is written down for them too.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,11 +57,10 @@ impl Writer {
     /// The clusters for which an order has to be written down; `None` while the rule waits for the answer of a cluster.
     fn orders(&self, uid: &RuleUid, waits: bool, now: Now) -> Option<Vec<ClusterName>> {
         let index = self.hub_state.index.read();
-        let report_store = self.hub_state.report_store.lock();
         let overflow = self.hub_state.removal_overflow.peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters() {
-            match self.answer((uid, &index), (name, cluster), &report_store, now) {
+            match self.answer((uid, &index), (name, cluster), now) {
                 Answer::Awaited if waits => return None,
                 Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => orders.push(name.clone()),
                 Answer::Awaited | Answer::Away | Answer::Free => {}
@@ -70,13 +69,7 @@ impl Writer {
         Some(orders)
     }
 
-    fn answer(
-        &self,
-        (uid, index): (&RuleUid, &Index),
-        (name, cluster): (&ClusterName, &Cluster),
-        report_store: &ReportStore,
-        now: Now,
-    ) -> Answer {
+    fn answer(&self, (uid, index): (&RuleUid, &Index), (name, cluster): (&ClusterName, &Cluster), now: Now) -> Answer {
         if cluster.pending.contains_key(uid) {
             return Answer::Free;
         }
@@ -85,9 +78,10 @@ impl Writer {
             return if cluster.was_connected { Answer::Away } else { Answer::Free };
         }
         if let Some(live) = self.hub_state.sessions.get(name) {
-            let holds = report_store.held_rules(name).any(|(held, _)| held == uid);
             let version = index.version_of(uid).unwrap_or_default();
             let session = live.session.lock();
+            let report_store = self.hub_state.report_store.lock();
+            let holds = report_store.held_rules(name).any(|(held, _)| held == uid);
             if !holds && session.is_free_of(uid, version) {
                 return Answer::Free;
             }
@@ -98,6 +92,7 @@ impl Writer {
             // It hears of no removal before an administrator confirms that it may.
             return if report_store.is_unconfirmed(name) { Answer::Away } else { Answer::Awaited };
         }
+        let report_store = self.hub_state.report_store.lock();
         if !cluster.was_connected && !report_store.has_connected(name) {
             return Answer::Free;
         }
