@@ -12,6 +12,7 @@ pub mod cargo;
 pub mod control_plane;
 pub mod demo;
 pub mod e2e;
+pub mod files;
 pub mod fleet;
 pub mod guard;
 pub mod helm;

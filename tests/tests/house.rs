@@ -2,9 +2,10 @@
 //! run, how long a file may be.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use runnel_tests::files::files_below;
 
 #[path = "house/control_flow.rs"]
 mod control_flow;
@@ -205,7 +206,9 @@ fn product_code() -> Result<Vec<Code>> {
 fn code(folders: &[&str]) -> Result<Vec<Code>> {
     let mut paths = Vec::new();
     for folder in folders {
-        collect(&root().join(folder), &mut paths)?;
+        let folder = root().join(folder);
+        let all = files_below(&folder, "rs")?.into_iter();
+        paths.extend(all.filter(|path| path.strip_prefix(&folder).is_ok_and(|inner| !is_test(inner))));
     }
     paths.sort();
     let mut read = Vec::new();
@@ -217,18 +220,12 @@ fn code(folders: &[&str]) -> Result<Vec<Code>> {
     Ok(read)
 }
 
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let is_test = name == "tests" || name.ends_with("_tests");
-        if path.is_dir() && !is_test {
-            collect(&path, paths)?;
-        } else if path.extension().is_some_and(|kind| kind == "rs") && !is_test {
-            paths.push(path);
-        }
-    }
-    Ok(())
+/// Whether a path below a folder of code belongs to its tests.
+fn is_test(path: &Path) -> bool {
+    path.iter().any(|part| {
+        let name = Path::new(part).file_stem().unwrap_or_default().to_string_lossy();
+        name == "tests" || name.ends_with("_tests")
+    })
 }
 
 /// What is left without comments and `#[cfg(test)] mod ... { }`, and how long the file is without the latter.
@@ -259,7 +256,7 @@ fn every_test_that_is_named_for_an_edge_case_exists() -> Result<()> {
     let mut sources = Vec::new();
     let folders = CRATES.iter().map(|(_, folder)| format!("{folder}/src")).chain(["tests/tests".to_owned()]);
     for folder in folders {
-        for file in all_files(&root().join(folder))? {
+        for file in files_below(&root().join(folder), "rs")? {
             let text = fs::read_to_string(&file)?;
             sources.push((file.strip_prefix(root())?.display().to_string(), text));
         }
@@ -325,7 +322,7 @@ const TEST_NAME: usize = 60;
 fn test_names_are_short() -> Result<()> {
     let mut wrong = Vec::new();
     for folder in ["proto", "hub", "agent", "tests/src", "tests/tests"] {
-        for file in all_files(&root().join(folder))? {
+        for file in files_below(&root().join(folder), "rs")? {
             let text = fs::read_to_string(&file)?;
             let names = test_names(&text).into_iter().filter(|name| name.len() > TEST_NAME);
             let path = file.strip_prefix(root())?.display();
@@ -354,18 +351,4 @@ fn test_names(text: &str) -> Vec<&str> {
 fn names_of_tests_are_found() {
     let text = "fn a() {}\n#[test]\nfn b() {}\n#[tokio::test(x)]\n#[cfg(unix)]\nasync fn c() {}\nfn d() {}\n";
     assert_eq!(test_names(text), ["b", "c"]);
-}
-
-/// Every source file of a folder, tests too.
-fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            found.extend(all_files(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-    Ok(found)
 }

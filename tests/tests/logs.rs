@@ -2,24 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
+use runnel_tests::files::files_below;
 use runnel_transport::ops::LOG_KEYS;
 
 const CALLS: [&str; 5] = ["error!(", "warn!(", "info!(", "debug!(", "trace!("];
-
-fn files(folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            files(&path, all)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            all.push(path);
-        }
-    }
-    Ok(())
-}
 
 /// What stands in a call before its sentence, cut at the commas.
 fn fields(call: &str) -> Vec<String> {
@@ -67,7 +56,7 @@ fn every_log_line_has_promised_keys_only() -> Result<()> {
         "hub/plugin/src",
         "agent/core/src",
     ] {
-        files(&root.join(folder), &mut all)?;
+        all.extend(files_below(&root.join(folder), "rs")?);
     }
     let (mut seen, mut strange) = (BTreeSet::new(), Vec::new());
     for path in all {

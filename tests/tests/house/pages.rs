@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use runnel_tests::files::files_below;
 
 use super::{none, root};
 
@@ -16,24 +17,10 @@ const WORDS: usize = 30;
 
 /// The pages of the manual with their text, as paths from the root.
 fn pages() -> Result<Vec<(String, String)>> {
-    let mut paths = Vec::new();
-    collect(&root().join(BOOK), &mut paths)?;
-    paths.sort();
+    let paths = files_below(&root().join(BOOK), "md")?;
     ensure!(paths.len() > 20, "only {} pages", paths.len());
     let relative = |path: &PathBuf| Ok((path.strip_prefix(root())?.display().to_string(), fs::read_to_string(path)?));
     paths.iter().map(relative).collect()
-}
-
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, paths)?;
-        } else if path.extension().is_some_and(|kind| kind == "md") {
-            paths.push(path);
-        }
-    }
-    Ok(())
 }
 
 fn read(path: &str) -> Result<(String, String)> {
