@@ -24,14 +24,17 @@ const IDENTITY: &str = "runnel-hub-identity";
 /// What the API server answered.
 pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), ApiError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let mut identity = within("read the Secret runnel-hub-identity", secrets.get(IDENTITY)).await?;
+    let mut identity = within(format!("read Secret {IDENTITY}"), secrets.get(IDENTITY)).await?;
     if identity.data.as_ref().is_some_and(|data| data.contains_key(DONE)) {
         return Ok(());
     }
     let grants: Api<DistributionGrant> = Api::all(client.clone());
     if within("list DistributionGrants", grants.list(&ListParams::default().limit(1))).await?.items.is_empty() {
-        match within("create the DistributionGrant everything", grants.create(&PostParams::default(), &everything()))
-            .await
+        match within(
+            format!("create DistributionGrant {EVERYTHING}"),
+            grants.create(&PostParams::default(), &everything()),
+        )
+        .await
         {
             Ok(_) => tracing::info!(
                 "made the DistributionGrant {EVERYTHING}: narrow it before you give tenants the right to write rules"
@@ -41,7 +44,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
         }
     }
     identity.data.get_or_insert_default().insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
-    within("write the Secret runnel-hub-identity", secrets.replace(IDENTITY, &PostParams::default(), &identity))
+    within(format!("write Secret {IDENTITY}"), secrets.replace(IDENTITY, &PostParams::default(), &identity))
         .await
         .map(drop)
 }

@@ -327,7 +327,6 @@ mod tests {
 
     use super::*;
     use crate::plan::{Labels, RevisionHasher, SourceState};
-    use runnel_api as crd;
 
     fn rule(spec: serde_json::Value) -> Rule {
         let mut spec = spec;
@@ -337,7 +336,7 @@ mod tests {
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1}, "spec": spec,
         });
-        let object: crd::DistributionRule = serde_json::from_value(object).unwrap();
+        let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
         Rule::namespaced(&object, "runnel-system").unwrap()
     }
 
